@@ -18,9 +18,8 @@ import torch
 import yaml
 
 from bench import Bench, Row, options, positive, start
-from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
-from lra_ssm.datamodules.storage.format import open_prepared
-from lra_ssm.datamodules.storage.writer import DatasetWriter
+from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.storage import load, save_split, write_manifest
 from measure import interleave
 from plots import Bar
 from steps import CONFIGS, read, sized, step
@@ -56,20 +55,16 @@ TASKS = {
 def write_random(folder: Path, task: Task, examples: int, longest: int, classes: int, vocabulary: int) -> None:
     """A prepared folder with a split to train on."""
     random = np.random.RandomState(0)
-    labels = np.arange(examples) % classes
+    arrays: dict[str, Any] = {"labels": np.arange(examples) % classes}
     if task.shape is not None:
-        writer = DatasetWriter(folder, dataset="random", num_classes=classes)
-        images = random.randint(0, 256, (examples, *task.shape), dtype=np.uint8)
-        writer.images("train", task.shape).extend(images, labels)
+        arrays["images"] = random.randint(0, 256, (examples, *task.shape), dtype=np.uint8)
     else:
         shortest, mean = task.lengths
         lengths = shortest + random.exponential(mean - shortest, examples * task.per_example)
         lengths = lengths.astype(np.int64).clip(1, longest)
-        sequences = {"max_length": longest, "per_example": task.per_example}
-        words = [str(i) for i in range(vocabulary)]
-        writer = DatasetWriter(folder, dataset="random", num_classes=classes, vocabulary=words, **sequences)
-        writer.split("train").extend(random.randint(3, vocabulary, lengths.sum()), lengths, labels)
-    writer.finish({"kind": "random"})
+        arrays["offsets"] = np.concatenate([[0], np.cumsum(lengths)])
+        arrays["tokens"] = random.randint(3, vocabulary, lengths.sum()).astype(np.uint8)
+    write_manifest(folder, {"splits": {"train": {"arrays": save_split(folder, "train", arrays)}}})
 
 
 def loaders(folder: Path, task: Task, config: dict[str, Any], quick: bool) -> dict[str, ResumableLoader]:
@@ -80,7 +75,7 @@ def loaders(folder: Path, task: Task, config: dict[str, Any], quick: bool) -> di
     longest = 32 if quick else settings.get("max_length", 0)
     examples = (2 if quick else _BATCHES) * data.batch_size
     write_random(folder, task, examples, longest, data.num_classes, network["vocab_size"] or 0)
-    dataset = data.make_dataset(open_prepared(folder).split("train"), "train")
+    dataset = data.make_dataset(load(folder).split("train"), "train")
     order = EpochBatches(len(dataset), data.batch_size, 0)
     return {f"{workers} workers": ResumableLoader(dataset, order, workers) for workers in WORKERS}
 

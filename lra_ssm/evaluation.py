@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from lra_ssm.checkpoints import ModelFiles
-from lra_ssm.datamodules.language.choosing import load_tokenizer
-from lra_ssm.datamodules.language.tokenizers import TextTokenizer
+from lra_ssm.datamodules.language.tokenizer import TextTokenizer
+from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.models.generation import Generation
 from lra_ssm.models.language_model import NOT_SCORED, LanguageModel

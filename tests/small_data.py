@@ -4,9 +4,8 @@ import gzip
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from lra_ssm.datamodules.cifar10.reader import CLASS_NAMES
+from tests.datamodules.image_helpers import cifar_batches, write_files
 from tests.datamodules.language.corpora import write_parquet
 from tests.datamodules.made_up_pairs import write_pairs
 
@@ -75,15 +74,12 @@ def write_imdb(folder: Path, per_class: int = 20) -> Path:
     return folder / "aclImdb"
 
 
-def write_cifar10(folder: Path, per_class: int = 3) -> Path:
-    """{train,test}/<class>/NNNN.png, each class in a colour of its own."""
-    for split in ("train", "test"):
-        for label, name in enumerate(CLASS_NAMES):
-            part = folder / "cifar" / split / name
-            part.mkdir(parents=True)
-            for i in range(per_class):
-                pixels = np.full((32, 32, 3), (25 * label, 255 - 25 * label, 10 * i), dtype=np.uint8)
-                Image.fromarray(pixels).save(part / f"{i:04}.png")
+def write_cifar10(folder: Path, per_batch: int = 20) -> Path:
+    """Toronto's six batches, each class in a color of its own."""
+    labels = np.arange(6 * per_batch) % 10
+    colors = np.stack([25 * labels, 255 - 25 * labels, labels], axis=1).astype(np.uint8)
+    images = np.broadcast_to(colors[:, None, None], (len(labels), 32, 32, 3))
+    write_files(folder / "cifar" / "cifar-10-batches-py", cifar_batches(np.ascontiguousarray(images), per_batch))
     return folder / "cifar"
 
 

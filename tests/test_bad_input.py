@@ -64,8 +64,8 @@ GOOD_LINE = "( ( ( [MAX 2 ) 9 ) ] )\t9\n"
 @pytest.mark.parametrize(
     ("broken", "expected"),
     [
-        (None, "basic_val.tsv: missing"),
-        ("Source\tTarget\n" + GOOD_LINE + "( ( ( [MAX 2 ) 9", "basic_val.tsv:3: no tab and label"),
+        (None, "basic_val.tsv: is missing"),
+        ("Source\tTarget\n" + GOOD_LINE + "( ( ( [MAX 2 ) 9", "basic_val.tsv:3: the label is ''"),
     ],
 )
 def test_bad_tsv_files_are_named_with_their_line_and_leave_nothing(broken, expected, tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lra_ssm.checkpoints import ModelFiles
-from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
+from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import LanguageModel

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from lra_ssm.cli.inspect_inputs import part_of
-from lra_ssm.datamodules.loading.batches import Batch, TokenBatch
+from lra_ssm.datamodules.batches import Batch, TokenBatch
 from tests.runner import TINY, printed, refused
 
 CHECK = ["coordcheck", str(TINY), "--widths", "8", "16", "32", "--steps=1", "--examples=2", "--length=8", "--layers=1"]

@@ -73,7 +73,7 @@ def test_a_command_prints_one_line(text: str, monkeypatch: pytest.MonkeyPatch) -
     """On a terminal that takes strict UTF-8, or nothing but ASCII."""
 
     def fail(command: str, *_: Any) -> int:
-        logging.getLogger("lra_ssm.datamodules.fetch.download").warning("the server says %s", text)
+        logging.getLogger("lra_ssm.datamodules.download").warning("the server says %s", text)
         print("prepared", "\ud800 ×")
         raise InputError(text) if command == "prepare" else PermissionError(13, "denied", text)
 
@@ -146,7 +146,8 @@ def test_bars_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: py
 @pytest.mark.usefixtures("of_data")
 def test_tables_and_doctor_show_manifests_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert table(("a",), [("x\x1b[2J\u202ey",)]) == "a\n" + r"x\x1b[2J\u202ey"
-    folder = tiny_dataset(tmp_path / "tiny" / "one\x1b[2J").folder
+    folder = tmp_path / "tiny" / "one\x1b[2J"
+    tiny_dataset(tmp_path).folder.rename(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["source"] = {"kind": "x\x1b[2J\ud800", "note\x07": ["\u202e", {"a\r": "b\nc"}]}
     (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("lm_eval", reason='lm_eval is not installed: pip install "lra-ssm[eval]"')
 
-from lra_ssm.datamodules.language.tokenizers import ByteTokenizer, CharacterTokenizer
+from lra_ssm.datamodules.language.tokenizer import ByteTokenizer, CharacterTokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.evaluation import HarnessModel
 from lra_ssm.layers import S6, LayerSpec

@@ -10,14 +10,14 @@ import torch
 
 from lra_ssm.cli import generate, main
 from lra_ssm.cli.language_models import load_language_model
-from lra_ssm.datamodules.language.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
+from lra_ssm.datamodules.language.tokenizer import ByteTokenizer, CharacterTokenizer, words_of
 from lra_ssm.layers import S6, LayerSpec, NetworkSpec
 from lra_ssm.models import Classifier, LanguageModel
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
 from tests.runner import TINY, in_process, only_run, printed, refused, succeed
 
 SIZES = {"d_model": 8, "n_layers": 1}
-WORDS = WordTokenizer(["the", "cat", "sat", "on", "<unk>"])
+WORDS = words_of(["the", "cat", "sat", "on", "<unk>"])
 CHARACTERS = CharacterTokenizer("abc é")
 
 
@@ -195,7 +195,7 @@ def test_a_stop_ends_a_text_wherever_tokens_end(tmp_path, capsys, stop, shown):
 
 
 def test_words_are_separated_and_lines_do_not_end_a_text(tmp_path, capsys):
-    said = [WORDS.words.index(word) + 1 for word in ("cat", "sat")]
+    said = WORDS.encode(["cat sat"], [False]).tokens.tolist()
     name = checkpoint(tmp_path, WORDS, favourite=[*said, 0])
     options = ["--prompt=the", "--temperature=0", "--max_new_tokens=5"]
     assert made([name, *options, "--no-begin_document"], capsys) == "the cat sat\ncat sat\n"

@@ -13,10 +13,11 @@ from lra_ssm.checkpoints.sources import SHIPPED
 from lra_ssm.cli.inspect_inputs import check_takes, examples_of, open_data, other_data, random_examples
 from lra_ssm.cli.named_network import NamedNetwork, find, load_network, named_network
 from lra_ssm.datamodules import MNIST, TeacherStudent
-from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
+from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.layers import S4D, S6, LayerSpec
 from lra_ssm.models import LanguageModel, Regressor
+from tests.datamodules.language.helpers import MadeUp
 from tests.runner import TINY, everything_below, in_process, only_run, refused
 
 
@@ -159,27 +160,25 @@ def test_data_of_another_kind_is_named():
         open_data([opened(torch.nn.Identity(), config=config)], [], None)
 
 
-def test_a_mixture_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):
-    made_up = "tests.datamodules.language.helpers.MadeUp"
-    corpora = [{"class_path": made_up, "init_args": {"text_seed": seed}} for seed in (0, 1)]
-    mixture = {"corpora": corpora, "weights": [1, 1], "root": str(tmp_path / "data"), "length": 8}
-    config = {"data": {"class_path": "lra_ssm.datamodules.Mixture", "init_args": mixture}}
+def test_text_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):
+    settings = {"root": str(tmp_path / "data"), "length": 8}
+    config = {"data": {"class_path": "tests.datamodules.language.helpers.MadeUp", "init_args": settings}}
     network = LanguageModel(LayerSpec(S6, d_state=4), vocab_size=300, d_model=8, n_layers=1)
     network.save_pretrained(tmp_path / "lm", tokenizer=CharacterTokenizer("abc"))
     network.save_pretrained(tmp_path / "bare")
     one = opened(network, network.specification(), config)
-    data = open_data([one], [], None)
     with pytest.raises(InputError, match="is not prepared"):
-        examples_of(data.module, 1)
+        open_data([one], [], None)
     (tmp_path / "data").mkdir()
-    data.module.prepare_data()
+    MadeUp(**settings).prepare_data()
+    data = open_data([one], [], None)
     (example,), source = examples_of(data.module, 1)
-    assert source == "measured on 1 validation example(s) of Mixture" and example.inputs.shape == (1, 8)
+    assert source == "measured on 1 validation example(s) of MadeUp" and example.inputs.shape == (1, 8)
     check_takes(one._replace(files=ModelFiles(tmp_path / "bare")), data.module)
     with pytest.raises(InputError, match="its tokenizer .* is not the data's"):
         check_takes(one._replace(files=ModelFiles(tmp_path / "lm")), data.module)
     small = LanguageModel(LayerSpec(S6, d_state=4), vocab_size=299, d_model=8, n_layers=1)
-    with pytest.raises(InputError, match=r"^it: model.network.vocab_size is 299, but Mixture's"):
+    with pytest.raises(InputError, match=r"^it: model.network.vocab_size is 299, but MadeUp's"):
         check_takes(opened(small, small.specification()), data.module)
 
 

@@ -16,7 +16,7 @@ import yaml
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.cli.named_network import load_network
 from lra_ssm.cli.run_facts import portable
-from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
+from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.models import Classifier, LanguageModel
 from tests.hub_models import Hub, serving
 from tests.runner import FIT, SHORT, everything_below, fail, only_run, printed, refused, succeed

@@ -12,7 +12,7 @@ import yaml
 
 from lra_ssm.checkpoints.card import commands
 from lra_ssm.cli.language_models import load_language_model
-from lra_ssm.datamodules.language.tokenizers import ByteTokenizer, CharacterTokenizer
+from lra_ssm.datamodules.language.tokenizer import ByteTokenizer, CharacterTokenizer
 from lra_ssm.models import LanguageModel
 from tests.each import each
 from tests.models.public_mamba import hf_folder, sizes

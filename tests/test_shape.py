@@ -10,12 +10,10 @@ import yaml
 from tests.runner import FIT, SHORT, only_run, succeed
 
 MINE = '''
-from dataclasses import dataclass
 import lightning as L, numpy as np, torch
 from torch import nn
 from torch.nn import functional as F
-from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.storage.writer import DatasetWriter
+from lra_ssm.datamodules import SequenceData
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.spec import BlockFactory, LayerFactory, NetworkFactory
 from lra_ssm.models import Backbone
@@ -59,22 +57,18 @@ class Language(L.LightningModule):
         return optimizer_and_schedule(self.network, self.settings, int(self.trainer.estimated_stepping_batches))
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class Counting(PreparedDataModule):
+class Counting(SequenceData):
     """A dataset without labels: every sequence counts up."""
 
-    dataset, sources, vocab_size, num_classes = "counting", ("generated",), 70_000, None
+    sources, vocab_size = ("generated",), 70_000
 
     source: str = "generated"
     batch_size: int = 4
 
-    def build(self, folder):
-        writer = DatasetWriter(folder, dataset="counting", num_classes=None, vocab_size=70_000, max_length=9)
+    def examples(self):
         for name in ("train", "val", "test"):
-            split = writer.split(name)
             for start in range(20):
-                split.extend(np.arange(9) + 3_000 * start, [9])
-        writer.finish({"kind": "generated"})
+                yield name, np.arange(9) + 3_000 * start, None
 '''
 TRAINER = {
     "accelerator": "cpu", "max_epochs": 2, "log_every_n_steps": 1, "enable_progress_bar": False,

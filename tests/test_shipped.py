@@ -12,6 +12,7 @@ from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.known import headline, known_models
 from lra_ssm.checkpoints.sources import SHIPPED
 from lra_ssm.models import Classifier, LanguageModel
+from tests.cifar_from_jpeg import convert
 from tests.datamodules.image_helpers import real_data
 from tests.hub_models import point_at
 from tests.runner import Command, in_process
@@ -146,7 +147,7 @@ def test_it_has_the_stated_figure(name: str, tmp_path: Path) -> None:
             (tmp_path / "data").mkdir()
             (tmp_path / "data" / file).symlink_to(real)
         else:
-            options.append(f"--data.source={real}")
+            options.append(f"--data.source={convert(real, tmp_path) if name.startswith('scifar') else real}")
     done = Command(["test", name, *options], tmp_path).wait(900)
     assert done.code == 0, done.err
     metrics, source = shown(done.out), stated(name)

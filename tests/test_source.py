@@ -96,9 +96,11 @@ def of_a_finished_run(arguments, capsys):
     """What a fit warns of that is not trained again."""
     code, out, said = in_process(["fit", *arguments], capsys)
     assert code == 0, said
-    (line,) = [line for line in out.splitlines() if "is finished" in line]
     assert "val/loss" in out
-    return line.partition("; warning: ")[2]
+    if "is finished" in out:
+        return ""
+    (line,) = [line for line in out.splitlines() if "was trained with" in line]
+    return line.partition(" was trained with ")[2].removesuffix("; --fresh trains with what there is now")
 
 
 def test_a_finished_run_says_that_the_data_is_other(language, tmp_path, capsys):
@@ -106,7 +108,7 @@ def test_a_finished_run_says_that_the_data_is_other(language, tmp_path, capsys):
     assert of_a_finished_run(language, capsys) == ""
     with open("text/train.txt", "a") as file:
         file.write("and more\n")
-    said = "it was trained with other data: text has changed"
+    said = "other data: text has changed"
     assert of_a_finished_run(language, capsys) == said
     assert in_process(["fit", *language, "--fresh"], capsys)[0] == 0  # on the new text, prepared now
     assert of_a_finished_run(language, capsys) == said
@@ -128,19 +130,17 @@ def test_data_that_was_touched_and_prepared_again_is_the_same(language, capsys):
 
 
 def test_which_of_the_users_data_is_other_is_named(language, capsys):
-    corpora = [{"class_path": "lra_ssm.datamodules.Corpus", "init_args": {"source": s, "tokenizer": "t/tokenizer.json"}}
-               for s in ("text", "more")]  # fmt: skip
-    mixture = [o for o in language if not o.startswith("--data")]
-    mixture += ["--data=lra_ssm.datamodules.Mixture", "--data.length=16", "--data.root=data"]
-    mixture += ["--data.batch_size=2", f"--data.corpora={json.dumps(corpora)}"]
+    corpus = [o for o in language if not o.startswith("--data")]
+    corpus += ["--data=Corpus", "--data.length=16", "--data.root=data", "--data.batch_size=2"]
+    corpus += ["--data.source=more", "--data.tokenizer=t/tokenizer.json"]
     tokenizer("t", "ab")
-    assert in_process(["fit", *mixture], capsys)[0] == 0
-    assert of_a_finished_run(mixture, capsys) == ""
+    assert in_process(["fit", *corpus], capsys)[0] == 0
+    assert of_a_finished_run(corpus, capsys) == ""
     Path("more/train-2.txt").write_text("a new file\n" * 20)
-    assert of_a_finished_run(mixture, capsys) == "it was trained with other data: more has changed"
+    assert of_a_finished_run(corpus, capsys) == "other data: more has changed"
     tokenizer("t", "abc")
-    said = of_a_finished_run(mixture, capsys)
-    assert said == "it was trained with other data: more has changed, t/tokenizer.json has changed"
+    said = of_a_finished_run(corpus, capsys)
+    assert said == "other data: more has changed, t/tokenizer.json has changed"
 
 
 def tokenizer(folder, letters):

@@ -109,7 +109,7 @@ def _files(source: Mapping[str, Any]) -> str:
     """The option that names data of files, which are elsewhere on another machine; nothing of other data."""
     if _kind(source) != "files":
         return ""
-    one_text = within(source, "data", "source").get("splits") == ["tail"]
+    one_text = within(source, "data", "source").get("splits") == "tail"
     return f" --data.source={'FILE' if one_text else 'FOLDER'}"
 
 

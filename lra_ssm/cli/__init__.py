@@ -25,7 +25,7 @@ COMMANDS = {
     "fit": ("lra_ssm.cli.run", "train a model; started again, a killed run is resumed"),
     "validate": ("lra_ssm.cli.run", "score a run's best checkpoint on the validation split"),
     "test": ("lra_ssm.cli.run", "score a run's best checkpoint on the test split"),
-    "predict": ("lra_ssm.cli.predict", "classify files of your own, or a split of a run's data, into a CSV file"),
+    "predict": ("lra_ssm.cli.run", "predict a split of a run's data, into a CSV file"),
     "configs": ("lra_ssm.cli.configs", "list the configs that come with the package, or print one"),
     "results": ("lra_ssm.cli.results", "what runs gave: a table beside the published rows, curves, ablations"),
     "runs": ("lra_ssm.cli.runs", "list runs, how far they are and what differs between them"),

@@ -3,30 +3,31 @@
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.datamodules.base import PreparedData
+from lra_ssm.datamodules.images import ImageData
 from lra_ssm.files import replacing
 
 COLUMNS, ROWS = 6, 3
 
 
-def draw_batch(datamodule: PreparedDataModule, path: Path) -> None:
+def draw_batch(datamodule: ImageData, path: Path) -> None:
     """Draws the first training batch of a prepared image dataset into a PNG file.
 
-    Each sequence is put back into rows, after normalization, augmentation and permutation, below its class; the first
+    Each sequence is put back into rows, after normalization and permutation, below its class; the first
     is drawn as a curve, too.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    datamodule.setup("fit")
-    dataset: Any = datamodule._datasets["train"]
-    batch: Any = next(iter(datamodule.train_dataloader()))
+    loader = datamodule.train_dataloader()
+    dataset: Any = loader.dataset
+    batch: Any = next(iter(loader))
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
     low, high = dataset.transform.value_range()
     shown = min(len(inputs), COLUMNS * ROWS)
     rows = -(-shown // COLUMNS)
     names = getattr(datamodule, "class_names", None) or range(max(labels) + 1)
-    images = inputs.reshape(len(inputs), *dataset.split.images.shape[1:3], -1)
+    images = inputs.reshape(len(inputs), *datamodule.image_size, -1)
     curve = images[0].reshape(-1, images.shape[3])
     colors = images.shape[3] == 3
     with rc_context({"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False}):
@@ -51,13 +52,12 @@ def draw_batch(datamodule: PreparedDataModule, path: Path) -> None:
             figure.savefig(file, format="png", metadata={"Software": None})
 
 
-def _title(datamodule: PreparedDataModule) -> str:
+def _title(datamodule: PreparedData) -> str:
     source = datamodule.manifest()["source"]
-    names = ("resolution", "difficulty", "permutation", "inputs", "augment")
+    names = ("resolution", "difficulty", "permutation", "inputs")
     settings = {name: getattr(datamodule, name, None) for name in names}
     said = [f"{name} {value}" for name, value in settings.items() if value not in (None, "none")]
-    lossy = ["a lossy JPEG stand-in"] if source.get("lossy") else []
-    return " · ".join([type(datamodule).__name__, source["kind"], *said, *lossy])
+    return " · ".join([type(datamodule).__name__, source["kind"], *said])
 
 
 def _permuted(permutation: Any) -> str:

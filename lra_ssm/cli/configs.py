@@ -6,7 +6,7 @@ from typing import Any
 from lra_ssm.cli.datasets import DATASETS, SYNTHETIC
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.cli.summary import prepared_folders
-from lra_ssm.datamodules.storage.root import resolve_root
+from lra_ssm.datamodules.storage import resolve_root
 from lra_ssm.errors import InputError
 from lra_ssm.results.collect import load_yaml
 from lra_ssm.results.published import row_of_config

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from lra_ssm.cli.inspect_inputs import RandomInputs, part_of
 from lra_ssm.cli.run_options import RunOptions
-from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.loading.module import LoadedDataModule
+from lra_ssm.datamodules.base import DataModule, PreparedData
 from lra_ssm.errors import InputError
 from lra_ssm.layers.spec import import_object
 from lra_ssm.tasks.algorithms import update_rule
@@ -103,8 +102,8 @@ class Check:
         """One that is looked at and one for each step; and what is said of them."""
         number, examples, length = self.given.steps + 1, self.given.examples, self.given.length
         data = None if self.given.random else options.data()
-        ready = isinstance(data, LoadedDataModule)
-        if isinstance(data, PreparedDataModule):
+        ready = isinstance(data, DataModule)
+        if isinstance(data, PreparedData):
             try:
                 ready = data.is_prepared()
             except InputError:  # its source is missing

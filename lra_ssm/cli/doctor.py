@@ -9,8 +9,7 @@ from lra_ssm.bars import with_bar
 from lra_ssm.cli.doctor_checks import Finding, cache, command, gpus, hub, requirements, slurm, space, wandb
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.cli.summary import open_all, summary_tables
-from lra_ssm.datamodules.storage.format import open_prepared
-from lra_ssm.datamodules.storage.root import resolve_root
+from lra_ssm.datamodules.storage import resolve_root, verify
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.runs.provenance import environment
 from lra_ssm.tables import terminal_width, wrapped
@@ -126,7 +125,7 @@ def _show_operators(device: str) -> Finding:
 # --- data ---
 
 
-def _show_prepared(root: Path, verify: bool) -> list[str]:
+def _show_prepared(root: Path, compare: bool) -> list[str]:
     """Returns what of it is damaged."""
     opened, damaged = open_all(root)
     print(f"\nprepared data below {squeeze(str(root))}" + ("" if opened or damaged else ": none"))
@@ -136,12 +135,12 @@ def _show_prepared(root: Path, verify: bool) -> list[str]:
             print(wrapped("    " + squeeze(f"{key}: {_short(value)}"), 6))
     for shown in summary_tables(opened, terminal_width()):
         print("\n" + shown)
-    for prepared in with_bar(opened, "comparing digests", len(opened)) if verify else ():
+    for prepared in with_bar(opened, "comparing digests", len(opened)) if compare else ():
         try:
-            open_prepared(prepared.folder, verify=True)
+            verify(prepared)
         except InputError as error:
             damaged.append(str(error))
-    if verify and not damaged:
+    if compare and not damaged:
         print(f"\nall digests of {len(opened)} prepared folders are as recorded")
     elif opened:
         print("\nits digests are not compared: --verify does")

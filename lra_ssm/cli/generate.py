@@ -166,7 +166,7 @@ class _Text:
 
     def __init__(self, prompt: str, loaded: Loaded, begins: bool, stops: list[str], number: int) -> None:
         from lra_ssm.cli.language_models import not_known
-        from lra_ssm.datamodules.language.tokenizers import TextStream
+        from lra_ssm.datamodules.language.tokenizer import TextStream
 
         tokenizer = loaded.tokenizer
         if unknown := not_known([prompt], tokenizer):

@@ -15,8 +15,7 @@ from lra_ssm.cli.named_network import NamedNetwork
 from lra_ssm.cli.parser import RunParser, cause
 from lra_ssm.cli.prepared_settings import LOADING, fit_options, other_source, say_other_source, what_is_prepared
 from lra_ssm.cli.starting_weights import check_start_tokenizer
-from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.loading.module import LoadedDataModule
+from lra_ssm.datamodules.base import DataModule, PreparedData
 from lra_ssm.errors import InputError
 from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.checks import check_data, check_vocabulary, differing_settings
@@ -54,9 +53,9 @@ def open_data(opened: Sequence[NamedNetwork], options: Sequence[str], root: str 
     except ValueError as error:  # a constructor refused its arguments
         raise InputError(str(cause(error))) from error
     name, instead = type(module).__name__, "--random takes random inputs"
-    if not isinstance(module, LoadedDataModule):
+    if not isinstance(module, DataModule):
         raise InputError(f"{name} is a data module of another kind than ours: {instead}")
-    if isinstance(module, PreparedDataModule) and not module.is_prepared():
+    if isinstance(module, PreparedData) and not module.is_prepared():
         raise InputError(f"{_unprepared(module, settings.get('init_args') or {})}; {instead}")
     return Data(module, settings)
 

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.files import within
 from lra_ssm.cli.named_network import named_network
-from lra_ssm.datamodules.language.choosing import load_tokenizer, parse_tokenizer, read_tokenizer
-from lra_ssm.datamodules.language.subwords import TOKENIZER
-from lra_ssm.datamodules.language.tokenizers import TextTokenizer
+from lra_ssm.datamodules.language.tokenizer import TOKENIZER, TextTokenizer
+from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer, parse_tokenizer, read_tokenizer
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.models import LanguageModel
 from lra_ssm.models.pretrained import FORMAT
@@ -95,13 +94,13 @@ def with_own_tokenizer(data: Any, model: ModelFiles | Path, folder: Path) -> Any
     """
     from lra_ssm.datamodules.language.module import LanguageDataModule  # loads lightning
 
-    if not isinstance(data, LanguageDataModule) or not data.choice.is_trained:
+    if not isinstance(data, LanguageDataModule) or not data.spec.is_trained:
         return data
     own = tokenizer_of(model)
     if own is None or (data.is_prepared() and data.tokenizer_digest == own.digest):
         return data
     print(squeeze(f"the text of {data.source} in the model's own tokens: {data.tokenizer}, {own.vocab_size:,} tokens"))
-    end = own.end_of_text_name if own.file == TOKENIZER else None
+    end = own.end_of_text_name if own.file == TOKENIZER and not own.ends_lines else None
     made = dataclasses.replace(data, tokenizer=str(own.save(folder)), end_of_text=end)
-    made.choice = dataclasses.replace(made.choice, text="the model's own")  # what is recorded of it
+    made.spec = dataclasses.replace(made.spec, text="the model's own")  # what is recorded of it
     return made

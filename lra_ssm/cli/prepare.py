@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from jsonargparse.typing import PositiveInt
-
 from lra_ssm import datamodules
 from lra_ssm.cli.batch_picture import draw_batch
 from lra_ssm.cli.datasets import DATASETS, LANGUAGE, SYNTHETIC
@@ -16,10 +14,9 @@ from lra_ssm.cli.output import PlainParser, add_debug, in_a_folder
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.prepared_settings import LOADING, fit_options, remember
 from lra_ssm.cli.summary import open_all, summary_tables, unfinished
-from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.language.builder import Turn
-from lra_ssm.datamodules.storage.prepare import LOCK
-from lra_ssm.datamodules.storage.root import resolve_root
+from lra_ssm.datamodules.base import PreparedData
+from lra_ssm.datamodules.language.prepare import parse_shard
+from lra_ssm.datamodules.storage import LOCK, resolve_root
 from lra_ssm.errors import InputError, hint, squeeze
 from lra_ssm.files import locked
 from lra_ssm.tables import terminal_width, wrapped
@@ -40,7 +37,7 @@ The synthetic tasks ({", ".join(SYNTHETIC)}) need no preparation: a fit makes th
 
 `lra-ssm prepare DATASET --help` lists a dataset's options: --source, where from; --limit, for trying out; of images
 --picture, one training batch as a PNG file; of text for language models ({", ".join(LANGUAGE)})
---tokenizer, and how processes or machines share the work."""
+--tokenizer, and how machines share the work."""
 
 EXAMPLE = """\
 examples:
@@ -88,7 +85,7 @@ def _parser_of_all() -> PlainParser:
     return parser
 
 
-def _parser(name: str, cls: type[PreparedDataModule]) -> RunParser:
+def _parser(name: str, cls: type[PreparedData]) -> RunParser:
     """Of the settings that decide what is prepared, and of how it is done."""
     parser = RunParser(
         prog=f"lra-ssm prepare {name}",
@@ -97,9 +94,9 @@ def _parser(name: str, cls: type[PreparedDataModule]) -> RunParser:
     )
     parser.add_class_arguments(cls, skip=LOADING & set(inspect.signature(cls).parameters))
     if name in LANGUAGE:
-        parser.add_argument("--processes", type=PositiveInt | None, help="that tokenise at a time; null for one a core")
-        parser.add_argument("--shard", type=str | None, help="i/n: the i-th of n shares alone, on any machine")
-        parser.add_argument("--merge", action="store_true", help="put all shares together")
+        said = "i/n: make only every n-th part of the corpus, from the i-th on; on any machine"
+        parser.add_argument("--shard", type=str | None, help=said)
+        parser.add_argument("--merge", action="store_true", help="put all parts together")
     else:
         what = "image tasks: draw one training batch as the model sees it"
         parser.add_argument("--picture", type=str | None, help=what)
@@ -117,22 +114,19 @@ def _prepare_named(name: str, options: list[str]) -> None:
     settings = parser.parse_args(options).as_dict()
     summary = settings.pop("summary")
     picture = settings.pop("picture", None)
-    processes = settings.pop("processes", None)
     shard = settings.pop("shard", None)
     merge = settings.pop("merge", None)
     if shard is not None and merge:
-        raise InputError("--shard and --merge: one after the other; all shares first")
+        raise InputError("--shard and --merge: one after the other; all parts first")
     datamodule = cls(**settings)
     if picture is not None:
         in_a_folder(picture, "--picture")
         if not hasattr(datamodule, "image_size"):
             raise InputError(f"--picture {picture}: {cls.__name__} is no dataset of images")
-    if name in LANGUAGE:
-        datamodule.processes = processes
     if (shard is not None or merge) and not datamodule.is_prepared():
         datamodule.fetch()
         if shard is not None:
-            print(squeeze(datamodule.tokenise(Turn.parse(shard))))
+            print(squeeze(datamodule.tokenize(parse_shard(shard))))
             return
         datamodule.merge()
     _prepare(datamodule, settings)
@@ -159,7 +153,7 @@ def _prepare_configured(options: list[str]) -> None:
     _say_fit([shlex.quote(option) for option in options])
 
 
-def _prepare(datamodule: PreparedDataModule, settings: dict[str, Any]) -> None:
+def _prepare(datamodule: PreparedData, settings: dict[str, Any]) -> None:
     if not datamodule.is_prepared():
         datamodule.fetch()
     datamodule.prepare_data()

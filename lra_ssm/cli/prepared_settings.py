@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lra_ssm.cli.summary import prepared_folders
-from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.storage.format import num_examples, open_prepared
-from lra_ssm.datamodules.storage.root import resolve_root
+from lra_ssm.datamodules.base import PreparedData
+from lra_ssm.datamodules.storage import load, num_examples, resolve_root
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import write_json
 from lra_ssm.layers.spec import import_object
@@ -26,7 +25,7 @@ LOADING = {
 _SHOWN = 3  # prepared folders in a message
 
 
-def remember(datamodule: PreparedDataModule, settings: dict[str, Any]) -> None:
+def remember(datamodule: PreparedData, settings: dict[str, Any]) -> None:
     """Writes beside prepared data, where it can, which settings it was first prepared with."""
     file = datamodule.prepared_folder / SETTINGS
     with suppress(OSError):
@@ -34,7 +33,7 @@ def remember(datamodule: PreparedDataModule, settings: dict[str, Any]) -> None:
             write_json(file, {"class_path": _path(type(datamodule)), "init_args": settings})
 
 
-def fit_options(datamodule: PreparedDataModule, own: dict[str, Any], settings: dict[str, Any]) -> list[str] | None:
+def fit_options(datamodule: PreparedData, own: dict[str, Any], settings: dict[str, Any]) -> list[str] | None:
     """What a configuration of data with the arguments `own` must be told to find what is prepared with `settings`.
 
     None where it cannot find it: its files were changed or removed since.
@@ -63,7 +62,7 @@ def fit_options(datamodule: PreparedDataModule, own: dict[str, Any], settings: d
     return [shlex.quote(f"--data.{name}={_text(value)}") for name, value in others.items()]
 
 
-def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str:
+def what_is_prepared(datamodule: PreparedData, own: dict[str, Any]) -> str:
     """What `prepare` made of this dataset below the root, with the options that take it; else nothing."""
     found = []
     for each in _prepared_alike(datamodule, own):
@@ -80,13 +79,13 @@ class _Prepared(NamedTuple):
     options: list[str]  # of a fit that takes it; none where its files have changed since
 
 
-def _prepared_alike(datamodule: PreparedDataModule, own: dict[str, Any]) -> Iterator[_Prepared]:
+def _prepared_alike(datamodule: PreparedData, own: dict[str, Any]) -> Iterator[_Prepared]:
     """What `prepare` made of this dataset below the root."""
     for folder in prepared_folders(datamodule.data_root):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # of another hand, or damaged
             known = json.loads((folder / SETTINGS).read_text())
             if known["class_path"] == _path(type(datamodule)):
-                splits = open_prepared(folder).manifest["splits"]
+                splits = load(folder).manifest["splits"]
                 counts = ", ".join(f"{num_examples(split):,} {name}" for name, split in splits.items())
                 settings = known["init_args"]
                 yield _Prepared(folder, counts, settings["source"], fit_options(datamodule, own, settings) or [])
@@ -99,7 +98,7 @@ def other_source(class_path: str, own: dict[str, Any]) -> str:
     own: the configuration's arguments. Data that is generated, and files that are there, are the configuration's.
     """
     cls = import_object(class_path)
-    if not issubclass(cls, PreparedDataModule):
+    if not issubclass(cls, PreparedData):
         return ""
     try:
         datamodule = cls(**own)

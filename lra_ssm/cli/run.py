@@ -23,8 +23,7 @@ from lra_ssm.cli.prepared_settings import say_other_source, what_is_prepared, wi
 from lra_ssm.cli.run_options import Made, RunOptions
 from lra_ssm.cli.starting_weights import StartingWeights, options_of
 from lra_ssm.cli.write_predictions import WritePredictions
-from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.loading.module import LoadedDataModule
+from lra_ssm.datamodules.base import DataModule, PreparedData
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import unused
 from lra_ssm.progress import quiet
@@ -101,7 +100,7 @@ def _fit(options: RunOptions, signals: Signals) -> None:
 def _estimate(options: RunOptions) -> None:
     """Prints what a training step costs; trains nothing and writes nothing but prepared data."""
     made = options.make(None)
-    if not (isinstance(made.task, NetworkTask) and isinstance(made.data, LoadedDataModule)):
+    if not (isinstance(made.task, NetworkTask) and isinstance(made.data, DataModule)):
         raise InputError("--estimate: it counts tasks and data of this package, or made of them")
     if made.data.longest is None:
         made.data.prepare_data()
@@ -149,6 +148,11 @@ def _score(options: RunOptions, signals: Signals, folder: Path | None) -> None:
     make_ready(
         trainer, made.task, made.data, signals, None, checkpoint, weights, prepare, source=source, resuming=False
     )
+    if command == "test" and not _has_test_split(made.data):
+        if trainer.is_global_zero:
+            print(f"{type(made.data).__name__} has no test split; there is nothing to score")
+            _say_score(options, made, trainer, checkpoint, run)
+        return
     if trainer.loggers and checkpoint is not None:
         with suppress(Exception):  # a checkpoint from elsewhere has none, or others
             # What is logged belongs to the step that is scored; Lightning would say 0.
@@ -162,6 +166,11 @@ def _score(options: RunOptions, signals: Signals, folder: Path | None) -> None:
         method(made.task, datamodule=made.data, **further)
     if trainer.is_global_zero and command != "predict":
         _say_score(options, made, trainer, checkpoint, run)
+
+
+def _has_test_split(data: Any) -> bool:
+    """Whether there is something to test on; prepared data says so."""
+    return not hasattr(data, "manifest") or "test" in data.manifest()["splits"]
 
 
 def _say_score(
@@ -241,7 +250,7 @@ def _preparing(options: RunOptions, data: LightningDataModule | None) -> Any:
     def prepare() -> None:
         assert data is not None
         prepared = ""
-        if isinstance(data, PreparedDataModule) and not data.is_prepared():
+        if isinstance(data, PreparedData) and not data.is_prepared():
             prepared = what_is_prepared(data, options.resolved["data"].get("init_args", {}))
         if prepared and data.source == "generated":  # type: ignore[attr-defined]
             print(squeeze(f"note: generating what this configuration says; {prepared}"), file=sys.stderr)

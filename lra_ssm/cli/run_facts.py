@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.storage.format import num_examples
+from lra_ssm.datamodules.storage import num_examples
 from lra_ssm.errors import InputError
 from lra_ssm.results.collect import RunRecord, read_run
 from lra_ssm.runs.record import data_digests, is_of_the_end, read_object

@@ -21,7 +21,7 @@ from lra_ssm.cli.help import Help, description
 from lra_ssm.cli.output import add_debug, place_tensorboard
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
 from lra_ssm.cli.prepared_settings import LOADING, other_source
-from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.datamodules.base import PreparedData
 from lra_ssm.errors import InputError, in_user_code
 from lra_ssm.layers.spec import import_object
 from lra_ssm.progress import quiet
@@ -100,8 +100,6 @@ class RunOptions(LightningCLI):
         named = f"lra-ssm {command} NAME_OR_RUN"
         if command != "fit":
             example += f"\na run, or a saved model: {named} [--trust module.Class]"
-        if command == "predict":
-            example += f"\nfiles of your own: {named} FILE… (--help behind them says which)"
         arguments = _with_shipped_configs(arguments)
         try:
             self._read(command, arguments, about, example)
@@ -225,7 +223,7 @@ class RunOptions(LightningCLI):
     def stored_data(self) -> str:
         """Of runs on the same prepared data the same text; empty where nothing is prepared."""
         data = self.resolved["data"]
-        if not data or not issubclass(import_object(data["class_path"]), PreparedDataModule):
+        if not data or not issubclass(import_object(data["class_path"]), PreparedData):
             return ""
         return json.dumps([data["class_path"], self.data_settings], sort_keys=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from lra_ssm.cli.language_models import Loaded
-    from lra_ssm.datamodules.language.tokenizers import TextTokenizer
+    from lra_ssm.datamodules.language.tokenizer import TextTokenizer
     from lra_ssm.datamodules.language.windows import TokenWindows
     from lra_ssm.tasks.metrics import TokenLoss
 
@@ -75,11 +76,10 @@ def parser() -> PlainParser:
 def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_intermixed_args(arguments)
     from lra_ssm.cli.language_models import load_language_model
-    from lra_ssm.datamodules.language.documents import is_blank
 
     contents = [content(file) for file in options.files]  # before a model is loaded
     for name, data in contents:
-        if is_blank(data, 0, len(data)):
+        if not data.decode(errors="replace").strip():
             raise InputError(f"{name}: {'holds nothing but white space' if data else 'is empty'}; give a text")
     device = device_of(options.device)
     loaded = load_language_model(options.model, options.tokenizer, options.allow_pickle, options.trust)
@@ -107,10 +107,10 @@ def main(command: str, arguments: list[str]) -> int:
 def _tokenised(name: str, data: bytes, tokenizer: TextTokenizer, notes: list[str]) -> _Text:
     """Adds to the notes what the tokenizer does not know. Raises InputError: it is not UTF-8; names the line."""
     from lra_ssm.cli.language_models import not_known
-    from lra_ssm.datamodules.language import plain_text
-    from lra_ssm.datamodules.language.documents import Range, Reading
+    from lra_ssm.datamodules.language.corpus import ReadOptions, read_text, segments
 
-    parts = [part.text for part in plain_text.texts(data, Range(name, 0, None), Reading(), "test")]
+    found = read_text(io.BytesIO(data), name, "file", "test")
+    parts = [segment.text for segment in segments(found, ReadOptions())]
     if unknown := not_known(parts, tokenizer):
         notes.append(f"{name}: the vocabulary has no {unknown}; what is scored there is <unk>")
     tokens = tokenizer.encode(parts, [False] * len(parts)).tokens
@@ -123,10 +123,11 @@ def _tokenised(name: str, data: bytes, tokenizer: TextTokenizer, notes: list[str
 def _windows(tokens: Any, loaded: Loaded) -> tuple[TokenWindows, bool, str]:
     """Windows over a text as the model's run is validated, whether the state goes on from one to the next, and this in
     words."""
-    from lra_ssm.datamodules.language.windows import Streams, Windows
-    from lra_ssm.datamodules.storage.format import TokenSplit
+    import numpy as np
 
-    stream = [TokenSplit.in_memory(tokens, loaded.tokenizer.vocab_size, loaded.tokenizer.end_of_text)]
+    from lra_ssm.datamodules.language.windows import Streams, Windows
+
+    stream, first = {"tokens": tokens, "starts": np.zeros(1, np.int64)}, loaded.tokenizer.end_of_text
     length, evaluation = loaded.data.get("length"), loaded.data.get("evaluation")
     if length is None or evaluation is None:
         length, evaluation, stride = _LENGTH, "sliding", _LENGTH // 2
@@ -134,9 +135,9 @@ def _windows(tokens: Any, loaded: Loaded) -> tuple[TokenWindows, bool, str]:
         given = loaded.data.get("eval_stride")
         stride = given if given and evaluation == "sliding" else length
     if evaluation == "streams":
-        return Streams(stream, length, 1, isolate=False), True, "the state carried through each text"
+        return Streams(stream, first, length, 1, isolate=False), True, "the state carried through each text"
     each = "each by itself" if stride == length else f"each {stride:,} behind the one before"
-    return Windows(stream, length, isolate=False, stride=stride), False, f"windows of {length:,} tokens, {each}"
+    return Windows(stream, first, length, isolate=False, stride=stride), False, f"windows of {length:,} tokens, {each}"
 
 
 def _scored(loaded: Loaded, windows: TokenWindows, carries: bool, device: torch.device, bar: Bar) -> TokenLoss:

@@ -13,7 +13,7 @@ from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
 from lra_ssm.checkpoints.files import within
 from lra_ssm.cli.named_network import find, is_saved, read_config
 from lra_ssm.cli.trust import check_trusted
-from lra_ssm.datamodules.language.choosing import parse_tokenizer
+from lra_ssm.datamodules.language.tokenizer_spec import parse_tokenizer
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import sha256
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, load_pretrained

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.storage.format import MANIFEST, PreparedDataset, open_prepared, vocab_size
+from lra_ssm.datamodules.storage import MANIFEST, Prepared, load
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED
 from lra_ssm.tables import table
@@ -23,18 +23,18 @@ def unfinished(root: Path) -> list[Path]:
     return sorted(path for pattern in patterns for path in root.glob(f"*/{pattern}"))
 
 
-def open_all(root: Path) -> tuple[list[PreparedDataset], list[str]]:
+def open_all(root: Path) -> tuple[list[Prepared], list[str]]:
     """Every prepared folder below a data root, and what is wrong with those that are damaged."""
     opened, damaged = [], []
     for folder in prepared_folders(root):
         try:
-            opened.append(open_prepared(folder))
+            opened.append(load(folder))
         except InputError as error:
             damaged.append(str(error))
     return opened, damaged
 
 
-def summary_tables(opened: list[PreparedDataset], width: int | None) -> list[str]:
+def summary_tables(opened: list[Prepared], width: int | None) -> list[str]:
     """Tables of what is prepared: of examples, and of text for language models; those that have rows."""
     examples: list[Row] = []
     texts: list[Row] = []
@@ -72,11 +72,10 @@ def _text_rows(manifest: dict[str, Any]) -> list[Row]:
 
 def _kind(source: dict[str, Any]) -> str:
     parts = [source["kind"], source.get("difficulty")]
-    if "min_length" in source:  # of ListOps
-        parts.append(f"{source['min_length']} to {source['max_length']}")
+    if "length_bounds" in source:  # of ListOps
+        parts.append("{} to {}".format(*source["length_bounds"]))
     if source.get("limit"):
         parts.append(f"limit {source['limit']}")
-    parts.append("lossy" if source.get("lossy") else "")
     return ", ".join(filter(None, parts))
 
 
@@ -94,7 +93,7 @@ def summary_rows(manifest: dict[str, Any]) -> list[Row]:
             "examples": f"{split['examples']:,}",
             "classes": str(manifest.get("num_classes", "")),
             "class shares": f"{min(shares):.1f}–{max(shares):.1f}%" if shares else "",
-            "tokens": str(vocab_size(manifest) or ""),
+            "tokens": str(manifest.get("vocab_size") or len(manifest.get("vocabulary", ())) or ""),
             "length mean": f"{split['length']['mean']:,.1f}",
             "max": f"{split['length']['max']:,}",
         }

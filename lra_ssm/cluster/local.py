@@ -177,6 +177,8 @@ def _train_and_test(
             _write(log, ended_line(f"{how} by {signal.Signals(-code).name}"))
     found = run_state(folder, run)
     metrics = "".join(f", {name} {value:.4g}" for name, value in found.test.items())
+    if found.state == "done" and not metrics:
+        metrics = ", no test split"
     why = f": {found.reason.removeprefix(found.state).strip()} ({file})" if found.reason else ""
     say(f"run {run.index} {found.state} after {duration(time.monotonic() - since)}{metrics}{why}")
 

@@ -1,51 +1,53 @@
-"""Datasets: a folder for each (module, reader, builder, generator), one for the synthetic tasks, beside what they
-share: fetch, images, storage, loading and base.
+"""Datasets, a file or a folder each, over what they share: base, sequences, images, batches, loader, storage, download.
 
-The data modules are imported on first use, so that readers, generators and `prepare` run without torch.
+Data modules are imported on first use. A dataset of your own is a `SequenceData` (docs/extending.md).
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lra_ssm.datamodules.cifar10.image import Image as Image
-    from lra_ssm.datamodules.cifar10.scifar import SCIFAR as SCIFAR
-    from lra_ssm.datamodules.corpus.module import Corpus as Corpus
-    from lra_ssm.datamodules.language.mixture import Mixture as Mixture
+    from lra_ssm.datamodules.base import DataModule as DataModule
+    from lra_ssm.datamodules.base import setting as setting
+    from lra_ssm.datamodules.cifar10 import SCIFAR as SCIFAR
+    from lra_ssm.datamodules.cifar10 import Image as Image
+    from lra_ssm.datamodules.corpus import Corpus as Corpus
+    from lra_ssm.datamodules.images import ImageData as ImageData
     from lra_ssm.datamodules.listops.module import ListOps as ListOps
-    from lra_ssm.datamodules.mnist.module import MNIST as MNIST
+    from lra_ssm.datamodules.mnist import MNIST as MNIST
     from lra_ssm.datamodules.pathfinder.module import Pathfinder as Pathfinder
-    from lra_ssm.datamodules.retrieval.module import Retrieval as Retrieval
-    from lra_ssm.datamodules.slimpajama.module import SlimPajama as SlimPajama
+    from lra_ssm.datamodules.retrieval import Retrieval as Retrieval
+    from lra_ssm.datamodules.sequences import SequenceData as SequenceData
+    from lra_ssm.datamodules.slimpajama import SlimPajama as SlimPajama
     from lra_ssm.datamodules.synthetic.associative_recall import AssociativeRecall as AssociativeRecall
     from lra_ssm.datamodules.synthetic.correlated_noise import CorrelatedNoise as CorrelatedNoise
     from lra_ssm.datamodules.synthetic.first_token import FirstToken as FirstToken
     from lra_ssm.datamodules.synthetic.linear_functional import LinearFunctional as LinearFunctional
     from lra_ssm.datamodules.synthetic.noisy_cosines import NoisyCosines as NoisyCosines
     from lra_ssm.datamodules.synthetic.teacher_student import TeacherStudent as TeacherStudent
-    from lra_ssm.datamodules.text.module import Text as Text
-    from lra_ssm.datamodules.wikitext.module import WikiText as WikiText
+    from lra_ssm.datamodules.text import Text as Text
+    from lra_ssm.datamodules.wikitext import WikiText as WikiText
 
 _MODULES = {
     "AssociativeRecall": "synthetic.associative_recall",
     "CorrelatedNoise": "synthetic.correlated_noise",
     "FirstToken": "synthetic.first_token",
-    "Image": "cifar10.image",
+    "Image": "cifar10",
     "LinearFunctional": "synthetic.linear_functional",
     "ListOps": "listops.module",
-    "MNIST": "mnist.module",
-    "Corpus": "corpus.module",
-    "Mixture": "language.mixture",
-    "SlimPajama": "slimpajama.module",
-    "WikiText": "wikitext.module",
+    "MNIST": "mnist",
+    "Corpus": "corpus",
+    "SlimPajama": "slimpajama",
+    "WikiText": "wikitext",
     "NoisyCosines": "synthetic.noisy_cosines",
     "Pathfinder": "pathfinder.module",
-    "Retrieval": "retrieval.module",
-    "SCIFAR": "cifar10.scifar",
+    "Retrieval": "retrieval",
+    "SCIFAR": "cifar10",
     "TeacherStudent": "synthetic.teacher_student",
-    "Text": "text.module",
+    "Text": "text",
 }
 __all__ = [*_MODULES]
+_MODULES |= {"DataModule": "base", "ImageData": "images", "SequenceData": "sequences", "setting": "base"}
 
 
 def __getattr__(name: str) -> Any:

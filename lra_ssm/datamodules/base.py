@@ -1,216 +1,385 @@
-"""What the data modules of stored data share: it is prepared once."""
+"""Data modules: settings that say what they affect, data that is prepared once, loaders that resume.
+
+`DataModule` loads batches in an order of seed and epoch; `PreparedData` first stores the arrays that they are made of.
+"""
 
 import hashlib
 import json
-import logging
-from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+import os
+from abc import ABC, abstractmethod
+from collections import ChainMap
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, dataclass_transform
+from weakref import WeakSet
 
+import numpy as np
 import torch
+from lightning import LightningDataModule
 
-from lra_ssm.datamodules.fetch.sources import named_source
-from lra_ssm.datamodules.loading.batches import AnyBatch, BatchDataset, SequenceDataset, TokenDataset
-from lra_ssm.datamodules.loading.module import LoadedDataModule
-from lra_ssm.datamodules.storage.format import (
+from lra_ssm.datamodules.batches import AnyBatch, Batch, BatchDataset
+from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.storage import (
     FORMAT,
     MANIFEST,
-    AnySplit,
-    PreparedDataset,
-    SequenceSplit,
+    Array,
+    Prepared,
+    Split,
+    count_examples,
+    fingerprint,
+    load,
     num_examples,
-    open_prepared,
+    prepare,
+    resolve_root,
+    save_split,
+    write_manifest,
 )
-from lra_ssm.datamodules.storage.intact import check_intact
-from lra_ssm.datamodules.storage.prepare import prepare
-from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
 
-log = logging.getLogger(__name__)
+# What a setting changes: the prepared examples; what the model sees of an example; which examples make up which batch.
+Affects = Literal["data", "batches", "order", "nothing"]
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class PreparedDataModule(LoadedDataModule):
-    """A dataset that is prepared once into `<root>/<dataset>/<kind>-<hash of what decides its content>`.
+def setting(*, affects: Affects, default: Any = MISSING) -> Any:
+    """Declare a setting of a data module and what it affects. A field declared without it affects the data."""
+    return field(default=default, metadata={"affects": affects})
 
-    A dataset gives `dataset`, its settings as fields, `build`, and what its batches hold (`num_classes`, `vocab_size`
-    or `d_input`). Everything else has a default: `sources` and `fetch` where files can be generated or downloaded,
-    `content_settings` where some setting decides nothing, `make_dataset` for other batches than of sequences.
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(setting, field))
+class _Dataclass:
+    """Makes every subclass a dataclass, so that its fields are its settings."""
+
+    affects: ClassVar[dict[str, Affects]]  # what each setting affects
+    neutral_settings: ClassVar[tuple[str, ...]]  # they cannot change a result: a run's identity leaves them out
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclass(kw_only=True, eq=False, repr=False)(cls)
+        # A setting that a subclass declares again affects what it affected.
+        inherited = ChainMap(*(base.__dict__.get("affects", {}) for base in cls.__mro__[1:]))
+        settings = [each for each in fields(cls) if each.init]  # type: ignore[arg-type]
+        cls.affects = {each.name: each.metadata.get("affects") or inherited.get(each.name, "data") for each in settings}
+        cls.neutral_settings = tuple(name for name, kind in cls.affects.items() if kind == "nothing")
+
+
+class DataModule(_Dataclass, LightningDataModule, ABC):
+    """Splits as datasets of batches, and their loaders.
+
+    Args:
+        batch_size: examples per optimizer batch over all devices together.
+        eval_batch_size: the same for validation, test and prediction; None for batch_size.
+        shuffle_seed: decides the order of training examples; None for the run's seed (seed_everything), else 0.
+        num_workers: processes that load ahead; 0 is enough for most models.
+        pin_memory: copy batches to pinned memory; None for yes if there is a CUDA device.
+
+    Raises:
+        InputError: invalid settings.
+    """
+
+    batch_size: int = setting(default=32, affects="order")
+    eval_batch_size: int | None = setting(default=None, affects="nothing")
+    shuffle_seed: int | None = setting(default=None, affects="order")
+    num_workers: int = setting(default=0, affects="nothing")
+    pin_memory: bool | None = setting(default=None, affects="nothing")
+
+    dataset: str = field(default="", init=False)  # its folder below the data root; the class' name in small letters
+    # What batches hold: class attributes of a dataset, or set when a module is made.
+    num_classes: int | None = field(default=None, init=False)  # of examples or of targets
+    class_names: tuple[str, ...] | None = field(default=None, init=False)
+    num_outputs: int | None = field(default=None, init=False)  # real targets per example, or per position
+    vocab_size: int | None = field(default=None, init=False)  # None for features, or if only prepared data knows it
+    d_input: int | None = field(default=None, init=False)  # features per position; None for tokens
+    per_example: int = field(default=1, init=False)  # sequences per example: 2 for pairs
+    inputs: str = field(default="tokens", init=False)  # tokens, characters, bytes; of pixels unit, normalized, …
+    predict_split: str = field(default="val", init=False)  # what `predict` takes; test only if it is asked for
+    bucket_batches: int = field(default=1, init=False)  # a setting where examples have different lengths
+
+    def __post_init__(self) -> None:
+        LightningDataModule.__init__(self)
+        self.dataset = self.dataset or type(self).__name__.lower()
+        self._datasets: dict[str, BatchDataset] = {}
+        self._loaders: WeakSet[ResumableLoader] = WeakSet()  # those that are still in use
+        for name in ("batch_size", "bucket_batches"):
+            self.require(getattr(self, name) >= 1, name, "must be at least 1")
+        self.require(self.evaluation_batch_size >= 1, "eval_batch_size", "must be at least 1")
+        self.require(self.num_workers >= 0, "num_workers", "must be at least 0")
+
+    @abstractmethod
+    def open_split(self, name: str) -> BatchDataset:
+        """Return the batches of train, val or test."""
+
+    @abstractmethod
+    def manifest(self) -> dict[str, Any]:
+        """Return what a run records of its data: `dataset`, `inputs`, `batches`, `source`, and `splits` by name."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return one line about the data."""
+
+    def unused_settings(self) -> set[str]:
+        """Return the names of settings that change nothing under the other settings."""
+        return set()
+
+    def require(self, holds: bool, name: str, what: str) -> None:
+        """Raise InputError naming a setting and its value unless `holds`."""
+        if not holds:
+            raise InputError(f"{type(self).__name__} {name} {getattr(self, name)!r}: {what}")
+
+    # -- what a run records ----------------------------------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        """Return everything that decides the batches: {"dataset", "data", "batches", "order"}, settings by effect."""
+        kinds: dict[str, dict[str, Any]] = {"data": {}, "batches": {}, "order": {}}
+        for name, kind in self.affects.items():
+            if kind in kinds and name not in self.unused_settings():
+                kinds[kind][name] = getattr(self, name)
+        return {"dataset": self.dataset, **kinds}
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what a result must say about its data: the manifest with counts in place of its splits."""
+        manifest = self.manifest()
+        examples = {name: num_examples(split) for name, split in manifest["splits"].items()}
+        return {**{key: manifest[key] for key in ("dataset", "inputs", "batches", "source")}, "examples": examples}
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    @property
+    def evaluation_batch_size(self) -> int:
+        """`eval_batch_size`, or its default."""
+        return self.batch_size if self.eval_batch_size is None else self.eval_batch_size
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether training examples come in another order in every epoch."""
+        return True
+
+    @property
+    def longest(self) -> int | None:
+        """Positions of the longest possible sequence; None if only the data tells."""
+        return None
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the splits of a stage, or all. Raises InputError if one is not prepared, or does not exist."""
+        fit, predict = ("train", "val"), (self.predict_split,)
+        stages = {"fit": fit, "validate": ("val",), "test": ("test",), "predict": predict, None: (*fit, "test")}
+        for name in stages[stage]:
+            self._opened(name)
+
+    def teardown(self, stage: str | None = None) -> None:
+        """End the worker processes of all loaders."""
+        for loader in list(self._loaders):
+            loader.close()
+
+    def sample(self, count: int) -> AnyBatch:
+        """Return the first training examples, at most a batch of them."""
+        train = self._opened("train")
+        return train.batch(np.arange(min(count, self.batch_size, len(train))), 0)
+
+    def largest_batch(self) -> AnyBatch:
+        """Return a training batch of the largest size: zeros if `longest` is known, else examples of the data."""
+        if self.longest is None:
+            return self.sample(self.batch_size)
+        rows = (self.batch_size, self.per_example) if self.per_example > 1 else (self.batch_size,)
+        if self.d_input is None:
+            inputs = torch.zeros(*rows, self.longest, dtype=torch.int64)
+        else:
+            inputs = torch.zeros(*rows, self.longest, self.d_input)
+        return Batch(inputs, None, torch.zeros(self.batch_size, dtype=torch.int64))
+
+    def train_batches(self, world_size: int = 1) -> int:
+        """Return the number of batches of an epoch, once prepared. Raises InputError if devices cannot share them."""
+        return len(self._training_order(self._opened("train"), None, 0, world_size))
+
+    def train_dataloader(self) -> ResumableLoader:
+        """Load every example once per epoch, in an order of (shuffle_seed, epoch); see `ResumableLoader`."""
+        # Overfitting means the same batches in every epoch, and in the same order.
+        shuffle = self.shuffles and not getattr(self.trainer, "overfit_batches", 0)
+        seed = self._resolved_shuffle_seed() if shuffle else None
+        trained = self._batches_trained if self.trainer is not None else None
+        dataset = self._opened("train")
+        return self._loader(dataset, self._training_order(dataset, seed, *self._rank()), trained)
+
+    def val_dataloader(self) -> ResumableLoader:
+        """Load every validation example once: in order, or with bucket_batches the longest first."""
+        return self._evaluation_loader(self._opened("val"), self.bucket_batches)
+
+    def test_dataloader(self) -> ResumableLoader:
+        """Load every test example once, in the same way."""
+        return self._evaluation_loader(self._opened("test"), self.bucket_batches)
+
+    def predict_dataloader(self) -> ResumableLoader:
+        """Load every example of `predict_split` once, in order."""
+        return self._evaluation_loader(self._opened(self.predict_split))
+
+    def _opened(self, split: str) -> BatchDataset:
+        if split not in self._datasets:
+            self._datasets[split] = self.open_split(split)
+        return self._datasets[split]
+
+    def _rank(self) -> tuple[int, int]:
+        """This process' rank and the world size."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+    def _training_order(self, dataset: BatchDataset, seed: int | None, rank: int, world_size: int) -> EpochBatches:
+        lengths = dataset.lengths if self.bucket_batches > 1 else None
+        return EpochBatches(len(dataset), self.batch_size, seed, rank, world_size, lengths, self.bucket_batches)
+
+    def _evaluation_loader(self, dataset: BatchDataset, pool: int = 1) -> ResumableLoader:
+        lengths = dataset.lengths if pool > 1 else None
+        order = EpochBatches(len(dataset), self.evaluation_batch_size, None, *self._rank(), lengths, pool)
+        return self._loader(dataset, order)
+
+    def _loader(self, dataset: BatchDataset, order: EpochBatches, trained: Any = None) -> ResumableLoader:
+        loader = ResumableLoader(dataset, order, self.num_workers, self.pin_memory, trained)
+        self._loaders.add(loader)
+        return loader
+
+    def _batches_trained(self) -> int | None:
+        """The trainer's count while it trains; None in anybody else's loop."""
+        assert self.trainer is not None
+        if not self.trainer.training:
+            return None
+        trained = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        if getattr(self.trainer, "overfit_batches", 0):
+            return trained % int(self.trainer.num_training_batches)
+        return trained
+
+    def _resolved_shuffle_seed(self) -> int:
+        if self.shuffle_seed is not None:
+            return self.shuffle_seed
+        return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+
+class PreparedData(DataModule):
+    """A dataset that is prepared once into `<root>/<dataset>/<kind>-<hash of everything that decides its content>`.
 
     Args:
         root: data root; None for LRA_SSM_DATA, else ./data.
-        source: where the data comes from.
+        source: where the data comes from: one of `sources`, or a path.
+        limit: at most this many examples in each split, the first ones, for trials; None for all.
     """
 
-    sources: ClassVar[tuple[str, ...]] = ()  # by name; any other source is a path
-    content_version: ClassVar[int] = 1  # raised when the same settings would give other data than before
-    neutral_settings: ClassVar[tuple[str, ...]] = ("root", *LoadedDataModule.neutral_settings)
+    sources: ClassVar[tuple[str, ...]] = ()  # names that are no path
+    content_version: ClassVar[int] = 1  # raise it when the same settings give other data than before
 
-    root: str | None = None
+    root: str | None = setting(default=None, affects="nothing")
     source: str
-    dataset: str = field(init=False)  # the name of its folder below the root
-    # What batches hold: tokens, characters, bytes; of pixels unit, symmetric, normalized, integers.
-    inputs: str = field(default="tokens", init=False)
-    limit: int | None = field(default=None, init=False)  # a setting of most: at most so many examples in each split
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._prepared: PreparedDataset | None = None
+        self._prepared: Prepared | None = None
         self.require(self.limit is None or self.limit >= 1, "limit", "must be at least 1")
+
+    # -- what a dataset gives --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
+        """Return the arrays of each split (see `batches.py`); large ones may be memory-mapped files in `folder`.
+
+        Raises:
+            InputError: the source's files are missing or not as published.
+        """
+
+    @abstractmethod
+    def make_dataset(self, split: Split, name: str) -> BatchDataset:
+        """Return the batches of an opened split."""
+
+    def files(self) -> list[Path]:
+        """Return the files that a user's own `source` stands for: it, or all files below it. Raises InputError."""
+        path = self.source_path()
+        found = [path] if path.is_file() else sorted(each for each in path.rglob("[!.]*") if each.is_file())
+        prepared = {each.parent for each in found if each.name == MANIFEST}  # where the root is below the source
+        return [each for each in found if each.parent not in prepared]
+
+    def fetch(self) -> None:
+        """Download the source's files below the root, if needed. Only `lra-ssm prepare` calls it: a fit never does."""
+
+    # -- preparation -----------------------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str:
+        """The source in one word, "files" for a path: the first part of the prepared folder's name."""
+        return self.source if self.source in self.sources else "files"
 
     @property
     def data_root(self) -> Path:
         """Where datasets live."""
         return resolve_root(self.root)
 
-    def kind(self) -> str:
-        """The source in one word, "files" for a path: the first part of the prepared folder's name."""
-        return self.source if self.source in self.sources else "files"
+    def source_path(self) -> Path:
+        """Return the existing path that `source` names. Raises InputError if there is none."""
+        path = Path(os.path.expanduser(self.source)).absolute()
+        if not self.source.strip() or not path.exists():
+            words = f"one of {', '.join(self.sources)}, or " if self.sources else ""
+            raise InputError(f"{type(self).__name__} source {self.source!r}: must be {words}an existing file or folder")
+        return path
 
-    # -- what a dataset gives --------------------------------------------------------------------------------------
-
-    def content_settings(self) -> dict[str, Any]:
-        """Everything that decides what the prepared data is, as plain values: its hash is in the folder's name.
-
-        Here the version and all settings of the dataset's own, and what stands for a user's files.
-        """
-        common = {"bucket_batches", *(setting.name for setting in fields(PreparedDataModule) if setting.init)}
-        own = {s.name: getattr(self, s.name) for s in fields(self) if s.init and s.name not in common}
-        files = {"files": file_stats(self.source_files())} if self.kind() == "files" else {}
-        return {"version": self.content_version, **own, **files}
-
-    def source_files(self) -> list[Path]:
-        """The files that a user's own `source` stands for. Raises InputError: they are missing."""
-        return [named_source(type(self).__name__, self.source, ", ".join(self.sources))]
-
-    @abstractmethod
-    def build(self, folder: Path) -> None:
-        """Writes the prepared data into an empty folder.
-
-        Raises:
-            InputError: the source's files are missing or not as published.
-        """
-
-    def fetch(self) -> None:
-        """Downloads the source's files below the root, if needed.
-
-        `lra-ssm prepare` alone calls it: a fit never downloads. The caller need not hold a lock.
-        """
-
-    def batch_settings(self) -> dict[str, Any]:
-        """Settings that change what the model sees: permutation, augmentation."""
-        return {}
-
-    def make_dataset(self, split: AnySplit, name: str) -> BatchDataset:
-        """Batches of an opened split; datasets of images say how they are transformed.
-
-        `Batch` where examples have labels, else `TokenBatch`: with the targets of the positions, or the next tokens.
-        """
-        assert isinstance(split, SequenceSplit)
-        return SequenceDataset(split) if split.has_labels else TokenDataset(split)
-
-    # -- preparation -----------------------------------------------------------------------------------------------
+    def source_digests(self) -> dict[str, str]:
+        """Return a fingerprint (sizes, times) of the user's files by the name that the user gave them."""
+        return {self.source: fingerprint(self.files())} if self.kind == "files" else {}
 
     @property
     def prepared_folder(self) -> Path:
-        """Where the prepared data is, or will be. Raises InputError: the source's files are missing."""
-        return self._folder_of({"prepared format": FORMAT, **self.content_settings()})
-
-    def _folder_of(self, settings: dict[str, Any]) -> Path:
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        return self.data_root / self.dataset / f"{self.kind()}-{digest[:12]}"
-
-    def source_digests(self) -> dict[str, str]:
-        """What a user names of this data -> what stands for its content: files by sizes and times."""
-        if self.kind() != "files":
-            return {}
-        settings = self.content_settings()
-        stamps = {key: settings.get(key) for key in ("files", "stamp")}
-        return {self.source: hashlib.sha256(json.dumps(stamps, sort_keys=True).encode()).hexdigest()[:12]}
+        """Where the prepared data is, or will be. Raises InputError if the user's files are missing."""
+        decisive = [FORMAT, self.content_version, self.record()["data"], self.source_digests()]
+        digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+        return self.data_root / self.dataset / f"{self.kind}-{digest[:12]}"
 
     def is_prepared(self) -> bool:
-        """Whether nothing is left to prepare."""
+        """Whether there is nothing left to prepare."""
         try:
             return (self.prepared_folder / MANIFEST).is_file()
         except InputError:  # its files are missing
             return False
 
     def prepare_data(self) -> None:
-        """Generates or reads the data into `prepared_folder`, once; other processes wait for it.
+        """Generate or read the data into `prepared_folder`, once; other processes wait for it.
 
         Raises:
-            InputError: the root cannot be used, files are missing or not as published, or settings cannot be met.
+            InputError: the root cannot be used, files are missing or not as published, or invalid settings.
         """
-        self._prepare(self.build)
+        prepare(self.data_root, self.dataset, self.prepared_folder.name, self._build)
 
-    def _prepare(self, build: Callable[[Path], None]) -> bool:
-        """`prepare`, into `prepared_folder`; returns whether it was not there."""
-        is_new, older = not self.is_prepared(), self._folder_of(self.content_settings())
-        if is_new and (older / MANIFEST).is_file():
-            log.warning("%s: an older version prepared it; it is prepared anew beside it, so it can be deleted", older)
-        prepare(self.data_root, self.dataset, self.prepared_folder.name, build)
-        return is_new
+    def _build(self, folder: Path) -> None:
+        entries = {}
+        for name, arrays in self.arrays(folder).items():
+            counts = count_examples(arrays, self.per_example, self.num_classes, f"{type(self).__name__}: split {name}")
+            entries[name] = {**counts, "arrays": save_split(folder, name, arrays)}
+        write_manifest(folder, {"dataset": self.dataset, **self.facts(), "splits": entries})
 
-    def open_split(self, name: str) -> BatchDataset:
-        """Raises InputError: not prepared, or damaged."""
-        split = self._open().split(name)
-        check_intact(split)
-        return self.make_dataset(split, name)
+    def facts(self) -> dict[str, Any]:
+        """Return what the manifest says besides the splits."""
+        classes = {} if self.num_classes is None else {"num_classes": self.num_classes}
+        return {"source": {"kind": self.kind, **self.record()["data"]}, **classes}
 
-    def manifest(self) -> dict[str, Any]:
-        """The prepared folder's manifest, with `inputs` and `batch_settings`."""
-        names = {"class_names": list(self.class_names)} if self.class_names else {}
-        return {"inputs": self.inputs, "batches": self.batch_settings(), **names, **self._open().manifest}
-
-    def provenance(self) -> dict[str, Any]:
-        """What a result must say about its data: the manifest without its details."""
-        manifest = self.manifest()
-        source = {key: value for key, value in manifest["source"].items() if key not in ("files", "class_names")}
-        examples = {name: num_examples(split) for name, split in manifest["splits"].items()}
-        batches = {"inputs": self.inputs, **self.batch_settings()}
-        return {"dataset": self.dataset, "batches": batches, "source": source, "examples": examples}
-
-    def identity(self) -> dict[str, Any]:
-        """What of this data decides a run's result; not where it lies."""
-        batches = {"inputs": self.inputs, **self.batch_settings(), **self.order_settings()}
-        return {"dataset": self.dataset, "kind": self.kind(), "content": self.content_settings(), "batches": batches}
-
-    def describe(self) -> str:
-        """One line on the prepared data."""
-        origin = "" if self.source in self.sources else f"; from {self.source}"
-        limit = "" if self.limit is None else f"; limit {self.limit}"
-        return f"{self._open().summary()}; inputs as {self.inputs}{origin}{limit}"
-
-    def _open(self) -> PreparedDataset:
-        if self._prepared is None:
-            self._prepared = open_prepared(self.prepared_folder)
-        return self._prepared
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class SequenceDataModule(PreparedDataModule):
-    """A prepared dataset of sequences of different lengths.
-
-    Args:
-        bucket_batches: batches of sequences of similar length, by sorting within pools of this many; 1 does not.
-        limit: at most this many examples in each split, for trying out; None for all.
-    """
-
-    bucket_batches: int = 1
-    limit: int | None = None
-    max_length: int = field(init=False)  # a setting of most
+    # -- prepared data ---------------------------------------------------------------------------------------------
 
     @property
-    def longest(self) -> int:
-        return self.max_length
+    def prepared(self) -> Prepared:
+        """The prepared data. Raises InputError if it is not prepared, or damaged."""
+        if self._prepared is None:
+            self._prepared = load(self.prepared_folder)
+        return self._prepared
 
-    def largest_batch(self) -> AnyBatch:
-        batch = super().largest_batch()
-        return batch._replace(lengths=torch.full(batch.inputs.shape[:-1], self.longest))
+    def open_split(self, name: str) -> BatchDataset:
+        return self.make_dataset(self.prepared.split(name), name)
 
+    def manifest(self) -> dict[str, Any]:
+        names = {"class_names": list(self.class_names)} if self.class_names else {}
+        return {"inputs": self.inputs, "batches": self.record()["batches"], **names, **self.prepared.manifest}
 
-def file_stats(paths: list[Path]) -> dict[str, Any]:
-    """What stands for the content of files that a user names: sizes and times of change."""
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
+    def describe(self) -> str:
+        manifest = self.prepared.manifest
+        splits = manifest["splits"]
+        counts = ", ".join(f"{num_examples(entry):,} {name}" for name, entry in splits.items())
+        first = next(iter(splits.values()))
+        parts = [f"{self.dataset} ({self.kind}): {counts}"]
+        parts.append("lengths {min} to {max}, mean {mean:.0f}".format(**first["length"]))
+        if "class_counts" in first:
+            majority = max(first["class_counts"]) / first["examples"]
+            parts.append(f"{self.num_classes} classes, most frequent {majority:.1%}")
+        parts.append(f"inputs as {self.inputs}")
+        parts += [f"from {self.source}"] if self.kind == "files" else []
+        parts += [f"limit {self.limit}"] if self.limit is not None else []
+        return "; ".join(parts)

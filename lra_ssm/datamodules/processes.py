@@ -1,4 +1,4 @@
-"""An ordered map over processes: of the generators, and of what makes tokens of text. Standard library alone."""
+"""An ordered map over processes, for generators of data. Imports only the standard library and the machine's facts."""
 
 import multiprocessing
 import os
@@ -13,65 +13,56 @@ from threading import Thread
 from types import ModuleType
 from typing import TypeVar
 
+from lra_ssm.errors import InputError
+from lra_ssm.machine import available_cores
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_AHEAD = 2  # items for each process that are begun before the first of them is taken
-_ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "ARROW_NUM_THREADS": "1",
-    "RAYON_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
+MAX_WORKERS = 16  # the consuming process keeps up with about this many
+_AHEAD = 2  # items per process that are computed before the first of them is taken
 
 
 def ordered_map(
-    function: Callable[[Item], Result], items: Iterable[Item], processes: int
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
 ) -> Generator[Result, None, None]:
-    """Yields function(item) for each item, in their order, computed by several processes of one thread each.
+    """Yield function(item) for each item, in order, computed by several processes of one thread each.
 
-    All of them end with the generator, so close it (`contextlib.closing`), and with this process, however it ends.
+    Close the generator (`contextlib.closing`) to end the processes; they also end with this process.
 
     Args:
-        function: pickles, and so do items, results and errors: a function of a module, or a partial of one.
+        function: can be pickled, and so can items, results and errors.
         items: taken as they are needed; may be endless.
-        processes: how many; 1 for none but this one.
+        workers: number of processes; 1 computes in this one, None takes one per core.
 
     Raises:
-        ChildProcessError: one was killed.
-        Exception: what the function raised, of the first item for which it did.
+        InputError: a process was killed.
+        Exception: what the function raised for the first item for which it did.
     """
-    if processes <= 1:
+    workers = workers or min(available_cores(), MAX_WORKERS)
+    if workers == 1:
         yield from map(function, items)
         return
-    # Spawned: fork would copy torch's threads and the locks that this process holds, and a child that outlived a killed
-    # parent would hold them for ever.
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin)
+    # Spawned: fork would copy torch's threads and the locks that this process holds.
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
     begun: deque[Future[Result]] = deque()
     try:
         for item in items:
             with _no_main_module():
                 begun.append(pool.submit(function, item))
-            if len(begun) == _AHEAD * processes:
+            if len(begun) == _AHEAD * workers:
                 yield begun.popleft().result()
         while begun:
             yield begun.popleft().result()
     except BrokenProcessPool as error:
-        raise ChildProcessError(
-            "a process of these was killed, perhaps for want of memory; start again with fewer of them, or more memory"
-        ) from error
+        raise InputError("a worker process was killed, perhaps because memory ran out; start again") from error
     finally:
-        # Private to ProcessPoolExecutor, seen in Python 3.11 to 3.13; 3.14's `kill_workers` leaves the second out.
-        for worker in list((pool._processes or {}).values()):
-            worker.kill()
-        # One that was killed within a result would be waited for without end, while this process can write to the pipe.
-        pool._result_queue._writer.close()  # type: ignore[attr-defined]
         pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
 def _no_main_module() -> Iterator[None]:
-    """A process that is spawned imports the main module first: a user's script, which would run a second time."""
+    """Keep spawned processes from importing the main module, a user's script, which would then run again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -80,16 +71,14 @@ def _no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _begin() -> None:
-    """What a worker does first. Ctrl-C reaches the whole group; the parent is the one to act on it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.update(_ONE_THREAD)
-    os.dup2(2, 1)  # what the function prints is no output of the command's
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent reacts to it
+    os.environ |= {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A worker that waits for work would not notice: it holds both ends of the queue."""
+    """A worker that waits for work would not notice that its parent was killed: it holds both ends of the queue."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -17,7 +17,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lra_ssm.datamodules.loading.batches import Batch
+from lra_ssm.datamodules.batches import Batch
 from lra_ssm.experiments.b2s6_units import COLORS, unit, without_skip
 from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, by_seed, claim, grid, only
 from lra_ssm.experiments.train import train

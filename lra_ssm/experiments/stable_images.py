@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lra_ssm.datamodules import MNIST, SCIFAR
-from lra_ssm.datamodules.loading.batches import Batch
+from lra_ssm.datamodules.batches import Batch
 from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, by_seed, claim, grid
 from lra_ssm.experiments.images import Images, batches_of, images_of, logits, made_up
 from lra_ssm.experiments.stable_bounds import COLORS

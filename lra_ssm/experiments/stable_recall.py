@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.datamodules import AssociativeRecall
-from lra_ssm.datamodules.loading.batches import Batch
+from lra_ssm.datamodules.batches import Batch
 from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, by_seed, claim, draw_mean, grid, only
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.experiments.train import batches, train

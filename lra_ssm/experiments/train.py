@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.datamodules.loading.batches import Batch
-from lra_ssm.datamodules.synthetic.base import SyntheticDataModule
+from lra_ssm.datamodules.batches import Batch
+from lra_ssm.datamodules.synthetic.base import SyntheticData
 from lra_ssm.tasks.optim import OptimizerSettings, optimizer_and_schedule
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> ()
@@ -24,7 +24,7 @@ def shuffled(count: int, size: int, seed: int) -> Iterator[tuple[int, Tensor]]:
             yield epoch, part
 
 
-def batches(data: SyntheticDataModule, seed: int) -> Iterator[Batch]:
+def batches(data: SyntheticData, seed: int) -> Iterator[Batch]:
     """Batches of `data.batch_size` training examples, `shuffled`."""
     examples = data.open_split("train")
     for epoch, part in shuffled(len(examples), data.batch_size, seed):
@@ -64,7 +64,7 @@ def descend(
 
 
 @torch.no_grad()
-def evaluate(network: nn.Module, data: SyntheticDataModule, loss: Loss) -> float:
+def evaluate(network: nn.Module, data: SyntheticData, loss: Loss) -> float:
     """The mean of `loss` over all test examples."""
     network.eval()
     examples, total = data.open_split("test"), 0.0

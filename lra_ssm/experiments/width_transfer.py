@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lra_ssm.datamodules import Corpus
-from lra_ssm.datamodules.loading.batches import TokenBatch
+from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.errors import InputError
 from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, Rows, claim, grid, only
 from lra_ssm.experiments.train import descend

@@ -231,8 +231,8 @@ def described(thing: Any, what: str, settings: Any) -> dict[str, Any]:
 
     Raises InputError where it takes arguments and keeps none, and no settings are given that stand for them.
     """
-    if hasattr(thing, "identity"):
-        return {"class_path": class_path(thing), "init_args": plain(thing.identity(), what)}
+    if hasattr(thing, "record"):
+        return {"class_path": class_path(thing), "init_args": plain(thing.record(), what)}
     if not thing.hparams and inspect.signature(type(thing)).parameters and not settings:
         raise InputError(
             f"{type(thing).__name__} takes arguments and keeps none, so that runs with others could not be told apart:"

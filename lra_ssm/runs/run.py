@@ -30,7 +30,7 @@ from lra_ssm.runs.provenance import code_version, ended, environment, now
 from lra_ssm.runs.record import INPUTS, read_object
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Ended, Stopped
-from lra_ssm.runs.source import data_fingerprint, other_code, user_source, weights_fingerprint
+from lra_ssm.runs.source import changed_inputs, data_fingerprint, other_code, user_source, weights_fingerprint
 from lra_ssm.runs.start import fit
 from lra_ssm.runs.stopping import EndFit
 from lra_ssm.runs.wandb_logging import attach, finish, identify, summarize
@@ -99,7 +99,7 @@ class Run(RunDirectory):
     ) -> Self:
         """The run of these objects, new or to be resumed; of `fit` below.
 
-        Its identity is made of the seed, the task's hyperparameters, the data's `identity()` or hyperparameters, the
+        Its identity is made of the seed, the task's hyperparameters, the data's `record()` or hyperparameters, the
         Trainer's arguments, and `settings`: whatever else decides the result.
         Raises InputError where `lightning.seed_everything` was not called before, where something could not be told
         apart from another of its kind, and for a Trainer without an end or with fast_dev_run, which leaves nothing.
@@ -120,7 +120,7 @@ class Run(RunDirectory):
             "checkpoint": plain(asdict(checkpoints), "checkpoint"),
             "settings": plain(settings or {}, "settings"),
         }
-        own = () if hasattr(data, "identity") else getattr(data, "neutral_settings", DATA_NEUTRAL)
+        own = () if hasattr(data, "record") else getattr(data, "neutral_settings", DATA_NEUTRAL)
         neutral = {"": ("experiment",), "checkpoint": checkpoints.neutral, "data": own}
         run = cls.of_config(config, neutral, runs_dir, fresh, [task, *task.modules(), data])
         run.given, run.checkpoints = trainer, checkpoints
@@ -162,7 +162,7 @@ class Run(RunDirectory):
         Interrupted from the keyboard, it saves the step and raises KeyboardInterrupt; by another signal SystemExit.
         """
         if self.finished:
-            return self.say_finished("fresh=True")
+            return self.say_finished("fresh=True", changed_inputs(self.record, lambda: data, None))
         self._check_parts(trainer, task, data)
         self.checkpoint = newest(self.last, self.before_last)
         if self.checkpoint is None and task in _fitted:
@@ -203,8 +203,10 @@ class Run(RunDirectory):
         """Prints and returns a finished run's metrics.
 
         again: what trains it again; inputs: which data or weights are others than those that it was trained with."""
-        others = other_code(self.record, self.source) + (inputs and f"; warning: it was trained with {inputs}")
-        print(f"{self.path} is finished ({again} trains it again){others}")
+        said = f"is finished ({again} trains it again)"
+        if inputs:
+            said = f"was trained with {inputs}; {again} trains with what there is now"
+        print(f"{self.path} {said}{other_code(self.record, self.source)}")
         metrics = self.record.get("metrics", {})
         show_metrics(metrics, self.record.get("of_last_batch", ()))
         return metrics

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.listops.trees import CLOSE, EOS_ID, OPERATORS, VOCABULARY
-from lra_ssm.datamodules.storage.format import PreparedDataset, SequenceSplit, open_prepared
-from lra_ssm.datamodules.storage.writer import DatasetWriter
+import numpy as np
+
+from lra_ssm.datamodules import SequenceData
+from lra_ssm.datamodules.listops.trees import CLOSE, OPERATORS
+from lra_ssm.datamodules.storage import Prepared, Split
 
 # Expressions as LRA writes them, with their values.
 LINES = {
@@ -24,11 +26,9 @@ def write_tsv(folder: Path, lines: Mapping[str, Sequence[str]] = LINES, header: 
     return folder
 
 
-def words(split: SequenceSplit, index: int) -> list[str]:
-    """A sequence as tokens, without its `<eos>`."""
-    sequence = split.sequence(index).tolist()
-    assert sequence[-1] == EOS_ID and EOS_ID not in sequence[:-1]
-    return [VOCABULARY[token] for token in sequence[:-1]]
+def sequences(split: Split) -> list[list[int]]:
+    """The sequences of a split, which are stored one after another."""
+    return [part.tolist() for part in np.split(split["tokens"], split["offsets"][1:-1])]
 
 
 def evaluate(tokens: Sequence[str]) -> int:
@@ -50,17 +50,25 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def tiny_dataset(folder: Path, num_train: int = 26, num_val: int = 6) -> PreparedDataset:
+class Tiny(SequenceData):
     """Sequences of lengths 1 to 7 whose label is their index."""
-    folder.mkdir(parents=True)
-    writer = DatasetWriter(folder, dataset="tiny", vocabulary=list("abcde"), num_classes=num_train, max_length=7)
-    for name, count in (("train", num_train), ("val", num_val)):
-        split = writer.split(name)
-        for index in range(count):
-            length = 1 + index % 7
-            split.extend([1 + index % 4] * length, [length], [index])
-    writer.finish({"kind": "test"})
-    return open_prepared(folder)
+
+    sources = ("made",)
+    source: str = "made"
+    num_classes, vocabulary = 26, tuple("abcde")
+    num_train: int = 26
+    num_val: int = 6
+
+    def examples(self):
+        for name, count in (("train", self.num_train), ("val", self.num_val)):
+            for index in range(count):
+                yield name, [1 + index % 4] * (1 + index % 7), index
+
+
+def tiny_dataset(root: Path, **settings: Any) -> Prepared:
+    data = Tiny(root=str(root), **settings)
+    data.prepare_data()
+    return data.prepared
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lra_ssm.datamodules.retrieval.reader import NAMES
+from lra_ssm.datamodules.retrieval import NAMES
 
 _CONSONANTS, _VOWELS = np.array(list("bcdfghjklmnpqrstvwxz")), np.array(list("aeiouy"))
 _COMMON = (

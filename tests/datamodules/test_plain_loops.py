@@ -8,37 +8,15 @@ from typing import Any
 import lightning as L
 import pytest
 
-from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
-from tests.datamodules.helpers import tiny_dataset
+from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
+from tests.datamodules.helpers import Tiny
 from tests.datamodules.test_loader import Model
 
 NUM_TRAIN, BATCH, SEED = 26, 4, 7
 
 
-class Tiny(PreparedDataModule):
-    dataset, sources = "tiny", ("made",)
-
-    def __init__(self, root: Path, num_workers: int = 0) -> None:
-        super().__init__(
-            root=str(root),
-            source="made",
-            batch_size=BATCH,
-            shuffle_seed=SEED,
-            num_workers=num_workers,
-            pin_memory=False,
-        )
-
-    def content_settings(self) -> dict[str, Any]:
-        return {}
-
-    def build(self, folder: Path) -> None:
-        folder.rmdir()
-        tiny_dataset(folder, NUM_TRAIN)
-
-
 def opened(tmp_path: Path, num_workers: int = 0) -> Tiny:
-    data = Tiny(tmp_path, num_workers)
+    data = Tiny(root=str(tmp_path), num_workers=num_workers, batch_size=BATCH, shuffle_seed=SEED, pin_memory=False)
     data.prepare_data()
     data.setup("fit")
     return data

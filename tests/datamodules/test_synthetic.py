@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lra_ssm import datamodules
-from lra_ssm.datamodules.synthetic.base import Draws, GeneratedDataset, SyntheticDataModule
+from lra_ssm.datamodules.synthetic.base import ExampleRandom, GeneratedDataset, SyntheticData
 from lra_ssm.errors import InputError
 from tests.runner import fail, only_run, run, succeed
 
@@ -27,14 +27,14 @@ SMALL: dict[str, dict[str, Any]] = {
 NAMES = sorted(SMALL)
 
 
-def made(name: str, **settings: Any) -> SyntheticDataModule:
+def made(name: str, **settings: Any) -> SyntheticData:
     counts = {"num_train": 20, "num_val": 10, "num_test": 10, "batch_size": 8}
     data = getattr(datamodules, name)(**{**counts, **SMALL[name], **settings})
     data.setup()
     return data
 
 
-def batch(data: SyntheticDataModule, examples: list[int], split: str = "train", epoch: int = 0) -> Any:
+def batch(data: SyntheticData, examples: list[int], split: str = "train", epoch: int = 0) -> Any:
     return data._datasets[split].batch(np.array(examples), epoch)
 
 
@@ -104,7 +104,7 @@ def test_the_papers_sizes_are_the_defaults() -> None:
 
 
 def test_draws_are_uniform_and_normal() -> None:
-    draws = Draws(5, 0, np.arange(1000))
+    draws = ExampleRandom(5, 0, np.arange(1000))
     integers, normal = draws.integers(0, 300, 7), draws.normal(1, 300)
     n = integers.size
     share = np.bincount(integers.ravel(), minlength=7) / n
@@ -120,10 +120,10 @@ def test_draws_are_uniform_and_normal() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_records_are_plain_and_say_what_decides_the_examples(name: str) -> None:
     data = made(name)
-    assert json.loads(json.dumps(data.manifest()))["source"]["examples"] == {"train": 20, "val": 10, "test": 10}
-    assert data.identity() == made(name).identity() != made(name, generator_seed=2).identity()
-    assert data.identity() == made(name, num_workers=3, eval_batch_size=5).identity()
-    assert made(name, length=data.length + 2).identity() != data.identity()
+    assert json.loads(json.dumps(data.manifest()))["source"]["num_train"] == 20
+    assert data.record() == made(name).record() != made(name, generator_seed=2).record()
+    assert data.record() == made(name, num_workers=3, eval_batch_size=5).record()
+    assert made(name, length=data.length + 2).record() != data.record()
     assert data.provenance()["examples"]["val"] == 10 and "made as it is read: train 20" in data.describe()
 
 

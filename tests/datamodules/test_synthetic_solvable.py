@@ -11,19 +11,19 @@ from lightning import Trainer
 from torch import nn
 
 from lra_ssm import datamodules
-from lra_ssm.datamodules.synthetic.base import SyntheticDataModule
+from lra_ssm.datamodules.synthetic.base import SyntheticData
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.tasks import Regression
 
 
-def examples(data: SyntheticDataModule, count: int, split: str = "train") -> tuple[np.ndarray, np.ndarray]:
+def examples(data: SyntheticData, count: int, split: str = "train") -> tuple[np.ndarray, np.ndarray]:
     """Inputs and labels of the first ones, float64 where they are real."""
     data.setup()
     batch = data._datasets[split].batch(np.arange(count), 0)
     return tuple(x.double().numpy() if x.is_floating_point() else x.numpy() for x in (batch.inputs, batch.labels))
 
 
-def scores(task: Any, data: SyntheticDataModule) -> dict[str, float]:
+def scores(task: Any, data: SyntheticData) -> dict[str, float]:
     silent = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
     (found,) = Trainer(accelerator="cpu", **silent).test(task, data, verbose=False)
     return found

@@ -1,4 +1,4 @@
-"""Images in memory: what is prepared, whichever files it came from, and what is said where nothing is."""
+"""Images in memory: what is prepared, and the error where nothing is."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from lra_ssm.experiments.images import images_of, made_up
 from tests.small_data import write_cifar10
 
 
-def test_images_are_those_of_the_loaders_whatever_the_source(tmp_path):
+def test_images_are_those_of_the_loaders(tmp_path):
     root = str(tmp_path)
     prepared = SCIFAR(root=root, source=str(write_cifar10(tmp_path)), resolution=16, batch_size=1000)
     prepared.prepare_data()
     prepared.setup()
-    images = images_of(SCIFAR(root=root, resolution=16))
+    images = images_of(prepared)
     assert images.pixels == "exact"
     for name, loader in {"val": prepared.val_dataloader(), "test": prepared.test_dataloader()}.items():
         (batch,) = loader
@@ -25,7 +25,7 @@ def test_images_are_those_of_the_loaders_whatever_the_source(tmp_path):
 def test_the_command_that_is_missing_is_named(tmp_path):
     other = SCIFAR(root=str(tmp_path), source=str(write_cifar10(tmp_path)), resolution=16)
     other.prepare_data()
-    with pytest.raises(InputError, match=f"`lra-ssm prepare scifar --root={tmp_path} --limit=7 --resolution=8`"):
+    with pytest.raises(InputError, match=f"`lra-ssm prepare scifar --root={tmp_path}`"):
         images_of(SCIFAR(root=str(tmp_path), resolution=8, limit=7))
 
 

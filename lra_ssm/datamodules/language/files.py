@@ -1,164 +1,182 @@
-"""Files of a corpus: found, divided into shards, read by their form.
+"""Files of a corpus: found, read by their form, divided into parts.
 
-.txt                         plain text, documents as `Reading` says
-.jsonl, .jsonl.gz, .jsonl.zst  a document a line
-.parquet                     a document a row
+.txt                            plain text; the setting `documents` says what a document is
+.jsonl, .jsonl.gz, .jsonl.zst   one document per line
+.parquet                        one document per row
 """
 
-import hashlib
+import io
+import json
 import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.fetch.hub import NOTE
-from lra_ssm.datamodules.language import plain_text, records
-from lra_ssm.datamodules.language.documents import MOST_SHARDS, SHARD_BYTES, Passage, Range, Reading, Shard
+from lra_ssm.datamodules.language.corpus import TEXT_SIZE, Document, Input, ReadOptions, Segment, read_text, segments
 from lra_ssm.errors import InputError
+from lra_ssm.files import one_reason
 
 log = logging.getLogger(__name__)
 
-COMPRESSED = (".jsonl.gz", ".jsonl.zst")
-FORMS = (".txt", ".jsonl", *COMPRESSED, ".parquet")
-_SPLIT = re.compile(
-    r"(?:(?P<train>train|training)|(?P<val>val|valid|validation|dev)|(?P<test>test|testing|eval|evaluation))"
-    r"(?![A-Za-z])"
-)
-_NOTES = (".md", ".lock", ".download.json", NOTE)  # what lies beside files and is never meant
-_SHOWN = 3  # names of files that are passed over
+PART_BYTES = 64 << 20  # smaller files share a part with their neighbors
+FORMS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+
+
+def read_file(path: Path, options: ReadOptions, split: str | None = None) -> Iterator[Document]:
+    """Yield the documents of a file by its form.
+
+    Raises:
+        InputError: the file cannot be read or is damaged, a line is not JSON, a record has no text, or text is not
+            UTF-8; names file and line (or row).
+    """
+    try:
+        if path.suffix == ".txt":
+            with open(path, "rb") as file:
+                yield from read_text(file, str(path), options.documents, split)
+            return
+        for where, record in _rows(path, options) if path.suffix == ".parquet" else _json_lines(path):
+            text = _field(record, options.text_field, where)
+            source = "" if options.source_field is None else _field(record, options.source_field, where)
+            yield Document(_blocks(text), where, split, source)
+    except InputError:
+        raise
+    except Exception as error:  # pyarrow raises many kinds for a damaged file
+        raise InputError(f"{path}: cannot be read, or is broken off or damaged ({one_reason(error)})") from error
+
+
+def _blocks(text: str) -> Iterable[str]:
+    """A text in blocks, so that cutting a long one copies no long rests."""
+    return [text] if len(text) <= TEXT_SIZE else (text[i : i + TEXT_SIZE] for i in range(0, len(text), TEXT_SIZE))
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow
+
+    with io.BufferedReader(pyarrow.input_stream(str(path), compression="detect"), 1 << 20) as file:
+        for number, line in enumerate(file, start=1):
+            if line.isspace():
+                continue
+            try:
+                record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError as error:
+                wrong = f"byte {error.object[error.start]:#04x}, the line's number {error.start + 1}"
+                raise InputError(f"{path}:{number}: is not UTF-8 ({wrong})") from None
+            except (ValueError, RecursionError) as error:
+                why = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+                raise InputError(f"{path}:{number}: is not JSON ({why}); one document per line is expected") from None
+            yield f"{path}:{number}", record
+
+
+def _rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, Any]]:
+    import pyarrow.parquet
+
+    names = [name for name in (options.text_field, options.source_field) if name is not None]
+    # Column chunks come through a buffer, not whole: a row group may be larger than memory.
+    file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+    columns = file.schema_arrow.names
+    for name in names:
+        if name.partition(".")[0] not in columns:
+            raise InputError(f"{path}: has no column {name!r}; it has {', '.join(columns)}")
+    begin = 0
+    for batch in file.iter_batches(1024, columns=names, use_threads=False):
+        for row, record in enumerate(batch.to_pylist(), start=begin):
+            yield f"{path}: row {row}", record
+        begin += len(batch)
+
+
+def _field(record: Any, name: str, where: str) -> str:
+    """A text in a record; "" for null, as dumps of tables have it."""
+    value = record
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            keys = ", ".join(map(repr, value)) if isinstance(value, dict) else repr(value)
+            raise InputError(f"{where}: has no {name!r}; it has {keys or 'nothing'}")
+        value = value[part]
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"{where}: {name!r} is {value!r} instead of a string")
+    return value or ""
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+_SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "val": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_IGNORED = (".md", ".lock", "files.json")  # what lies next to files and is never meant
+_MAX_DEPTH = 32  # folders; the system follows about 40 links
 
 
 def find_files(folder: Path, forms: tuple[str, ...] = FORMS) -> list[Path]:
-    """All files of these forms below a folder, sorted by their paths; hidden files and folders are passed over.
+    """Return all files of these forms below a folder, sorted by their paths; hidden files and folders are passed over.
 
     Raises:
-        InputError: there is none, a folder cannot be read, or a link leads nowhere.
+        InputError: there are none, a folder cannot be read, or a link leads nowhere.
     """
-    found: list[Path] = []
-    others: list[str] = []
+    found, others = list[Path](), list[str]()
     for place, folders, names in os.walk(folder, onerror=_unreadable, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in names:
-            path = Path(place, name)
-            if name.startswith(".") or name.endswith(_NOTES):
-                continue
-            if not name.endswith(forms):
-                others.append(str(path.relative_to(folder)))
-            elif not path.is_file():
-                raise InputError(f"{path}: is a link to nothing, or no file")
-            else:
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            if path.name.endswith(forms):
+                if not path.is_file():
+                    raise InputError(f"{path}: is a link to nothing, or not a file")
                 found.append(path)
-        if len(Path(place).relative_to(folder).parts) > 32:  # the system follows 40 links or so
+            elif not path.name.endswith(_IGNORED):
+                others.append(str(path.relative_to(folder)))
+        if len(Path(place).relative_to(folder).parts) > _MAX_DEPTH:
             raise InputError(f"{place}: lies too many folders deep; does a link lead back?")
+    others = [*sorted(others)[:3], *([f"and {len(others) - 3} more"] if len(others) > 3 else [])]
     if not found:
-        there = f"; there is {_some(others)}" if others else ""
-        raise InputError(f"{folder}: holds no files in {', '.join(forms)}{there}")
+        has = f"; it has {', '.join(others)}" if others else ""
+        raise InputError(f"{folder}: holds no files in {', '.join(forms)}{has}")
     if others:
-        log.warning("%s: passing over %s: none of %s", folder, _some(others), ", ".join(forms))
+        log.warning("%s: passing over %s: not one of %s", folder, ", ".join(others), ", ".join(forms))
     return sorted(found, key=lambda path: path.relative_to(folder).parts)
-
-
-def split_name(path: Path, folder: Path) -> str | None:
-    """The split, train, val or test, that a file's first folder below `folder`, or its own name, begins with, as
-    Hugging Face has it: train/…, validation-00000.parquet, test.txt; None for none."""
-    parts = path.relative_to(folder).parts
-    for part in (parts[0], parts[-1]):
-        if found := _SPLIT.match(part):
-            return found.lastgroup
-    return None
 
 
 def _unreadable(error: OSError) -> None:
     raise InputError(f"{error.filename}: cannot be read ({error.strerror})")
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(sorted(names)[:_SHOWN]) + more
+def split_of(path: Path, folder: Path) -> str | None:
+    """Return the split that a file's name, or a folder's below `folder`, names by Hugging Face's rule; None for none.
 
-
-@dataclass(frozen=True)
-class FileCorpus:
-    """A corpus of files (a `CorpusReader`).
-
-    Args:
-        folder: what their paths are told below; or the one file.
-        files: paths with their splits, None where documents' keys decide; in order.
-        reading: how documents are taken from them.
-        shard_bytes: bytes of files in one shard, about, or what makes MOST_SHARDS of all; compressed files are never
-            divided.
-    """
-
-    folder: str
-    files: tuple[tuple[str, str | None], ...]
-    reading: Reading
-    shard_bytes: int = SHARD_BYTES
-
-    def shards(self) -> list[Shard]:
-        """Large files in shares, small ones of a split together."""
-        found: list[Shard] = []
-        most = max(self.shard_bytes, sum(_stat(path).st_size for path, _ in self.files) // MOST_SHARDS)
-        for path, split in self.files:
-            for share, size in self._shares(path, most):
-                last = found[-1] if found else None
-                if last and last.split == split and last.size + size <= most:
-                    found[-1] = Shard(split, (*last.ranges, share), last.size + size)
-                else:
-                    found.append(Shard(split, (share,), size))
-        return found
-
-    def _shares(self, path: str, shard_bytes: int) -> list[tuple[Range, int]]:
-        if path.endswith(".parquet"):
-            return records.parquet_division(path, shard_bytes, self.reading)
-        if path.endswith(COMPRESSED):
-            return [(Range(path, 0, None), _stat(path).st_size)]
-        with plain_text.mapped(path) as data:
-            documents = "line" if path.endswith(".jsonl") else self.reading.documents
-            return plain_text.division(path, data, documents, shard_bytes)
-
-    def texts(self, shard: Shard) -> Iterator[Passage]:
-        """Raises InputError: bad input; names file and line, or row."""
-        for share in shard.ranges:
-            if not share.path.endswith(".parquet") and _stat(share.path).st_size < (share.end or 0):
-                raise InputError(f"{share.path}: has become shorter while it was read")
-            if share.path.endswith(".txt"):
-                with plain_text.mapped(share.path) as data:
-                    yield from plain_text.texts(data, share, self.reading, shard.split)
-            else:
-                yield from records.texts(share, self.reading, shard.split)
-
-    def content_settings(self) -> dict[str, Any]:
-        """Everything that decides the documents: settings, and what stands for the files.
-
-        Raises:
-            InputError: a file is missing.
-        """
-        splits = sorted({split or "hash" for _, split in self.files})
-        files = stamp([path for path, _ in self.files], Path(self.folder))
-        return self.reading.settings("hash" in splits) | {"splits": splits} | files
-
-
-def stamp(files: Iterable[str], folder: Path) -> dict[str, Any]:
-    """What stands for the content of a user's files, which takes long to hash: their paths below the folder, sizes and
-    times of change, in one digest.
+    The rule (datasets.data_files): a keyword anywhere in the name, delimited by "-", ".", "_", a space or a digit, as
+    in TinyStories-valid.txt or c4-validation.00000-of-00001.jsonl.gz; folders count before file names.
 
     Raises:
-        InputError: one cannot be looked at.
+        InputError: a name has the keywords of two splits.
     """
-    digest, count, size = hashlib.sha256(), 0, 0
-    for path in files:
-        stat = _stat(path)
-        name = os.fsencode(Path(path).relative_to(folder)) if Path(path) != folder else b""
-        digest.update(b"%s\0%d\0%d\0" % (name, stat.st_size, stat.st_mtime_ns))
-        count, size = count + 1, size + stat.st_size
-    return {"files": count, "bytes": size, "stamp": digest.hexdigest()}
+    for part in path.relative_to(folder).parts:
+        words = {*re.split(r"[-._ 0-9]+", part)}
+        named = [split for split, keywords in _SPLIT_NAMES.items() if words & {*keywords}]
+        if len(named) > 1:
+            raise InputError(f"{path}: {part!r} names two splits, {' and '.join(named)}; rename it")
+        if named:
+            return named[0]
+    return None
 
 
-def _stat(path: str) -> os.stat_result:
-    try:
-        return os.stat(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+def file_inputs(files: Iterable[tuple[Path, str | None]], options: ReadOptions) -> list[Input]:
+    """Return files with their splits (None: each document's key decides) as inputs."""
+    return [Input([path], partial(_read, path, options, split)) for path, split in files]
+
+
+def _read(path: Path, options: ReadOptions, split: str | None) -> Iterator[Segment]:
+    return segments(read_file(path, options, split), options)
+
+
+def in_parts(inputs: list[Input]) -> list[list[Input]]:
+    """Return inputs by the part of the preparation that they belong to: one each, small neighbors together."""
+    parts, size = list[list[Input]](), PART_BYTES + 1
+    for each in inputs:
+        if size + (own := each.size) > PART_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(each)
+        size += own
+    return parts

@@ -1,67 +1,65 @@
-"""What the data modules of text have in common.
+"""What the data modules of text for language models have in common: tokens prepared once, windows, a tokenizer.
 
 L length of a window.
 """
 
-import shutil
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
-from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.language.builder import BadCorpus, Preparation, Turn
-from lra_ssm.datamodules.language.choosing import parse_tokenizer
-from lra_ssm.datamodules.language.documents import CorpusReader
-from lra_ssm.datamodules.language.shards import TextCounts, summed
+from lra_ssm.datamodules.base import PreparedData, setting
+from lra_ssm.datamodules.batches import TokenBatch
+from lra_ssm.datamodules.language.corpus import Input
+from lra_ssm.datamodules.language.prepare import Preparation, TextCounts
+from lra_ssm.datamodules.language.tokenizer_spec import parse_tokenizer
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
-from lra_ssm.datamodules.loading.batches import TokenBatch
-from lra_ssm.datamodules.loading.loader import ResumableLoader
-from lra_ssm.datamodules.loading.module import LoadedDataModule
-from lra_ssm.datamodules.storage.arrays import damaged
-from lra_ssm.datamodules.storage.format import TokenSplit
-from lra_ssm.datamodules.storage.intact import check_intact, remember_intact
-from lra_ssm.datamodules.storage.root import ensure_root
-from lra_ssm.datamodules.storage.writer import write_manifest
+from lra_ssm.datamodules.loader import ResumableLoader
+from lra_ssm.datamodules.parts import PARTS, Parts
+from lra_ssm.datamodules.storage import Array, Split, ensure_root, prepare, write_manifest
 from lra_ssm.errors import InputError
-from lra_ssm.files import sha256
 
-# Raise when the same settings would give other data than before.
-READER_VERSION = 1
-SHARDS = ".shards-"  # what a preparation that is not finished leaves begins with
 Order = Literal["shuffled", "streams"]
 Evaluation = Literal["windows", "streams", "sliding"]
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class WindowedDataModule(LoadedDataModule):
-    """Loads streams of tokens as `windows.Windows` or `windows.Streams`; batches are `TokenBatch`.
+class LanguageDataModule(PreparedData):
+    """Text that is prepared once, as tokens. Batches are `batches.TokenBatch` of `windows.Windows` or `Streams`.
 
-    A data module of text gives `text_splits` and `tokenizer_file`.
+    A dataset gives `sources`, `corpus`, and `fetch_files` where its files can be downloaded.
 
     Args:
-        root: data root; None for LRA_SSM_DATA, else ./data.
+        tokenizer: "bytes", "characters", "words" (the end of a line is a token), "bpe:16000" (trained on the training
+            documents), a tokenizer.json or a folder with one, or a name of the Hub ("gpt2", "gpt2@revision").
+        end_of_text: of a tokenizer.json: the token that ends documents; None where it is known.
         length: L, tokens of a window.
         batch_size: windows, or streams, per optimizer batch over all devices together.
+        order: "shuffled" for windows in an order of (shuffle_seed, epoch), each by itself; "streams" for a split cut
+            into batch_size rows, whose windows follow each other from batch to batch, so that states can be carried on.
         isolate: whether a document's end drops the state: the model sees nothing of the document before.
-        evaluation: "windows" for one behind the other, each by itself; "streams" for states carried on over
-            eval_batch_size rows of a corpus; "sliding" for windows that overlap.
+        evaluation: "windows" for one after the other, each by itself; "streams" for states carried on over
+            eval_batch_size rows; "sliding" for windows that overlap.
         eval_stride: of "sliding": each window scores so many tokens, which have length − eval_stride before them.
+
+    Raises:
+        InputError: invalid settings.
     """
 
-    # eval_batch_size is none of them: evaluation in streams depends on how many there are.
-    neutral_settings: ClassVar[tuple[str, ...]] = ("root", "num_workers", "pin_memory")
+    limit: None = field(default=None, init=False)
 
-    root: str | None = None
-    length: int = 1024
-    order: Order = field(default="shuffled", init=False)
-    isolate: bool = True
-    evaluation: Evaluation = "windows"
-    eval_stride: int | None = None
+    tokenizer: str
+    end_of_text: str | None = None
+    # Unlike elsewhere: evaluation in streams depends on how many there are.
+    eval_batch_size: int | None = setting(default=None, affects="batches")
+    length: int = setting(default=1024, affects="batches")
+    order: Order = setting(default="shuffled", affects="order")
+    isolate: bool = setting(default=True, affects="batches")
+    evaluation: Evaluation = setting(default="windows", affects="batches")
+    eval_stride: int | None = setting(default=None, affects="batches")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,28 +71,131 @@ class WindowedDataModule(LoadedDataModule):
             fits = stride is not None and 1 <= stride <= self.length
             self.require(fits, "eval_stride", f"sliding evaluation needs one from 1 to length, {self.length}")
         else:
-            what = f"evaluation {self.evaluation!r} has none; it is of sliding"
-            self.require(stride is None, "eval_stride", what)
+            self.require(stride is None, "eval_stride", f"is only for sliding evaluation, not {self.evaluation!r}")
+        self.spec = parse_tokenizer(self.tokenizer, self.end_of_text)
+        named = self.spec.kind in ("file", "hub")
+        self.require(self.end_of_text is None or named, "end_of_text", "is only for a tokenizer.json")
+
+    # -- what a dataset gives --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def text_splits(self, name: str) -> list[TokenSplit]:
-        """The streams of a split, one behind the other. Raises InputError: not prepared, or damaged."""
+    def corpus(self) -> list[Input]:
+        """Return the inputs of the corpus in order. Raises InputError: files are missing, or not as published."""
+
+    def expected_splits(self) -> set[str]:
+        """Return the splits that must not be empty."""
+        return {"train", "val"}
+
+    def fetch_files(self) -> None:
+        """Download a publisher's files below the root, if needed."""
+
+    def compare_published(self, splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what the manifest says of splits compared with what is published of them."""
+        return {}
+
+    # -- preparation -----------------------------------------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        record = super().record()
+        record["data"]["tokenizer"] = self._identity
+        return record
+
+    def unused_settings(self) -> set[str]:
+        return set() if self.evaluation == "streams" else {"eval_batch_size"}
+
+    @cached_property
+    def _identity(self) -> str:
+        """What stands for the tokenizer: wherever a file is, its digest."""
+        return self.spec.identity()
+
+    @cached_property
+    def _corpus(self) -> list[Input]:
+        return self.corpus()
+
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        own = {self.tokenizer: self._identity} if self.spec.kind == "file" else {}
+        return {**super().source_digests(), **own}
+
+    def source_digests(self) -> dict[str, str]:
+        return self._digests  # of many files: looked at once
+
+    def files(self) -> list[Path]:
+        return [path for each in self._corpus for path in each.paths]
+
+    def fetch(self) -> None:
+        """Download what is missing of the corpus and the tokenizer."""
+        self.spec.fetch()
+        if self.kind != "files":
+            self.fetch_files()
+
+    def prepare_data(self) -> None:
+        """Tokenize the corpus, on all cores, once; other processes wait for it. A killed preparation goes on.
+
+        Raises:
+            InputError: bad input, no such tokenizer, or the root cannot be used.
+        """
+        super().prepare_data()
+        if (parts := self._parts_folder).exists():
+            Parts(parts, 0).remove()
+
+    def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
+        raise NotImplementedError  # `_build` joins parts
+
+    def _build(self, folder: Path) -> None:
+        preparation = self._preparation()
+        try:
+            preparation.tokenize()
+            self._finish(folder)
+        except InputError:  # another corpus or tokenizer will do; these parts are of no use
+            preparation.parts.remove()
+            raise
+
+    def tokenize(self, shard: tuple[int, int]) -> str:
+        """Make the parts of shard i/n, so that several machines can work at a time; `merge` comes last.
+
+        Returns:
+            One line about what there is now.
+
+        Raises:
+            InputError: see `prepare_data`.
+        """
+        ensure_root(self.data_root)
+        preparation = self._preparation()
+        preparation.tokenize(shard)
+        return preparation.progress()
+
+    def merge(self) -> None:
+        """Put all parts together. Raises InputError: one is missing."""
+        prepare(self.data_root, self.dataset, self.prepared_folder.name, self._finish)
+        self.prepare_data()  # removes the parts
+
+    def _finish(self, folder: Path) -> None:
+        made = self._preparation().finish(folder)
+        splits, empty = made["splits"], made.pop("empty_documents_skipped")
+        if missing := sorted(self.expected_splits() - splits.keys()):
+            found = ", ".join(f"{entry['documents']:,} for {name}" for name, entry in splits.items())
+            raise InputError(
+                f"{self.dataset}: no document for {missing[0]} ({found or 'none at all'}): hold out more (val_fraction,"
+                " test_fraction), make smaller documents (documents=line), or give files (train*, val*, test*)"
+            )
+        source = {"empty_documents_skipped": empty, **self.compare_published(splits)}
+        facts = self.facts()
+        write_manifest(folder, {"dataset": self.dataset, **facts, "source": facts["source"] | source, **made})
+
+    def _preparation(self) -> Preparation:
+        return Preparation(self._parts_folder, self.dataset, self._corpus, self.spec)
 
     @property
-    @abstractmethod
-    def tokenizer_file(self) -> Path:
-        """The tokenizer of the prepared data. Raises InputError: not prepared."""
-
-    def largest_batch(self) -> TokenBatch:
-        tokens = torch.zeros(self.batch_size, self.length, dtype=torch.int64)
-        return TokenBatch(tokens, tokens, torch.zeros_like(tokens, dtype=torch.bool) if self.isolate else None, None)
+    def _parts_folder(self) -> Path:
+        return self.data_root / self.dataset / f"{PARTS}{self.prepared_folder.name}"
 
     # -- what a task asks for --------------------------------------------------------------------------------------
 
     @property
     def end_of_text_id(self) -> int:
         """The token that ends every document, once prepared."""
-        return self.text_splits("train")[0].end_of_text
+        return int(self.prepared.manifest["end_of_text"])
 
     @property
     def carries_state(self) -> bool:
@@ -107,13 +208,18 @@ class WindowedDataModule(LoadedDataModule):
         return self.evaluation == "streams"
 
     @property
+    def tokenizer_file(self) -> Path:
+        """The tokenizer of the prepared data. Raises InputError if it is not prepared."""
+        return self.prepared.folder / self.prepared.manifest["tokenizer"]["file"]
+
+    @property
     def tokenizer_digest(self) -> str:
         """The sha256 of the tokenizer's file, once prepared."""
-        return sha256(self.tokenizer_file)
+        return str(self.prepared.manifest["tokenizer"]["sha256"])
 
     def text_counts(self, name: str) -> TextCounts:
-        """How much text a split holds, once prepared: bits per byte are loss · tokens / (bytes · ln 2)."""
-        return summed(TextCounts.of(split.entry) for split in self.text_splits(name))
+        """Return how much text a split holds, once prepared: bits per byte are loss · tokens / (bytes · ln 2)."""
+        return TextCounts.of(self.prepared.split(name).entry)
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
@@ -121,49 +227,57 @@ class WindowedDataModule(LoadedDataModule):
     def shuffles(self) -> bool:
         return self.order == "shuffled"
 
-    def open_split(self, name: str) -> TokenWindows:
-        """Raises InputError: not prepared, damaged, or too small for its streams."""
-        splits = self.text_splits(name)
-        if name != "train":
-            return self.evaluation_windows(splits)
-        if self.order == "streams":
-            return Streams(splits, self.length, self.batch_size, self.isolate)
-        return Windows(splits, self.length, self.isolate)
+    def largest_batch(self) -> TokenBatch:
+        tokens = torch.zeros(self.batch_size, self.length, dtype=torch.int64)
+        return TokenBatch(tokens, tokens, torch.zeros_like(tokens, dtype=torch.bool) if self.isolate else None, None)
 
-    def evaluation_windows(self, splits: list[TokenSplit]) -> TokenWindows:
+    def make_dataset(self, split: Split, name: str) -> TokenWindows:
+        """Raises InputError if the split is too small for its streams."""
+        if name != "train":
+            return self.evaluation_windows(split)
+        if self.order == "streams":
+            return Streams(split, self.end_of_text_id, self.length, self.batch_size, self.isolate)
+        return Windows(split, self.end_of_text_id, self.length, self.isolate)
+
+    def evaluation_windows(self, split: Split) -> TokenWindows:
+        """Return the windows of a split as `evaluation` has them."""
         if self.evaluation == "streams":
-            return Streams(splits, self.length, self.evaluation_batch_size, self.isolate)
-        return Windows(splits, self.length, self.isolate, self.eval_stride)
+            return Streams(split, self.end_of_text_id, self.length, self.evaluation_batch_size, self.isolate)
+        return Windows(split, self.end_of_text_id, self.length, self.isolate, self.eval_stride)
 
     def predict_dataloader(self) -> ResumableLoader:
-        """Every token of `predict_split` once, in the order of evaluation."""
-        return self._evaluation_loader(self.evaluation_windows(self.text_splits(self.predict_split)))
+        """Load every token of `predict_split` once, in the order of evaluation."""
+        return self._evaluation_loader(self.evaluation_windows(self.prepared.split(self.predict_split)))
 
     # -- what a result depends on ----------------------------------------------------------------------------------
 
-    def batch_settings(self) -> dict[str, Any]:
-        """What the model sees of the prepared data, in training and evaluation."""
-        evaluation: dict[str, Any] = {"evaluation": self.evaluation}
-        if self.evaluation == "sliding":
-            evaluation["eval_stride"] = self.eval_stride
-        if self.evaluation == "streams":
-            evaluation["eval_batch_size"] = self.evaluation_batch_size
-        return {"length": self.length, "isolate": self.isolate, **evaluation}
+    def provenance(self) -> dict[str, Any]:
+        manifest = self.manifest()
+        tokens = {name: split["tokens"] for name, split in manifest["splits"].items()}
+        return {**super().provenance(), "tokens": tokens, "tokenizer": manifest["tokenizer"]}
 
-    def order_settings(self) -> dict[str, Any]:
-        return {"batch_size": self.batch_size, "shuffle_seed": self.shuffle_seed, "order": self.order}
+    def describe(self) -> str:
+        manifest = self.prepared.manifest
+        splits = manifest["splits"]
+        documents = ", ".join(f"{entry['documents']:,} {name}" for name, entry in splits.items())
+        tokens = ", ".join(f"{entry['tokens']:,} {name}" for name, entry in splits.items())
+        size = sum(entry["bytes"] for entry in splits.values()) / sum(entry["tokens"] for entry in splits.values())
+        parts = [f"{self.dataset} ({self.kind}): {documents} documents", f"{tokens} tokens"]
+        parts.append(f"vocabulary of {manifest['vocab_size']:,}, {size:.2f} bytes a token")
+        parts += [f"from {self.source}"] if self.kind == "files" else []
+        return "; ".join([*parts, f"{self.order} in windows of {self.length:,}"])
 
     def state_dict(self) -> dict[str, Any]:
-        """The tokenizer, which travels with checkpoints."""
+        """Return the tokenizer, which travels with checkpoints."""
         file = self.tokenizer_file
         made = {"file": file.name, "sha256": self.tokenizer_digest, "text": file.read_text(encoding="utf-8")}
         return {"tokenizer": {**made, "end_of_text": self.end_of_text_id}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Compares the tokenizer of a checkpoint.
+        """Compare the tokenizer of a checkpoint.
 
         Raises:
-            InputError: it is another one than the data's: the network knows other tokens.
+            InputError: it is not the data's: the network knows other tokens.
         """
         stored, ours = state.get("tokenizer", {}), self.tokenizer_digest
         theirs, end = stored.get("sha256"), stored.get("end_of_text")
@@ -177,165 +291,3 @@ class WindowedDataModule(LoadedDataModule):
                 f"the checkpoint's documents end with token {end}, the data's with {self.end_of_text_id}"
                 f" ({self.tokenizer_file}): prepare the data with the checkpoint's end_of_text"
             )
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class LanguageDataModule(WindowedDataModule, PreparedDataModule):
-    """Text that is prepared once, as tokens in shards. Batches are `batches.TokenBatch`.
-
-    A dataset, a dataclass too, gives `dataset`, `sources`, `reader` and `source_settings`, its own settings, and
-    `fetch_files` where its files can be downloaded.
-
-    Args:
-        tokenizer: "bytes", "characters", "words" (an `<eos>` for each line), "bpe:16000" (trained on the training
-            documents), a tokenizer.json or a folder with one, or a name of the Hub ("gpt2", "gpt2@revision").
-        end_of_text: of a tokenizer.json: the token that ends documents; None where it is known.
-        order: "shuffled" for windows in an order of (shuffle_seed, epoch), each by itself; "streams" for a split cut
-            into batch_size rows, whose windows follow each other from batch to batch, so that states can be carried on.
-
-    Raises:
-        InputError: settings that cannot be met.
-    """
-
-    processes: ClassVar[int | None] = None  # that tokenise at a time; None for one a core. Does not change the result
-
-    tokenizer: str
-    end_of_text: str | None = None
-    order: Order = "shuffled"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.choice = parse_tokenizer(self.tokenizer, self.end_of_text)
-        named = self.choice.kind in ("file", "hub")
-        self.require(self.end_of_text is None or named, "end_of_text", "is of a tokenizer.json")
-
-    # -- what a dataset gives --------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def reader(self) -> CorpusReader:
-        """Reads the documents. Raises InputError: files are missing, or not as published."""
-
-    @abstractmethod
-    def source_settings(self) -> dict[str, Any]:
-        """What decides the documents where a publisher's files are the source."""
-
-    def fetch_files(self) -> None:
-        """Downloads a publisher's files below the root, if needed."""
-
-    def published(self, splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """What the manifest says of splits beside what is published of them."""
-        return {}
-
-    # -- preparation -----------------------------------------------------------------------------------------------
-
-    def content_settings(self) -> dict[str, Any]:
-        return self._content
-
-    @cached_property
-    def _content(self) -> dict[str, Any]:
-        # Files of the user's are looked at; a publisher's are what they are.
-        documents = self._documents.content_settings() if self.kind() == "files" else self.source_settings()
-        end = {} if self.end_of_text is None else {"end_of_text": self.end_of_text}
-        return {"version": READER_VERSION, **documents, "tokenizer": self.choice.identity(), **end}
-
-    @cached_property
-    def _documents(self) -> CorpusReader:
-        """The reader, which looks at the files once."""
-        return self.reader()
-
-    def source_digests(self) -> dict[str, str]:
-        own = {self.tokenizer: self.choice.identity()} if self.choice.kind == "file" else {}
-        return {**super().source_digests(), **own}
-
-    def fetch(self) -> None:
-        """Downloads what is missing of the corpus and the tokenizer."""
-        self.choice.fetch()
-        if self.kind() != "files":
-            self.fetch_files()
-
-    def build(self, folder: Path) -> None:
-        preparation = self._preparation()
-        try:
-            preparation.tokenise()
-            self._finish(folder)
-        except InputError as error:
-            if isinstance(error, BadCorpus) or not preparation.progress()[0]:
-                shutil.rmtree(preparation.folder, ignore_errors=True)
-            raise
-
-    def prepare_data(self) -> None:
-        """Tokenises the corpus, on all cores, once; other processes wait for it. A killed preparation goes on.
-
-        Raises:
-            InputError: bad input, a tokenizer that cannot be had, or the root cannot be used.
-        """
-        self._make(self.build)
-
-    def tokenise(self, turn: Turn) -> str:
-        """Makes the shards of a turn, so that several machines can work at a time; `merge` is the end.
-
-        Returns:
-            One line on what is there now.
-
-        Raises:
-            InputError: as `prepare_data`.
-        """
-        ensure_root(self.data_root)
-        preparation = self._preparation()
-        preparation.tokenise(turn)
-        there, count = preparation.progress()
-        more = "; --merge puts them together" if there == count else ""
-        return f"{preparation.folder}: {turn.number}/{turn.turns} is done; {there} of {count} shards are there{more}"
-
-    def merge(self) -> None:
-        """Puts all shards together. Raises InputError: one is missing or damaged."""
-        self._make(self._finish)
-
-    def _make(self, build: Callable[[Path], None]) -> None:
-        is_new = self._prepare(build)
-        shutil.rmtree(self._shards, ignore_errors=True)  # whoever was killed before this left them
-        if is_new:
-            remember_intact(self.prepared_folder)  # last: a file's time changes with the number of its names
-
-    def _finish(self, folder: Path) -> None:
-        manifest = self._preparation().finish(folder)
-        where = {} if self.source in self.sources else {"path": self.source}
-        manifest["source"] |= {"kind": self.kind(), **where, **self.content_settings()}
-        manifest["source"] |= self.published(manifest["splits"])
-        write_manifest(folder, manifest)
-
-    def _preparation(self) -> Preparation:
-        return Preparation(self._shards, self.dataset, self._documents, self.choice, self.processes)
-
-    @property
-    def _shards(self) -> Path:
-        return self.data_root / self.dataset / f"{SHARDS}{self.prepared_folder.name}"
-
-    def text_splits(self, name: str) -> list[TokenSplit]:
-        split = self._open().split(name)
-        assert isinstance(split, TokenSplit)
-        return [split]
-
-    def open_split(self, name: str) -> TokenWindows:
-        self.check_intact(name)
-        return super().open_split(name)
-
-    def check_intact(self, name: str) -> None:
-        """Raises InputError: files are not what was prepared."""
-        for split in self.text_splits(name):
-            check_intact(split)
-        if self.tokenizer_digest != self._open().manifest["tokenizer"]["sha256"]:
-            raise damaged(self.tokenizer_file, "does not have its recorded sha256: it is not what was prepared")
-
-    @property
-    def tokenizer_file(self) -> Path:
-        prepared = self._open()
-        return prepared.folder / prepared.manifest["tokenizer"]["file"]
-
-    def provenance(self) -> dict[str, Any]:
-        manifest = self.manifest()
-        tokens = {name: split["tokens"] for name, split in manifest["splits"].items()}
-        return {**super().provenance(), "tokens": tokens, "tokenizer": manifest["tokenizer"]}
-
-    def describe(self) -> str:
-        return f"{super().describe()}; {self.order} in windows of {self.length:,}"

@@ -1,62 +1,82 @@
-"""ListOps as a LightningDataModule: nested operators on digits, ten classes.
+"""ListOps: nested operators on digits, ten classes; generated with LRA's distribution or read from LRA's files.
+
+LRA's own generator has no seed and takes its splits from the iteration order of a set. Here expressions come in
+numbered blocks, each a pure function of (seed, number); blocks are taken in order and duplicates of anything before are
+dropped, so that the result does not depend on which process computed which block.
+
+LRA's files are basic_{train,val,test}.tsv: a header `Source\\tTarget`, then one expression and its value per line:
+`( ( ( [MAX 2 ) 9 ) ] )\\t9`. The parentheses only repeat the structure that `[OP … ]` already shows; as in the public
+code they are dropped, and `X`, its spelling of `]`, is accepted.
 
 Sources: Nangia and Bowman, "ListOps" (2018); Tay et al., "Long Range Arena" (2021), whose settings are the defaults.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from functools import partial
+from hashlib import blake2b
+from itertools import count as count_from
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from lra_ssm.datamodules.base import SequenceDataModule, file_stats
-from lra_ssm.datamodules.listops.builder import (
-    DATASET,
-    NUM_CLASSES,
-    READER_VERSION,
-    build_from_files,
-    build_generated,
-    generator_settings,
+from lra_ssm.bars import with_bar
+from lra_ssm.datamodules.download import fetch_lra, find_lra
+from lra_ssm.datamodules.listops.trees import (
+    ATTEMPTS_PER_BLOCK,
+    CLOSE_ID,
+    DIGITS,
+    EOS_ID,
+    FIRST_DIGIT_ID,
+    FIRST_OPERATOR_ID,
+    VOCABULARY,
+    TreeSettings,
+    sample_block,
 )
-from lra_ssm.datamodules.listops.generator import check_settings
-from lra_ssm.datamodules.listops.reader import FILES, parse_expression
-from lra_ssm.datamodules.listops.trees import DIGITS, VOCABULARY, TreeSettings
-from lra_ssm.datamodules.loading.own_files import TEXTS, OwnExamples, own_files, own_sequences, read_lines
+from lra_ssm.datamodules.processes import ordered_map
+from lra_ssm.datamodules.sequences import SequenceData
+from lra_ssm.datamodules.storage import read_lines
 from lra_ssm.errors import InputError
 
+FOLDER = "listops-1000"
+NAMES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}
+# Yield is judged over this many blocks (50,000 attempts). Generation is given up when at that rate the rest would need
+# more than MAX_FURTHER_WINDOWS times as long: hours for LRA's bounds, whose own yield is 1 kept in 3 attempts.
+WINDOW_BLOCKS = 100
+MAX_FURTHER_WINDOWS = 1000
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class ListOps(SequenceDataModule):
-    """ListOps, generated or from LRA's files. Batches are `batches.Batch`; every sequence ends with `<eos>`.
+_IDS = {token.encode(): index for index, token in enumerate(VOCABULARY) if index >= FIRST_DIGIT_ID} | {b"X": CLOSE_ID}
+_EOS = bytes([EOS_ID])
 
-    Takes what every `SequenceDataModule` takes, and its own:
+
+class ListOps(SequenceData):
+    """ListOps, generated or from LRA's files. Batches are `Batch`; every sequence ends with `<eos>`.
 
     Args:
-        source: "generated"; "lra" for LRA's files below the root (layouts: data/README.md), which
-            `lra-ssm prepare` can download; or a folder with them.
+        source: "generated"; "lra" for LRA's files below the root, which `lra-ssm prepare` can download; or a folder
+            with them.
         max_length: longest permitted sequence, `<eos>` included. Nothing is cut: a longer one is an error.
         length_bounds: generated expressions are strictly longer than the first and shorter than the second
-            (tokens without parentheses and `<eos>`). Like the following six for source "generated" alone.
+            (tokens without parentheses and `<eos>`). This and the following six are only for source "generated".
         max_depth: deepest level of a generated tree; its root is level 1.
-        max_args: most arguments of a generated operator; at least 2 are drawn.
+        max_args: maximal number of arguments of a generated operator; at least 2 are drawn.
         num_train: generated training examples.
         num_val: generated validation examples.
-        num_test: generated test examples. No expression occurs twice, within a split or across.
+        num_test: generated test examples. No expression occurs twice, within a split or across splits.
         generator_seed: of the generated data.
-        limit: at most this many examples in each split, for trying out: the first ones of each file, in its order, or
-            only so many generated (which are others than the first ones of a larger split: val follows train). Classes
-            are as they come, not balanced. None for all.
+        limit: at most this many examples in each split, for trials: the first ones of each file, or only so many
+            generated (which are others than the first ones of a larger split: val follows train). None for all.
 
     Raises:
-        InputError: settings that cannot be met.
+        InputError: invalid settings.
     """
 
-    dataset = DATASET
+    dataset = "listops"
     sources = ("generated", "lra")
-    vocabulary: ClassVar[tuple[str, ...]] = VOCABULARY
-    vocab_size = len(VOCABULARY)
-    num_classes = NUM_CLASSES
+    vocabulary = VOCABULARY
+    num_classes = 10
     class_names = DIGITS
 
     source: str = "generated"
@@ -71,51 +91,126 @@ class ListOps(SequenceDataModule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shortest, longest = self.length_bounds
-        self.trees = TreeSettings(shortest, longest, self.max_depth, self.max_args)
-        counts = {"train": self.num_train, "val": self.num_val, "test": self.num_test}
-        self.counts = {name: count if self.limit is None else min(count, self.limit) for name, count in counts.items()}
-        if self.source == "generated":
-            self._check()
+        if self.source != "generated":
+            return
+        low, high = self.length_bounds = (self.length_bounds[0], self.length_bounds[1])
+        self.require(
+            low >= 1 and high - low >= 2, "length_bounds", "lengths lie strictly between them (LRA: 500, 2000)"
+        )
+        what = f"an expression of {high - 1} tokens and its <eos> are longer than max_length {self.max_length}"
+        self.require(high <= self.max_length, "length_bounds", what)
+        self.require(2 <= self.max_depth <= 100, "max_depth", "must be from 2 to 100 (LRA: 10)")
+        self.require(self.max_args >= 2, "max_args", "must be at least 2 (LRA: 10)")
+        for split in NAMES:
+            self.require(getattr(self, f"num_{split}") >= 1, f"num_{split}", "must be at least 1")
 
-    def _check(self) -> None:
-        check_settings(self.trees)
-        for split, count in self.counts.items():
-            if count < 1:
-                raise InputError(f"ListOps num_{split} {count}: must be at least 1")
-        if self.trees.max_length > self.max_length:
+    def unused_settings(self) -> set[str]:
+        if self.source == "generated":
+            return {"max_length"}
+        counts = {f"num_{split}" for split in NAMES}
+        return {"length_bounds", "max_depth", "max_args", "generator_seed", *counts}
+
+    def examples(self) -> Iterator[tuple[str, Any, int]]:
+        return self._generated() if self.source == "generated" else self._read()
+
+    def files(self) -> list[Path]:
+        root = self.source_path() if self.kind == "files" else self.data_root
+        if (folder := find_lra(root, FOLDER, [*NAMES.values()], ("listops",))) is None:
             raise InputError(
-                f"ListOps length_bounds {self.trees[:2]}: the longest expression and its <eos> have"
-                f" {self.trees.max_length} tokens, more than max_length {self.max_length}; nothing is cut silently"
+                f"{root}: no files of ListOps ({', '.join(NAMES.values())}) in it; `lra-ssm prepare listops"
+                f" --source=lra --root={self.data_root}` downloads LRA's archive (more than 7 GB)"
             )
-
-    def content_settings(self) -> dict[str, Any]:
-        if self.source == "generated":
-            return generator_settings(self.trees, self.generator_seed, self.counts)
-        files = {"files": file_stats(list(self._files().values()))} if self.kind() == "files" else {}
-        return {"version": READER_VERSION, "max_length": self.max_length, "limit": self.limit, **files}
-
-    def build(self, folder: Path) -> None:
-        if self.source == "generated":
-            build_generated(folder, self.trees, self.generator_seed, self.counts)
-        else:
-            build_from_files(folder, self._files(), self.kind(), self.max_length, self.limit)
-
-    def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
-        """Expressions, one a line, with parentheses or without, without values."""
-        files, notes = own_files(paths, TEXTS, " or ".join(TEXTS))
-        found = []
-        for where, text in (lines := read_lines(files)):
-            if "\t" in text:
-                raise InputError(f"{where}: has a tab; expected an expression alone, without its value")
-            found.append(parse_expression(text.encode(), self.max_length, where))
-        lengths = np.array([len(sequence) for sequence in found])
-        return own_sequences([where for where, _ in lines], np.concatenate(found), lengths, notes)
+        return [folder / name for name in NAMES.values()]
 
     def fetch(self) -> None:
-        """Downloads LRA's archive and unpacks its expressions, if needed."""
-        if self.source == "lra":
-            FILES.fetch(self.data_root)
+        if self.source == "lra" and find_lra(self.data_root, FOLDER, [*NAMES.values()], ("listops",)) is None:
+            fetch_lra(self.data_root, FOLDER)
 
-    def _files(self) -> dict[str, Path]:
-        return FILES.of(self.data_root, self.source, "generated, lra")
+    # -- generated -------------------------------------------------------------------------------------------------
+
+    def _generated(self) -> Iterator[tuple[str, Any, int]]:
+        counts = {split: getattr(self, f"num_{split}") for split in NAMES}
+        if self.limit is not None:
+            counts = {split: min(count, self.limit) for split, count in counts.items()}
+        total = sum(counts.values())
+        trees = TreeSettings(*self.length_bounds, self.max_depth, self.max_args)
+        with closing(generate(trees, self.generator_seed, total)) as expressions:
+            drawn = iter(with_bar(expressions, f"generating {total:,} ListOps expressions", total))
+            for split, count in counts.items():
+                for expression, label in islice(drawn, count):
+                    yield split, np.frombuffer(expression + _EOS, np.uint8), label
+
+    # -- LRA's files -----------------------------------------------------------------------------------------------
+
+    def _read(self) -> Iterator[tuple[str, Any, int]]:
+        for split, path in zip(NAMES, self.files(), strict=True):
+            lines = read_lines(path)
+            where, header = next(lines)
+            if header != b"Source\tTarget":
+                raise InputError(f"{where}: the header is {_quote(header)} instead of 'Source\\tTarget'")
+            for where, line in lines:
+                source, _, label = line.partition(b"\t")
+                if label not in _IDS or not label.isdigit():
+                    raise InputError(f"{where}: the label is {_quote(label)} instead of one digit 0-9, after a tab")
+                yield split, self._parse(source, where), int(label)
+
+    def _parse(self, source: bytes, where: str) -> list[int]:
+        """The tokens of an expression, `<eos>` included. Raises InputError, beginning with `where`."""
+        try:
+            sequence = [_IDS[token] for token in source.replace(b"(", b" ").replace(b")", b" ").split()]
+        except KeyError as error:
+            known = " ".join(VOCABULARY[FIRST_DIGIT_ID:])
+            raise InputError(f"{where}: token {_quote(error.args[0])} is not one of {known} ( )") from None
+        if len(sequence) >= self.max_length:
+            raise InputError(
+                f"{where}: the expression has {len(sequence)} tokens and <eos>, more than max_length {self.max_length};"
+                " raise it"
+            )
+        ids = np.array(sequence, dtype=np.uint8)
+        closing = ids == CLOSE_ID
+        depth = np.cumsum((ids >= FIRST_OPERATOR_ID).astype(np.int32) - 2 * closing)
+        # An operator counts +1 and, being no larger than CLOSE_ID, a closing bracket +1 - 2. The expression is whole
+        # where the depth comes back to 0 at its last token and not before.
+        if not len(ids) or depth[-1] != 0 or (depth[:-1] <= 0).any():
+            raise InputError(f"{where}: brackets do not match (truncated expression?)")
+        return [*sequence, EOS_ID]
+
+
+def generate(
+    trees: TreeSettings, seed: int, count: int, workers: int | None = None
+) -> Generator[tuple[bytes, int], None, None]:
+    """Yield `count` distinct expressions with their values, in an order that depends only on (trees, seed).
+
+    Args:
+        trees: what to draw from.
+        seed: any integer.
+        count: how many expressions; a larger count begins with those of a smaller one.
+        workers: number of processes; None for one per core. Does not change the result.
+
+    Raises:
+        InputError: too few (new) expressions turn up.
+    """
+    seen: set[bytes] = set()
+    found_before_window = 0
+    with closing(ordered_map(partial(sample_block, trees, seed), count_from(), workers)) as blocks:
+        for number, block in enumerate(blocks, start=1):
+            for expression, label in zip(block.expressions, block.labels, strict=True):
+                key = blake2b(expression, digest_size=16).digest()
+                if key not in seen:
+                    seen.add(key)
+                    yield expression, label
+                    if len(seen) == count:
+                        return
+            if number % WINDOW_BLOCKS == 0:
+                found = len(seen) - found_before_window
+                if found * MAX_FURTHER_WINDOWS < count - len(seen):
+                    raise InputError(
+                        f"ListOps length_bounds ({trees.min_length}, {trees.max_length}), max_depth {trees.max_depth},"
+                        f" max_args {trees.max_args}: {count} different expressions are asked for, but only {len(seen)}"
+                        f" turned up in {number * ATTEMPTS_PER_BLOCK} attempts; widen the bounds or ask for fewer"
+                    )
+                found_before_window = len(seen)
+
+
+def _quote(data: bytes) -> str:
+    return repr(data[:60].decode("utf-8", errors="replace"))

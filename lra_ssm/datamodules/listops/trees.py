@@ -1,6 +1,6 @@
 """ListOps: vocabulary, meaning of the operators, and the sampling of one numbered block of expressions.
 
-Standard library alone, so that a process that samples starts at once.
+Imports only the standard library, so that a process that samples starts at once.
 
 Source: Nangia and Bowman, "ListOps" (2018); settings as in google-research/long-range-arena,
 lra_benchmarks/data/listops.py.
@@ -25,7 +25,7 @@ def _sum_modulo(values: Sequence[int]) -> int:
     return sum(values) % 10
 
 
-# In the order of their vocabulary ids. The one place that says what an operator means.
+# In the order of their vocabulary ids.
 OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
     "[MIN": min,
     "[MAX": max,
@@ -68,12 +68,12 @@ def sample_block(settings: TreeSettings, seed: int, number: int) -> Block:
     """Draws ATTEMPTS_PER_BLOCK expressions and keeps those within the length bounds.
 
     Bit for bit a function of its arguments on every supported Python: of `random.Random` it uses seeding with an
-    integer and `.random()` alone, which the standard library promises not to change.
+    integer and `.random()` only, which the standard library promises not to change.
 
     LRA draws trees whose root is an operator with probability .25 and a leaf otherwise, then drops those outside the
     bounds. Two shortcuts leave the distribution of the kept ones as it is. The root is always an operator here: a
     leaf has length 1 and is never kept. And a tree is abandoned as soon as it is too long: how far the stream was
-    read by then depends on numbers already drawn alone, so what follows is as independent of the past as before.
+    read by then depends only on numbers already drawn, so what follows is as independent of the past as before.
     """
     digest = hashlib.sha256(f"listops/{seed}/{number}".encode()).digest()
     draw = random.Random(int.from_bytes(digest, "big")).random

@@ -3,7 +3,7 @@
     block = generate_block(SETTINGS[128], seed=0, block=0, size=100)
     block.images, block.labels, block.geometry
 
-`archive.write_archive` writes many blocks in the layout of LRA's archive.
+`Pathfinder` (module.py) prepares many blocks as a dataset; docs/pathfinder.md writes them as LRA's archive has them.
 
 Sources: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units" (2018), with
 the algorithm of its public generator; Tay et al., "Long Range Arena" (2021).

@@ -1,93 +1,82 @@
-"""Pathfinder, Path-X as a LightningDataModule: does a contour join the discs?
+"""Pathfinder and Path-X: does a contour join the two discs?
+
+Images are drawn here, or read from LRA's archive (see `reader.py` for its layout).
 
 Sources: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units" (2018); Tay et
 al., "Long Range Arena" (2021); splits and scaling of the public S4 and S5 codes.
 """
 
-import hashlib
-import json
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from lra_ssm.datamodules.base import file_stats
-from lra_ssm.datamodules.fetch.download_note import read_note
-from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
-from lra_ssm.datamodules.fetch.sources import named_source
-from lra_ssm.datamodules.images.files import Pixels
-from lra_ssm.datamodules.images.module import ImageDataModule, SplitImages
-from lra_ssm.datamodules.images.own_files import Form
-from lra_ssm.datamodules.images.splits import Indices, ordered_split, part_sizes, random_split
-from lra_ssm.datamodules.images.transforms import CropFlip, PixelSequence
-from lra_ssm.datamodules.pathfinder.archive import (
-    BLOCK_SIZE,
-    generator_of,
-    generator_settings,
-    missing_blocks,
-    seconds_an_image,
-    write_archive,
-)
-from lra_ssm.datamodules.pathfinder.reader import (
-    find_folder,
-    find_lra,
-    places,
-    read_images,
-    read_listing,
-    watched_files,
-)
+import numpy as np
+import numpy.typing as npt
+
+from lra_ssm.bars import Bar
+from lra_ssm.datamodules.base import setting
+from lra_ssm.datamodules.download import fetch_lra, find_lra
+from lra_ssm.datamodules.images import ImageData, Pixels, PixelSequence, random_split
+from lra_ssm.datamodules.parts import PARTS, Parts
+from lra_ssm.datamodules.pathfinder.blocks import draw_block
+from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION
+from lra_ssm.datamodules.pathfinder.reader import metadata_files, read_images, read_listing
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SIZES, settings_for
-from lra_ssm.datamodules.storage.disk import check_disk_space, say_cost
+from lra_ssm.datamodules.processes import ordered_map
+from lra_ssm.datamodules.storage import Array, IntArray
 from lra_ssm.errors import InputError
 from lra_ssm.machine import available_cores
 
 log = logging.getLogger(__name__)
 
 PUBLISHED_COUNT = 200_000
-# Raise when the same files and settings would give other prepared data than before.
-READER_VERSION = 1
+CHUNK = 1000  # images that are copied at a time
+LEAST = 10  # images: with fewer, a split would be empty
 # inputs -> mean and standard deviation of pixels in [0, 1]
 SCALINGS: dict[str, Any] = {"unit": ((0.0,), (1.0,)), "symmetric": ((0.5,), (0.5,)), "integers": (None, None)}
 
+Labels = npt.NDArray[np.int64]
+Load = Callable[[IntArray], Pixels]  # numbers of images (n,) to the images (n, H, W, 1)
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class Pathfinder(ImageDataModule):
-    """Pathfinder; Path-X is resolution 128. Batches are `batches.Batch` without lengths, L = resolution² pixels.
+
+class Pathfinder(ImageData):
+    """Pathfinder; Path-X is resolution 128. Batches are `Batch` without lengths, L = resolution² pixels.
 
     Inputs are (B, L, 1) float32 (`d_input` 1), or for "integers" (B, L) int64 tokens (`vocab_size` 256). Of 200,000
-    images 160,000 are for training, 20,000 for validation, 20,000 for test; all have two classes.
-
-    Takes what every `ImageDataModule` takes, and its own:
+    images 160,000 are for training, 20,000 for validation and 20,000 for test; all have one of two classes.
 
     Args:
-        source: "generated"; "lra" for LRA's images below the root (layouts: data/README.md); or a folder with
-            `metadata` and `imgs`, or with `pathfinder<resolution>/<difficulty>/` above them.
+        source: "generated"; "lra" for LRA's images below the root, which `lra-ssm prepare` can download; or a folder
+            with `metadata` and `imgs`, or with `pathfinder<resolution>/<difficulty>/` above them.
         resolution: side of the images in pixels.
         difficulty: curv_baseline is easy, curv_contour_length_9 intermediate; LRA reports curv_contour_length_14.
-        num_images: how many are generated, over all splits. They are written in the layout of LRA's archive below
-            `<root>/pathfinder/`, and may be deleted once they are prepared.
+        num_images: how many are generated, over all splits; no more than `limit` takes.
         generator_seed: of the generated images.
         inputs: "unit": pixels in [0, 1], as in the S4 code; "symmetric": in [−1, 1], as in S5's; "integers": 0 to 255,
             as in LRA's own.
-        split: 80, 10 and 10 % of the whole set, "random", as in the public S4 code, or in "file_order", as in LRA's.
+        split: 80, 10 and 10 % of all images, "random", as in the public S4 code, or in "file_order", as in LRA's.
 
     Raises:
-        InputError: settings that cannot be met.
+        InputError: invalid settings.
     """
 
     dataset = "pathfinder"
     sources = ("generated", "lra")
+    content_version = GENERATOR_VERSION
+    block_size: ClassVar[int] = 1000  # images that are drawn as one part; another size gives other images
     num_classes = 2
     class_names = ("different contours", "same contour")
 
     source: str = "generated"
     resolution: Literal[32, 64, 128, 256] = 32
     difficulty: Literal["curv_baseline", "curv_contour_length_9", "curv_contour_length_14"] = "curv_contour_length_14"
-    num_images: int = 200_000
+    num_images: int = PUBLISHED_COUNT
     generator_seed: int = 0
     batch_size: int = 64
-    inputs: Literal["unit", "symmetric", "integers"] = "unit"
+    inputs: Literal["unit", "symmetric", "integers"] = setting(default="unit", affects="batches")
     split: Literal["random", "file_order"] = "random"
 
     def __post_init__(self) -> None:
@@ -95,101 +84,124 @@ class Pathfinder(ImageDataModule):
         for name, known in (("resolution", SIZES), ("difficulty", DIFFICULTIES), ("inputs", SCALINGS)):
             self.require(getattr(self, name) in known, name, f"must be one of {', '.join(map(str, known))}")
         self.require(self.split in ("random", "file_order"), "split", "must be random or file_order")
-        self.require(self.num_images >= 10, "num_images", "must be at least 10, so that no split is empty")
-        # Generated no larger than it has to be: four fifths of the images are for training.
-        if self.limit is not None:
-            self.num_images = min(self.num_images, max(10, -(-self.limit * 5 // 4)))
+        self.require(self.num_images >= LEAST, "num_images", f"must be at least {LEAST}, so that no split is empty")
         self.image_size = (self.resolution, self.resolution)
         self.d_input = None if self.inputs == "integers" else 1
         self.vocab_size = 256 if self.inputs == "integers" else None
+        self._left_out = 0  # empty images of LRA's
 
-    def own_forms(self) -> dict[Form, Callable[[Pixels], Pixels]]:
-        return {Form("L", self.image_size): lambda images: images}
+    def unused_settings(self) -> set[str]:
+        unused = {"split_seed"} if self.split == "file_order" else set()
+        return unused if self.source == "generated" else unused | {"num_images", "generator_seed"}
 
-    def transform(self, augment: CropFlip | None) -> PixelSequence:
+    def transform(self) -> PixelSequence:
         return PixelSequence(*SCALINGS[self.inputs])
 
-    def content_settings(self) -> dict[str, Any]:
-        split = {"split": self.split} | ({"split_seed": self.split_seed} if self.split == "random" else {})
-        common = {"reader": READER_VERSION, "resolution": self.resolution, **split, "limit": self.limit}
-        if self.source == "generated":
-            return common | {"generator": self._generator()}
-        files = {"files": file_stats(watched_files(self._folder()))} if self.kind() == "files" else {}
-        return common | {"difficulty": self.difficulty, **files}
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | ({} if self.source == "generated" else {"empty_images": self._left_out})
 
-    def build(self, folder: Path) -> None:
-        source: dict[str, Any] = {"kind": self.kind()}
-        source |= {"resolution": self.resolution, "difficulty": self.difficulty}
-        if self.source == "generated":
-            drawn = settings_for(self.resolution, self.difficulty), self.generator_seed, self.num_images
-            self._check_room(folder, seconds_an_image(*drawn[:2]) if self.num_images >= BLOCK_SIZE else 0.0)
-            images = write_archive(self.archive_folder, *drawn, difficulty=self.difficulty)
-            source |= {"seed": self.generator_seed, "generator": self._generator()}
-        else:
-            images = self._folder()
-            archive, generator = read_note(images), generator_of(images)
-            source |= ({"archive": archive} if archive else {}) | ({"generator": generator} if generator else {})
-        listing = read_listing(images, generated=self.source == "generated")
-        listed = listing.manifest_entry["listed_images"]
-        if listed != PUBLISHED_COUNT and generator_of(images) is None:
-            log.warning("%s lists %s images; the published ones are %s", images, f"{listed:,}", f"{PUBLISHED_COUNT:,}")
+    def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
+        labels, load = self._draw() if self.source == "generated" else self._read()
+        held_out = len(labels) // 10
+        sizes = [len(labels) - 2 * held_out, held_out, held_out]
+        order = np.split(np.arange(len(labels)), np.cumsum(sizes)[:-1])
+        chosen = random_split(sizes, self.split_seed) if self.split == "random" else order
+        splits: dict[str, dict[str, Array]] = {}
+        for name, numbers in zip(("train", "val", "test"), chosen, strict=True):
+            numbers = numbers[: self.limit]
+            shape = (len(numbers), *self.image_size, 1)
+            splits[name] = {
+                "images": _write_images(folder / f"{name}_images.npy", numbers, load, shape),
+                "labels": labels[numbers],
+            }
+        return splits
 
-        def load(numbers: Indices) -> Iterator[Pixels]:
-            return read_images(images, (listing.paths[number] for number in numbers), self.resolution)
+    # -- generated -------------------------------------------------------------------------------------------------
 
-        sizes = part_sizes(len(listing.labels), 0.1, 0.1)
-        parts = random_split(sizes, self.split_seed) if self.split == "random" else ordered_split(sizes)
-        names = ("train", "val", "test")
-        splits = {name: SplitImages(part, listing.labels, load) for name, part in zip(names, parts, strict=True)}
-        source |= {"published_counts": listed == PUBLISHED_COUNT, "split": {"kind": self.split}}
-        if self.split == "file_order":
-            source["split"]["seed"] = None
-        self.write_splits(folder, images, 1, splits, source | {"files": listing.manifest_entry})
-
-    def fetch(self) -> None:
-        """Downloads LRA's release and unpacks this resolution's images."""
-        if self.source == "lra" and self._find() is None:
-            fetch_lra_release(self.data_root, f"pathfinder{self.resolution}/{self.difficulty}")
+    def prepare_data(self) -> None:
+        super().prepare_data()
+        self._parts().remove()
 
     @property
-    def archive_folder(self) -> Path:
-        """Where generated images are written, in the layout of LRA's archive."""
-        digest = hashlib.sha256(json.dumps(self._generator(), sort_keys=True).encode()).hexdigest()
-        return self.data_root / self.dataset / f"images-seed{self.generator_seed}-{self.num_images}-{digest[:12]}"
+    def num_drawn(self) -> int:
+        """How many images are generated: four fifths of them are for training."""
+        return self.num_images if self.limit is None else min(self.num_images, max(LEAST, -(-self.limit * 5 // 4)))
 
-    def _check_room(self, folder: Path, seconds: float = 0.0) -> None:
-        """For the images, a block of the disk each at least, and for what is prepared of them; says what it takes.
+    def _parts(self) -> Parts:
+        folder = self.prepared_folder
+        return Parts(folder.with_name(PARTS + folder.name), -(-self.num_drawn // self.block_size))
 
-        seconds: to draw an image on one core; 0 says nothing."""
-        area, num = self.resolution**2, self.num_images
-        missing = sum(missing_blocks(self.archive_folder, self.resolution, self.difficulty, num).values())
-        pictures = missing * max(4096, area // 5)
-        prepared = num if self.limit is None else min(num, 3 * self.limit)
-        needed = pictures + prepared * (area + 8)
-        check_disk_space(folder, needed, f"generating {num:,} Pathfinder images")
-        what = f"drawing {missing:,} Pathfinder images of {self.resolution} × {self.resolution}"
-        say_cost(what, missing * seconds / available_cores(), needed)
+    def _draw(self) -> tuple[Labels, Load]:
+        parts, count, block_size = self._parts(), self.num_drawn, self.block_size
+        missing = {number: min(block_size, count - number * block_size) for number in parts.missing()}
+        existing = count - sum(missing.values())
+        draw = partial(draw_block, parts, settings_for(self.resolution, self.difficulty), self.generator_seed)
+        workers = max(1, min(available_cores(), len(missing)))
+        with (
+            closing(ordered_map(draw, missing.items(), workers)) as sizes,
+            Bar(f"drawing {count:,} Pathfinder images", count, done=existing) as bar,
+        ):
+            if len(missing) > 1:  # the first block may take half a minute
+                bar.start(f"{existing:,}/{count:,}")
+            for size in sizes:
+                bar.advance(size)
+        blocks = parts.mapped("images")
 
-    def _generator(self) -> dict[str, Any]:
-        return generator_settings(settings_for(self.resolution, self.difficulty), self.generator_seed, self.num_images)
+        def load(numbers: IntArray) -> Pixels:
+            return np.stack([blocks[number // block_size][number % block_size] for number in numbers])[..., None]
 
-    def _find(self) -> Path | None:
-        if self.source == "lra":
-            return find_lra(self.data_root, self.resolution, self.difficulty)
-        path = named_source("Pathfinder", self.source, "generated, lra", folder=True)
-        return find_folder(path, self.resolution, self.difficulty)
+        return np.concatenate(parts.mapped("labels")), load
+
+    # -- LRA's files -----------------------------------------------------------------------------------------------
+
+    def files(self) -> list[Path]:
+        """Return what tells by sizes and times whether the images changed; the images themselves are too many."""
+        folder = self._folder()
+        return [*metadata_files(folder), *sorted(path for path in (folder / "imgs").iterdir() if path.is_dir())]
+
+    def fetch(self) -> None:
+        if self.source == "lra" and self._find(self.data_root) is None:
+            fetch_lra(self.data_root, self._task)
+
+    def _read(self) -> tuple[Labels, Load]:
+        folder = self._folder()
+        paths, labels, self._left_out = read_listing(folder)
+        if len(paths) < LEAST:
+            raise InputError(f"{folder}: has {len(paths)} images; at least {LEAST} are needed to split them")
+        if (listed := len(paths) + self._left_out) != PUBLISHED_COUNT:
+            log.warning("%s has %s images; the published ones are %s", folder, f"{listed:,}", f"{PUBLISHED_COUNT:,}")
+        return labels, lambda numbers: read_images([paths[number] for number in numbers], self.resolution)
+
+    @property
+    def _task(self) -> str:
+        """The folder in LRA's archive."""
+        return f"pathfinder{self.resolution}/{self.difficulty}"
+
+    def _find(self, root: Path) -> Path | None:
+        others = (f"pathfinder/{self._task}", self.difficulty)  # as the public S4 code has it; in a user's folder
+        return find_lra(root, self._task, ("metadata", "imgs"), others)
 
     def _folder(self) -> Path:
-        if (folder := self._find()) is not None:
-            return folder
-        where = ", ".join(places(self.resolution, self.difficulty))
-        if self.source != "lra":
+        root = self.source_path() if self.kind == "files" else self.data_root
+        if root.name in DIFFICULTIES and root.name != self.difficulty:
+            raise InputError(f"{root}: is named after another difficulty than {self.difficulty}; set it to {root.name}")
+        if (folder := self._find(root)) is None:
+            settings = f"--source=lra --resolution={self.resolution} --difficulty={self.difficulty}"
             raise InputError(
-                f"{self.source}: holds no Pathfinder images; expected metadata/ and imgs/ here or in {where} below it"
+                f"{root}: no Pathfinder images (metadata/ and imgs/) in it or in {self._task} below it;"
+                f" `lra-ssm prepare pathfinder {settings} --root={self.data_root}` downloads LRA's archive (more than"
+                " 7 GB), and source generated needs no files"
             )
-        options = {"source": "lra", "resolution": self.resolution, "difficulty": self.difficulty}
-        given = " ".join(f"--{name}={value}" for name, value in {**options, "root": self.data_root}.items())
-        raise InputError(
-            f"{self.data_root}: holds none of LRA's images in {where}; `lra-ssm prepare pathfinder {given}` downloads"
-            " LRA's release, and source generated needs none"
-        )
+        return folder
+
+
+def _write_images(path: Path, numbers: IntArray, load: Load, shape: tuple[int, ...]) -> Array:
+    """Write images as a .npy file, some at a time; return it, mapped."""
+    with open(path, "wb") as file, Bar(f"writing {len(numbers):,} images", len(numbers)) as bar:
+        # Not written through a memory map: on a full disk that would kill the process instead of raising an error.
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        for start in range(0, len(numbers), CHUNK):
+            images = load(numbers[start : start + CHUNK])
+            file.write(np.ascontiguousarray(images).data)
+            bar.advance(len(images))
+    return np.load(path, mmap_mode="r")

@@ -6,22 +6,17 @@ Sources: StableSSM's table 7 (Wang and Li 2024) names lengths and vocabularies a
 code of H3 and Hyena (HazyResearch/safari), which has both: 20 tokens of 10, 131,072 tokens of 30.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.synthetic.base import Draws, SyntheticDataModule
+from lra_ssm.datamodules.synthetic.base import ExampleRandom, SyntheticData
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class AssociativeRecall(SyntheticDataModule):
-    """Which value stood behind this key? Batches are `batches.Batch` with a class, of as many as there are tokens.
+class AssociativeRecall(SyntheticData):
+    """Which value stood behind this key? Batches are `Batch` with a class, of as many as there are tokens.
 
     Every example has a dictionary of its own: to each key a random value. Pairs are drawn with replacement; asked is
     one of the keys that occurred, each as likely. Guessing among the values is right once in (vocab_size − 2) / 2.
-
-    Takes what every `SyntheticDataModule` takes, and its own:
 
     Args:
         length: tokens in pairs, before the mark and the key that is asked for.
@@ -29,7 +24,7 @@ class AssociativeRecall(SyntheticDataModule):
             has it for a key without a value, and counts it.
 
     Raises:
-        InputError: settings that cannot be met.
+        InputError: invalid settings.
     """
 
     dataset = "associative_recall"
@@ -54,7 +49,7 @@ class AssociativeRecall(SyntheticDataModule):
         """Tokens 0 … num_keys − 1 are keys, those from there to vocab_size − 3 values."""
         return (self.vocab_size - 2) // 2
 
-    def make(self, draws: Draws) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def make(self, draws: ExampleRandom) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Tokens (B, length + 2): key, value, key, value, …, =>, key; classes (B,), the token of that key's value."""
         rows = np.arange(len(draws.examples))[:, None]
         values = self.num_keys + draws.integers(0, self.num_keys, self.vocab_size - 2 - self.num_keys)

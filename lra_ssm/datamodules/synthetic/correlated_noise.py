@@ -7,19 +7,14 @@ submission), proposition 1 and figure 1: R_u(Δ) = ρ^|Δ|, ρ = 0.95. The paper
 our task, one whose best loss is known.
 """
 
-from dataclasses import dataclass
-
-from lra_ssm.datamodules.synthetic.base import Draws, FloatArray, SyntheticDataModule
+from lra_ssm.datamodules.synthetic.base import ExampleRandom, FloatArray, SyntheticData
 from lra_ssm.datamodules.synthetic.filters import correlated
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class CorrelatedNoise(SyntheticDataModule):
-    """u_{t + horizon} from u_0 … u_t. Batches are `batches.Batch` with a real target at every position.
+class CorrelatedNoise(SyntheticData):
+    """u_{t + horizon} from u_0 … u_t. Batches are `Batch` with a real target at every position.
 
     The best guess is ρ^horizon · u_t, its squared error 1 − ρ^(2 · horizon) on average.
-
-    Takes what every `SyntheticDataModule` takes, and its own:
 
     Args:
         length: of the sequences.
@@ -27,7 +22,7 @@ class CorrelatedNoise(SyntheticDataModule):
         horizon: steps ahead; 0 for the value itself.
 
     Raises:
-        InputError: settings that cannot be met.
+        InputError: invalid settings.
     """
 
     dataset = "correlated_noise"
@@ -44,7 +39,7 @@ class CorrelatedNoise(SyntheticDataModule):
         self.require(-1 < self.correlation < 1, "correlation", "must be between -1 and 1, without them")
         self.require(self.horizon >= 0, "horizon", "must be at least 0")
 
-    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+    def make(self, draws: ExampleRandom) -> tuple[FloatArray, FloatArray]:
         """u_0 … u_{L−1} (B, L, 1) and, at each, the value horizon steps later (B, L, 1)."""
         noise = correlated(draws.normal(0, self.length + self.horizon), self.correlation)[..., None]
         return noise[:, : self.length], noise[:, self.horizon :]

@@ -4,21 +4,16 @@ Source: B2S6 (Yu and Erichson 2025), figure 4: u = (u_1·1, 0, …, 0, u_L) with
 dimensions, target |u_1|. The grid of σ, the length and the number of examples are not given there.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from lra_ssm.datamodules.synthetic.base import Draws, FloatArray, SyntheticDataModule
+from lra_ssm.datamodules.synthetic.base import ExampleRandom, FloatArray, SyntheticData
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class FirstToken(SyntheticDataModule):
+class FirstToken(SyntheticData):
     """|u_1| of sequences that are 0 but for the first and the last position.
 
-    Batches are `batches.Batch` with a real target. The error that the paper shows, |G − G̃| / σ1, is
+    Batches are `Batch` with a real target. The error that the paper shows, |G − G̃| / σ1, is
     `relative_error` of `Regression`.
-
-    Takes what every `SyntheticDataModule` takes, and its own:
 
     Args:
         length: of the sequences.
@@ -27,7 +22,7 @@ class FirstToken(SyntheticDataModule):
         sigma_last: σ2, standard deviation of every feature of the last position.
 
     Raises:
-        InputError: settings that cannot be met.
+        InputError: invalid settings.
     """
 
     dataset = "first_token"
@@ -45,7 +40,7 @@ class FirstToken(SyntheticDataModule):
         self.require(self.sigma_first > 0, "sigma_first", "must be above 0")
         self.require(self.sigma_last >= 0, "sigma_last", "must be at least 0")
 
-    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+    def make(self, draws: ExampleRandom) -> tuple[FloatArray, FloatArray]:
         """u (B, L, d_input) and |u_1| (B, 1)."""
         first = self.sigma_first * draws.normal(0, 1)
         inputs = np.zeros((len(first), self.length, self.d_input))

@@ -7,22 +7,18 @@ all; split, and ρ's timescale as a setting, are those of its public code (radar
 6 of B2S6 (Yu and Erichson 2025, appendix E): a fixed linear combination of the inputs.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from lra_ssm.datamodules.synthetic.base import SPLITS, Draws, FloatArray, SyntheticDataModule
+from lra_ssm.datamodules.synthetic.base import SPLITS, ExampleRandom, FloatArray, SyntheticData
 from lra_ssm.datamodules.synthetic.filters import Float64, causal_filter
 
 Memory = Literal["polynomial", "exponential", "random"]
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class LinearFunctional(SyntheticDataModule):
-    """y_t = Σ_{k ≤ t} ρ(k) x_{t−k} of white noise x. Batches are `batches.Batch` with real targets.
-
-    Takes what every `SyntheticDataModule` takes, and its own:
+class LinearFunctional(SyntheticData):
+    """y_t = Σ_{k ≤ t} ρ(k) x_{t−k} of white noise x. Batches are `Batch` with real targets.
 
     Args:
         length: of the sequences.
@@ -34,7 +30,7 @@ class LinearFunctional(SyntheticDataModule):
         memory_seed: of the random memory.
 
     Raises:
-        InputError: settings that cannot be met.
+        InputError: invalid settings.
     """
 
     dataset = "linear_functional"
@@ -64,9 +60,11 @@ class LinearFunctional(SyntheticDataModule):
         if self.memory == "exponential":
             return np.exp(-times)
         # As an example of a split that there is not, so that it is none of the data's.
-        return Draws(self.memory_seed, len(SPLITS), np.zeros(1, int)).normal(0, self.length)[0] / self.length**0.5
+        return (
+            ExampleRandom(self.memory_seed, len(SPLITS), np.zeros(1, int)).normal(0, self.length)[0] / self.length**0.5
+        )
 
-    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+    def make(self, draws: ExampleRandom) -> tuple[FloatArray, FloatArray]:
         """x (B, L, 1) from N(0, 1) and y (B, L, 1), or (B, 1) for the last one."""
         inputs = draws.normal(0, self.length)
         outputs = causal_filter(inputs, self.response())

@@ -5,22 +5,18 @@ recovered; there without noise. The distribution of g, times t and the number of
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from lra_ssm.datamodules.synthetic.base import Draws, FloatArray, SyntheticDataModule
+from lra_ssm.datamodules.synthetic.base import ExampleRandom, FloatArray, SyntheticData
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class NoisyCosines(SyntheticDataModule):
-    """The coefficients g ~ N(0, I) of a sum of cosines over one period. Batches are `batches.Batch` with real targets.
+class NoisyCosines(SyntheticData):
+    """The coefficients g ~ N(0, I) of a sum of cosines over one period. Batches are `Batch` with real targets.
 
     Without noise it is solvable exactly: the cosines are orthogonal on these times.
-
-    Takes what every `SyntheticDataModule` takes, and its own:
 
     Args:
         length: times in [0, 2π): more than twice the highest frequency.
@@ -28,7 +24,7 @@ class NoisyCosines(SyntheticDataModule):
         noise: standard deviation of white noise on the sum; the paper has none.
 
     Raises:
-        InputError: settings that cannot be met.
+        InputError: invalid settings.
     """
 
     dataset = "noisy_cosines"
@@ -48,7 +44,7 @@ class NoisyCosines(SyntheticDataModule):
         self.require(self.noise >= 0, "noise", "must be at least 0")
         self.num_outputs = len(frequencies)
 
-    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+    def make(self, draws: ExampleRandom) -> tuple[FloatArray, FloatArray]:
         """u (B, L, 1) at t = 2πk / L, k < L, and g (B, number of frequencies)."""
         coefficients = draws.normal(0, len(self.frequencies))
         times = 2 * np.pi * np.arange(self.length) / self.length

@@ -8,23 +8,19 @@ are not given there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from lra_ssm.datamodules.synthetic.base import Draws, FloatArray, SyntheticDataModule
+from lra_ssm.datamodules.synthetic.base import ExampleRandom, FloatArray, SyntheticData
 from lra_ssm.datamodules.synthetic.filters import Float64, causal_filter, correlated, diagonal_response
 
 Layers = tuple[tuple[float, ...], ...]  # a number for each state, by layer
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class TeacherStudent(SyntheticDataModule):
+class TeacherStudent(SyntheticData):
     """The outputs of a teacher: layers x_t = λ x_{t−1} + B u_t, y_t = Re(C x_t), each on the one before.
 
-    Batches are `batches.Batch` with a real target at every position.
-
-    Takes what every `SyntheticDataModule` takes, and its own:
+    Batches are `Batch` with a real target at every position.
 
     Args:
         eigenvalues: λ of every state, by layer, inside the unit circle: their moduli where phases are given. Figure 3A
@@ -36,7 +32,7 @@ class TeacherStudent(SyntheticDataModule):
         length: of the sequences.
 
     Raises:
-        InputError: settings that cannot be met.
+        InputError: invalid settings.
     """
 
     dataset = "teacher_student"
@@ -72,7 +68,7 @@ class TeacherStudent(SyntheticDataModule):
         complex_ = [np.array(moduli) * np.exp(1j * np.array(phases)) for moduli, phases in layers]
         return diagonal_response(complex_, self.B, self.C, self.length)
 
-    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+    def make(self, draws: ExampleRandom) -> tuple[FloatArray, FloatArray]:
         """u (B, L, 1) and the teacher's outputs (B, L, 1)."""
         inputs = correlated(draws.normal(0, self.length), self.correlation)
         return inputs[..., None], causal_filter(inputs, self.response())[..., None]

@@ -1,48 +1,54 @@
-"""Documents put back together from their texts, small sizes for tests, and files made up."""
+"""Documents put back together from their segments, small sizes for tests, and files made up."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from lra_ssm.datamodules.language import documents
-from lra_ssm.datamodules.language.documents import CorpusReader, Passage
+from lra_ssm.datamodules.language import corpus
+from lra_ssm.datamodules.language.corpus import Input, Segment
 
 
-class Document(NamedTuple):
+class Whole(NamedTuple):
+    """A document, its segments joined."""
+
     split: str
     text: str
     source: str
 
 
-def small_sizes(patch: pytest.MonkeyPatch, text: int, most: int = 1 << 20) -> None:
-    """Documents are cut to texts of so many bytes, and must be once they have `most`."""
-    patch.setattr(documents, "TEXT_BYTES", text)
-    patch.setattr(documents, "MOST_TEXT_BYTES", most)
+def small_sizes(patch: pytest.MonkeyPatch, size: int, most: int = 1 << 20) -> None:
+    """Documents are cut to segments of so many characters, and must be once they have `most`."""
+    patch.setattr(corpus, "TEXT_SIZE", size)
+    patch.setattr(corpus, "MAX_TEXT_SIZE", most)
 
 
-def read(corpus: CorpusReader) -> list[Document]:
-    """All documents, their texts joined and checked to be first, …, last of one document."""
-    found: list[Document] = []
-    parts: list[Passage] = []
-    for shard in corpus.shards():
-        for text in corpus.texts(shard):
-            assert text.first == (not parts) and (text.text or (text.first and text.last))
-            parts.append(text)
-            if text.last:
-                assert len({(part.split, part.source) for part in parts}) == 1
-                assert text.split == (shard.split or text.split)
-                found.append(Document(text.split, "".join(part.text for part in parts), text.source))
-                parts = []
+def joined(segments: Iterable[Segment]) -> list[Whole]:
+    """All documents, their segments joined and checked to be first, …, last of one document."""
+    found: list[Whole] = []
+    parts: list[Segment] = []
+    for segment in segments:
+        assert segment.first == (not parts) and (segment.text or (segment.first and segment.last))
+        parts.append(segment)
+        if segment.last:
+            assert len({(part.split, part.source) for part in parts}) == 1
+            found.append(Whole(segment.split, "".join(part.text for part in parts), segment.source))
+            parts = []
     assert not parts
     return found
 
 
-def by_split(corpus: CorpusReader) -> dict[str, list[str]]:
+def read(inputs: list[Input]) -> list[Whole]:
+    """All documents of a corpus."""
+    return joined(segment for each in inputs for segment in each.read())
+
+
+def by_split(inputs: list[Input]) -> dict[str, list[str]]:
     """The documents of each split."""
     found: dict[str, list[str]] = {}
-    for document in read(corpus):
+    for document in read(inputs):
         found.setdefault(document.split, []).append(document.text)
     return found
 

@@ -10,9 +10,9 @@ import pytest
 
 from lra_ssm.cli import main
 from lra_ssm.datamodules import Corpus, SlimPajama, WikiText
-from lra_ssm.datamodules.language.choosing import load_tokenizer
-from lra_ssm.datamodules.storage import intact
-from lra_ssm.datamodules.storage.prepare import LOCK
+from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer
+from lra_ssm.datamodules.old_storage import intact
+from lra_ssm.datamodules.storage import LOCK
 from lra_ssm.errors import InputError
 from lra_ssm.files import locked
 from tests.datamodules.language.corpora import write_parquet

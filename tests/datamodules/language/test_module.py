@@ -10,9 +10,9 @@ import lightning as L
 import pytest
 import torch
 
+from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.datamodules.language.module import TextCounts
-from lra_ssm.datamodules.loading.batches import TokenBatch
-from lra_ssm.datamodules.loading.loader import ResumableLoader
+from lra_ssm.datamodules.loader import ResumableLoader
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checks import check_tokenizer
 from tests.datamodules.language.helpers import END, MadeUp
@@ -107,7 +107,7 @@ def test_what_a_task_asks_for(tmp_path: Path) -> None:
 
 def test_what_decides_a_result_is_said(tmp_path: Path) -> None:
     def identity(**settings: Any) -> str:
-        return json.dumps(MadeUp(root=str(tmp_path), **settings).identity(), sort_keys=True)
+        return json.dumps(MadeUp(root=str(tmp_path), **settings).record(), sort_keys=True)
 
     settings: list[dict[str, Any]] = [
         {}, {"lengths": (3, 4)}, {"length": 9}, {"batch_size": 2}, {"order": "streams"}, {"isolate": False},
@@ -119,9 +119,7 @@ def test_what_decides_a_result_is_said(tmp_path: Path) -> None:
     assert not {"eval_batch_size", "length"} & set(MadeUp.neutral_settings)
     said = prepared(tmp_path, evaluation="sliding", eval_stride=2).provenance()
     assert said["tokens"] == {"train": 101, "val": 50, "test": 69} and said["examples"]["train"] == 10
-    assert said["batches"] == {
-        "inputs": "tokens", "length": 8, "isolate": True, "evaluation": "sliding", "eval_stride": 2
-    }  # fmt: skip
+    assert said["batches"] == {"length": 8, "isolate": True, "evaluation": "sliding", "eval_stride": 2}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +153,7 @@ def test_too_few_tokens_for_the_streams(tmp_path: Path) -> None:
         ):
             prepared(tmp_path, "fit", **settings)
     data = prepared(tmp_path, "fit", length=60)  # two windows
-    with pytest.raises(InputError, match="2 examples cannot be shared out among 4 devices"):
+    with pytest.raises(InputError, match="2 examples cannot be divided among 4 devices"):
         data.train_batches(4)
     with pytest.raises(
         InputError, match="batch_size 4: it is the global batch, so it must be a positive multiple .* 3"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from lra_ssm.datamodules.language.choosing import load_tokenizer, parse_tokenizer, train_tokenizer
-from lra_ssm.datamodules.language.subwords import SubwordTokenizer
+from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer, parse_tokenizer, train_tokenizer
+from lra_ssm.datamodules.language.tokenizer import SubwordTokenizer
 from lra_ssm.errors import InputError
 from tests.datamodules.language.test_tokenizers import random_texts
 
@@ -199,8 +199,8 @@ def test_a_bpe_is_the_same_however_it_is_made(tmp_path):
     (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
     code = (
         "import json, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from lra_ssm.datamodules.language.choosing import parse_tokenizer\n"
-        "from lra_ssm.datamodules.language.choosing import train_tokenizer\n"
+        "from lra_ssm.datamodules.language.tokenizer import parse_tokenizer\n"
+        "from lra_ssm.datamodules.language.tokenizer import train_tokenizer\n"
         "print(train_tokenizer(parse_tokenizer('bpe:500'), json.load(open('texts.json'))).digest)"
     )
     command = [sys.executable, "-c", code, str(Path(__file__).parents[3])]

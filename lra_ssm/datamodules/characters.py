@@ -1,0 +1,87 @@
+"""Texts as tokens for LRA's Text and Retrieval: the characters of the S4 code, or the bytes of the original LRA code.
+
+"characters" (state-spaces/s4, src/dataloaders/lra.py at e757cef): a text is cut to max_length − 1 characters, `<eos>`
+follows. Ids are `<pad>` 0, `<unk>` 1, `<eos>` 2, then the characters that the cut training texts hold at least min_freq
+times, the most frequent first and equally frequent ones by code point: the order of torchtext's
+build_vocab_from_iterator (torchtext.vocab.vocab_factory).
+
+"bytes" (google-research/long-range-arena at cd31e5c, {text_classification,matching}/input_pipeline.py): the UTF-8 bytes
+of a text, cut to max_length of them, without an end token, by TFDS' ByteTextEncoder (tensorflow_datasets/core/
+deprecated/text/text_encoder.py): id = byte + 1, 0 pads, 257 ids. One departure: a text without bytes is one `<pad>`
+here, because a sequence must not be empty (there it is nothing but padding).
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lra_ssm.errors import InputError
+
+Inputs = Literal["characters", "bytes"]
+SPECIALS = ("<pad>", "<unk>", "<eos>")
+PAD_ID, UNK_ID, EOS_ID = range(len(SPECIALS))
+BYTE_VOCABULARY = ("<pad>", *(f"<0x{byte:02X}>" for byte in range(256)))
+
+_CODE_POINTS = 0x110000  # Unicode has no more
+_MAX_TOKENS = 1 << 16  # ids have 16 bits
+
+
+class Characters:
+    """Characters as the S4 code has them; all that are not in the vocabulary are `<unk>`.
+
+    Args:
+        texts: training texts, from which the vocabulary is made.
+        min_freq: rarer characters are `<unk>`.
+        max_length: of a sequence, `<eos>` included.
+
+    Raises:
+        InputError: there are more characters than tokens can be stored.
+    """
+
+    def __init__(self, texts: Iterable[str], min_freq: int, max_length: int) -> None:
+        self.max_length = max_length
+        counts = np.zeros(_CODE_POINTS, dtype=np.int64)
+        batch, size = list[str](), 0
+        for text in texts:
+            batch.append(text[: max_length - 1])
+            size += len(batch[-1])
+            if size > 1 << 20:  # counting visits all code points: once in a million characters
+                counts += np.bincount(_code_points("".join(batch)), minlength=_CODE_POINTS)
+                batch, size = [], 0
+        counts += np.bincount(_code_points("".join(batch)), minlength=_CODE_POINTS)
+        codes = np.flatnonzero(counts >= max(min_freq, 1))
+        codes = codes[np.argsort(-counts[codes], kind="stable")]
+        self.vocabulary = (*SPECIALS, *map(chr, codes))
+        if len(self.vocabulary) > _MAX_TOKENS:
+            raise InputError(f"the texts hold {len(codes):,} distinct characters; raise min_freq to keep fewer")
+        self._ids = np.full(_CODE_POINTS, UNK_ID, dtype=np.uint16)
+        self._ids[codes] = np.arange(len(SPECIALS), len(self.vocabulary))
+
+    def encode(self, text: str) -> npt.NDArray[np.uint16]:
+        """Return the tokens of a text (at most max_length,), ended by `<eos>`."""
+        return np.append(self._ids[_code_points(text[: self.max_length - 1])], np.uint16(EOS_ID))
+
+
+class Bytes:
+    """UTF-8 bytes as the original LRA code has them; max_length may cut a character of several bytes in two."""
+
+    vocabulary = BYTE_VOCABULARY
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+
+    def encode(self, text: str) -> npt.NDArray[np.uint16]:
+        """Return the tokens of a text (at most max_length,): one `<pad>` for an empty text."""
+        data = np.frombuffer(text[: self.max_length].encode()[: self.max_length], dtype=np.uint8)
+        return data + np.uint16(1) if len(data) else np.array([PAD_ID], np.uint16)
+
+
+def make_encoder(inputs: Inputs, texts: Iterable[str], min_freq: int, max_length: int) -> Characters | Bytes:
+    """Return what makes tokens of texts; `texts` are the training texts, read only for "characters"."""
+    return Characters(texts, min_freq, max_length) if inputs == "characters" else Bytes(max_length)
+
+
+def _code_points(text: str) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")

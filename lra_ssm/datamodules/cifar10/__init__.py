@@ -1,1 +1,0 @@
-"""CIFAR-10 as sequences of pixels: the Long Range Arena's Image in gray, and sCIFAR in color."""

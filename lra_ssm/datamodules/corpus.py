@@ -1,0 +1,156 @@
+"""Any folder of text for language models: files of .txt, .jsonl and .parquet; IMDb's reviews."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from lra_ssm.datamodules.download import download
+from lra_ssm.datamodules.imdb import ARCHIVE, PLACES, find_reviews, is_reviews, read_published, required_reviews
+from lra_ssm.datamodules.language.corpus import (
+    Document,
+    Documents,
+    EmptyDocuments,
+    Input,
+    ReadOptions,
+    Segment,
+    read_text,
+    segments,
+)
+from lra_ssm.datamodules.language.files import FORMS, file_inputs, find_files, split_of
+from lra_ssm.datamodules.language.module import LanguageDataModule
+from lra_ssm.errors import InputError
+
+Splits = Literal["auto", "hash", "tail"]
+
+
+class Corpus(LanguageDataModule):
+    """A folder of text, or one file. Batches are `batches.TokenBatch`.
+
+    Which documents are held out depends on each document only: files that are added or removed move no other document.
+
+    Takes what every `LanguageDataModule` takes, and its own:
+
+    Args:
+        source: a folder of .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, however deep, or such a file; or
+            "imdb" for IMDb's labelled reviews, each a document (as for Text).
+        documents: of .txt: the file, a line, a paragraph (between blank lines), an article (WikiText's headings), or
+            what <|endoftext|> ends (TinyStories). In the other forms a document is a line or row.
+        splits: "auto" for those that folders or files name (train, valid, test, … anywhere in the name, as Hugging Face
+            has it); where none is for validation, documents of train are held out. "hash": documents are held out of
+            all files. "tail": of one .txt file the end is held out, to the byte (nanoGPT's way with val_fraction 0.1):
+            train, then val, then test.
+        val_fraction: of the documents, or of one text, held out for validation.
+        test_fraction: the same for testing; where files name splits, only theirs is.
+        split_seed: decides with each document's beginning, and nothing else, where it goes.
+        text_field: of .jsonl and .parquet: the text; "a.b" is b of a.
+        source_field: of .jsonl and .parquet: the name of a document's source, by which documents are counted; None for
+            none.
+        empty_documents: a document without text is an "error", or passed over ("skip") and counted.
+
+    Raises:
+        InputError: invalid settings.
+    """
+
+    sources = ("imdb",)
+
+    tokenizer: str = "bpe:16000"
+    documents: Documents = "file"
+    splits: Splits = "auto"
+    val_fraction: float = 0.01
+    test_fraction: float = 0.0
+    split_seed: int = 42
+    text_field: str = "text"
+    source_field: str | None = None
+    empty_documents: EmptyDocuments = "error"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(0 <= self.split_seed < 1 << 64, "split_seed", "must be from 0 to 2^64 - 1")
+        fields = self.text_field, self.source_field, self.empty_documents
+        self._options = ReadOptions(self.documents, *fields, self.split_seed, self.val_fraction, self.test_fraction)
+
+    def corpus(self) -> list[Input]:
+        path = self.source_path() if self.kind == "files" else required_reviews(self.data_root, "corpus --source=imdb")
+        reviews = next((place for place in (path, path / "aclImdb") if is_reviews(place)), None)
+        if self.splits == "tail":
+            return self._head_and_tail(path, reviews)
+        if reviews is not None:
+            files = [reviews] if reviews.is_file() else sorted(reviews.glob("t*/*/*.txt"))
+            return [Input(files, partial(self._reviews, reviews))]
+        if path.is_file():
+            if not path.name.endswith(FORMS):
+                raise InputError(f"{path}: is not in one of the forms {', '.join(FORMS)}")
+            return self._with_splits(path, [(path, None)])
+        return self._with_splits(path, [(file, split_of(file, path)) for file in find_files(path)])
+
+    def expected_splits(self) -> set[str]:
+        return {"train"} | ({"val"} if self.val_fraction else set())
+
+    def fetch_files(self) -> None:
+        if find_reviews(self.data_root) is None:
+            download(ARCHIVE, self.data_root, PLACES[-1])
+
+    def _with_splits(self, folder: Path, files: list[tuple[Path, str | None]]) -> list[Input]:
+        """Files that name splits, or do not, or whose names are ignored ("hash")."""
+        options, named = self._options, {split for _, split in files}
+        if self.splits == "hash" or named == {None}:
+            files = [(name, None) for name, _ in files]
+        else:
+            advice = 'splits="hash" ignores names'
+            if None in named:
+                without = next(name for name, split in files if split is None)
+                other = next(name for name, split in files if split is not None)
+                raise InputError(f"{without}: names no split (train, val or test), but {other.name} does; {advice}")
+            if "train" not in named:
+                found = " and ".join(sorted(filter(None, named)))
+                raise InputError(f"{folder}: its files name the splits {found} but not train; {advice}")
+            if "val" not in named:  # held out from train
+                files = [(name, None if split == "train" else split) for name, split in files]
+            options = replace(options, test_fraction=0.0)
+        keyed = [name for name, split in files if split is None]
+        one_document = len(keyed) == 1 and keyed[0].suffix == ".txt" and self.documents == "file"
+        if one_document and (options.val_fraction or options.test_fraction):
+            raise InputError(
+                f"{keyed[0]}: is one document, which cannot be divided among splits: make several of it"
+                " (documents=paragraph, or line), hold out its end (splits=tail), or give files of their own (train*,"
+                " val*, test*)"
+            )
+        return file_inputs(files, options)
+
+    def _head_and_tail(self, path: Path, reviews: Path | None) -> list[Input]:
+        """One text: its beginning for training, what follows for validation, its end for testing.
+
+        Cut where the shares of its bytes end, or behind the character there: nanoGPT's way, for ASCII to the byte. A
+        document that is cut is one in either part.
+        """
+        names = [path] if path.is_file() or reviews else find_files(path)
+        if len(names) != 1 or names[0].suffix != ".txt":
+            found = "IMDb's reviews" if reviews else names[0].name if len(names) == 1 else f"{len(names)} files"
+            raise InputError(f"{path}: splits=tail holds out the end of one text, a .txt file; this is {found}")
+        return [Input(names, partial(self._cut_text, names[0]))]
+
+    def _cut_text(self, path: Path) -> Iterator[Segment]:
+        data, begin = path.read_bytes(), 0
+        val, test = self.val_fraction, self.test_fraction
+        ends = {"train": 1 - val - test, "val": 1 - test if val else 0.0, "test": 1.0 if test else 0.0}
+        for split, share in ends.items():
+            if not share:
+                continue
+            end = int(share * len(data))
+            while end < len(data) and data[end] & 0xC0 == 0x80:  # within a character
+                end += 1
+            found = read_text(io.BytesIO(data[begin:end]), f"{path} ({split})", self.documents, split)
+            yield from segments(found, self._options)
+            begin = end
+
+    def _reviews(self, path: Path) -> Iterator[Segment]:
+        """IMDb's reviews, each a document. Its splits are taken, and validation is held out from train; or ("hash")
+        both are held out from all."""
+        named = self.splits == "auto"
+        options = replace(self._options, test_fraction=0.0) if named else self._options
+        for split, reviews in read_published(path).items():
+            of_split = "test" if named and split == "test" else None
+            yield from segments((Document([text], str(path), of_split) for text, _ in reviews), options)

@@ -1,1 +1,0 @@
-"""Any corpus of text: a folder of .txt, .jsonl and .parquet files."""

@@ -1,0 +1,269 @@
+"""Files from elsewhere: one download, archives read in one pass, the Hub's files, the Long Range Arena's archive."""
+
+import hashlib
+import json
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from lra_ssm.bars import Bar
+from lra_ssm.datamodules.storage import ensure_root
+from lra_ssm.errors import InputError
+from lra_ssm.files import locked, new_folder, one_reason, sync_folder
+
+_CHUNK = 1 << 20
+_TRIES = 5
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A published file: its address, name here, digest ("md5:…" or "sha256:…", None if none is published), bytes."""
+
+    url: str
+    name: str
+    digest: str | None = None
+    size: int | None = None
+
+
+def download(file: Remote, root: Path, below: str = "") -> Path:
+    """Return <root>/<below>/<name>, downloaded if it is missing or wrong, with its published digest.
+
+    A broken download goes on where it stopped (`<name>.part`). Only one process downloads; the others wait.
+
+    Raises:
+        InputError: the root cannot be used, the server does not give the file, or its digest or size is wrong (then
+            what was downloaded is removed).
+    """
+    ensure_root(root)
+    path = root / below / file.name
+    part = path.with_name(f"{file.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_name(f"{file.name}.lock"), "downloads this file"):
+            if path.is_file() and not _wrong(file, path):
+                return path
+            for attempt in range(_TRIES):
+                try:
+                    _receive(file, part)
+                    break
+                except (OSError, HTTPException) as error:
+                    code = error.code if isinstance(error, HTTPError) else 500
+                    if code == 416:  # the part is longer than the file
+                        part.unlink(missing_ok=True)
+                    if attempt == _TRIES - 1 or (code < 500 and code not in (408, 416, 429)):
+                        raise InputError(f"{file.url}: cannot be downloaded to {path} ({error})") from error
+                    time.sleep(2**attempt)
+            if wrong := _wrong(file, part):
+                part.unlink()
+                raise InputError(f"{file.url}: {wrong}; what was downloaded is removed, start again")
+            part.replace(path)
+            sync_folder(path.parent)
+    except PermissionError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+    return path
+
+
+def _receive(file: Remote, part: Path) -> None:
+    """Append what is missing of a file to its part."""
+    start = part.stat().st_size if part.exists() else 0
+    request = Request(file.url, headers={"Range": f"bytes={start}-"} if start else {})
+    with urlopen(request, timeout=30) as response:
+        start = start if response.status == 206 else 0  # a server without ranges sends all of it
+        total = start + response.length if response.length else file.size
+        with open(part, "ab" if start else "wb") as out, Bar(file.name, total, in_bytes=True, done=start) as bar:
+            while data := response.read1(_CHUNK):
+                out.write(data)
+                bar.advance(len(data))
+    if total is not None and part.stat().st_size < total:
+        raise ConnectionError(f"broken off after {part.stat().st_size:,} of {total:,} bytes")
+
+
+def _wrong(file: Remote, path: Path) -> str:
+    """What is wrong with a downloaded file; empty if nothing is."""
+    if file.size is not None and path.stat().st_size != file.size:
+        return f"has {path.stat().st_size:,} bytes instead of the published {file.size:,}"
+    if file.digest is not None:
+        kind, _, published = file.digest.partition(":")
+        with open(path, "rb") as data:
+            digest = hashlib.file_digest(data, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+        if digest != published:
+            return f"has the {kind} {digest} instead of the published {published}"
+    return ""
+
+
+# -- archives ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, Iterator[tarfile.TarInfo]]]:
+    """A tar archive and its members in order, with a progress bar. Raises InputError if it is damaged."""
+
+    def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+        while (member := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # of LRA's archive it would keep millions
+            bar.update(file.tell(), size)
+            yield member
+
+    try:
+        size = archive.stat().st_size
+        with open(archive, "rb") as file, Bar(f"reading {archive.name}", size, in_bytes=True) as bar:
+            with tarfile.open(fileobj=file, mode="r:*") as tar:
+                yield tar, members(tar)
+    except InputError:
+        raise
+    except Exception as error:  # damaged bytes give any error of tarfile, gzip, bz2 or lzma
+        raise InputError(f"{archive}: cannot be unpacked ({one_reason(error)}); delete it and get it again") from error
+
+
+def read_archive(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Yield the path and content of each wanted file of a tar archive, in its order.
+
+    Raises:
+        InputError: the archive is missing or damaged.
+    """
+    with _opened(archive) as (tar, members):
+        for member in members:
+            if member.isfile() and wanted(member.name):
+                file = tar.extractfile(member)
+                assert file is not None
+                yield member.name, file.read()
+
+
+def unpack(archive: Path, below: str, target: Path) -> None:
+    """Unpack the files below a folder of a tar archive into a new folder, which appears complete or not at all.
+
+    Raises:
+        InputError: the archive is missing, damaged, has a member that leads out of it, or has no such folder.
+    """
+    with _opened(archive) as (tar, members), new_folder(target) as folder:
+        for member in members:
+            if member.name.removeprefix("./").startswith(f"{below}/") and not member.isdir():
+                inside = member.replace(name=member.name.partition(f"{below}/")[2])
+                tar.extract(inside, folder, filter="data")
+        if not any(folder.iterdir()):
+            raise InputError(f"{archive}: has no folder {below}")
+
+
+# -- the Hub -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Files of a public dataset of the Hub at one commit, kept in <root>/<folder>/<repository>-<revision>.
+
+    Args:
+        repository: "owner/name".
+        revision: the commit.
+        patterns: the wanted files, with * for anything.
+        folder: below the data root.
+    """
+
+    repository: str
+    revision: str
+    patterns: tuple[str, ...]
+    folder: str
+
+    def path(self, root: Path) -> Path:
+        """Return where the files are, or will be."""
+        return root / self.folder / f"{self.repository.replace('/', '-')}-{self.revision[:12]}"
+
+    def is_complete(self, root: Path) -> bool:
+        """Whether `fetch` has ended there."""
+        return (self.path(root) / ".complete").is_file()
+
+    def fetch(self, root: Path) -> Path:
+        """Download the files if they are not complete. Raises InputError: offline, or no such files."""
+        from huggingface_hub import snapshot_download
+
+        ensure_root(root)
+        folder = self.path(root)
+        with locked(folder.with_name(f"{folder.name}.lock"), "downloads this dataset"):
+            if self.is_complete(root):
+                return folder
+            try:
+                snapshot_download(
+                    self.repository,
+                    repo_type="dataset",
+                    revision=self.revision,
+                    allow_patterns=list(self.patterns),
+                    local_dir=folder,
+                )
+            except Exception as error:  # huggingface_hub's, or of the libraries below it
+                name = f"{self.repository}@{self.revision[:12]}"
+                raise InputError(f"{name}: cannot be downloaded ({one_reason(error)})") from error
+            if not any(folder.rglob("*.*")):
+                raise InputError(f"{self.repository}: has no files {', '.join(self.patterns)}")
+            (folder / ".complete").write_text(json.dumps({"revision": self.revision}))
+        return folder
+
+
+def parquet_files(folder: Path, split: str) -> list[Path]:
+    """Return the parquet files of a split, as the Hub names them: train-00000-of-00001.parquet."""
+    return sorted(path for path in folder.rglob("*.parquet") if path.name.startswith((f"{split}-", f"{split}.")))
+
+
+def read_parquet(paths: Sequence[Path], *columns: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of these columns of each row.
+
+    Raises:
+        InputError: a file is missing or damaged, or has no such column.
+    """
+    from pyarrow.parquet import ParquetFile
+
+    for path in paths:
+        try:
+            for rows in ParquetFile(path).iter_batches(1024, columns=list(columns)):
+                yield from zip(*(rows.column(name).to_pylist() for name in columns), strict=True)
+        except InputError:
+            raise
+        except Exception as error:  # pyarrow's own kinds
+            raise InputError(f"{path}: cannot be read as parquet with {columns} ({one_reason(error)})") from error
+
+
+# -- the Long Range Arena's archive ------------------------------------------------------------------------------------
+
+# No digest or size is published.
+LRA = Remote("https://storage.googleapis.com/long-range-arena/lra_release.gz", "lra_release.gz")
+# The archive has some folders twice, below lra_release/ and lra_release/lra_release/; the inner ones are complete.
+LRA_INNER = "lra_release/lra_release"
+
+
+def lra_places(folder: str) -> tuple[str, ...]:
+    """Return where below a data root a folder of the archive may be: as unpacked, or as users move it."""
+    return (f"{LRA_INNER}/{folder}", f"lra_release/{folder}", folder)
+
+
+def fetch_lra(root: Path, folder: str) -> None:
+    """Download the archive to the root, where it stays, and unpack one folder of it to lra_release/lra_release/.
+
+    Raises:
+        InputError: it cannot be downloaded or unpacked.
+    """
+    target = root / LRA_INNER / folder
+    archive = download(LRA, root)
+    with locked(root / ".lra_release.lock", "unpacks LRA's archive"):
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            unpack(archive, f"{LRA_INNER}/{folder}", target)
+
+
+def find_lra(root: Path, folder: str, names: Sequence[str], others: Sequence[str] = ()) -> Path | None:
+    """Return the first folder below `root` that has one of the names: of `lra_places`, `others`, and the root itself.
+
+    Raises:
+        InputError: it has some of the names and lacks others; says which is missing.
+    """
+    for place in (*lra_places(folder), *others, ""):
+        missing = [name for name in names if not (root / place / name).exists()]
+        if not missing:
+            return root / place
+        if len(missing) < len(names):
+            raise InputError(f"{root / place / missing[0]}: is missing; all of {', '.join(names)} are needed")
+    return None

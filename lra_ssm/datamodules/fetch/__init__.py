@@ -1,1 +1,0 @@
-"""What comes from elsewhere: downloads, archives, the Long Range Arena release."""

@@ -1,0 +1,232 @@
+"""What the datasets of images share: splits, stored images as sequences of pixels.
+
+B batch, H height, W width, C channels, L = H · W pixels in row-major order.
+"""
+
+import io
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from lra_ssm.bars import with_bar
+from lra_ssm.datamodules.base import PreparedData
+from lra_ssm.datamodules.batches import Batch, BatchDataset
+from lra_ssm.datamodules.download import Hub, Remote, download, parquet_files, read_parquet
+from lra_ssm.datamodules.storage import Array, IntArray, Split
+from lra_ssm.errors import InputError
+
+Pixels = npt.NDArray[np.uint8]
+Labelled = tuple[Pixels, IntArray]  # images (n, H, W, C) and their classes (n,)
+
+
+class ImageData(PreparedData):
+    """Images with a class each, as sequences of pixels in row-major order.
+
+    A dataset gives `image_size`, `transform` and `arrays`: `images` (n, H, W, C) uint8 and `labels` (n,) per split.
+
+    Args:
+        split_seed: of the random split; 42 is the public S4 code's.
+    """
+
+    split_seed: int = 42
+    image_size: tuple[int, int] = field(init=False)  # height, width
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(0 <= self.split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
+
+    @abstractmethod
+    def transform(self) -> "PixelSequence":
+        """Return what makes inputs of stored images."""
+
+    def make_dataset(self, split: Split, name: str) -> BatchDataset:
+        return ImageDataset(split, self.transform())
+
+    @property
+    def longest(self) -> int:
+        return math.prod(self.image_size)
+
+
+class PublishedImages(ImageData):
+    """CIFAR-10 and MNIST: files with training and test images; a random tenth of the training images validates.
+
+    A dataset gives the class attributes below, `read`, `convert` and `transform`.
+    """
+
+    sources = ("original", "huggingface")
+    downloads: ClassVar[tuple[Remote, ...]]
+    hub: ClassVar[Hub]
+    columns: ClassVar[tuple[str, str]]  # of the Hub's dataset: image, label
+    mode: ClassVar[Literal["L", "RGB"]]  # of the published images
+    published_size: ClassVar[tuple[int, int]]
+    published_counts: ClassVar[dict[str, int]]
+    places: ClassVar[tuple[str, ...]]  # below the data root: where `fetch` downloads to, and other usual places
+    markers: ClassVar[tuple[str, ...]]  # names that a place with the original files has
+    num_classes = 10
+
+    source: str = "original"
+    batch_size: int = 50
+
+    @abstractmethod
+    def read(self, path: Path) -> dict[str, Labelled] | None:
+        """Read the original files, train and test, in a folder (or an archive); None if they are not there.
+
+        Raises:
+            InputError: a file is missing, damaged or not as published; names it.
+        """
+
+    @abstractmethod
+    def convert(self, images: Pixels) -> Pixels:
+        """Return the images that are stored, of published ones (n, H, W, C)."""
+
+    def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
+        read = self._read()
+        images, labels = read["train"]
+        kept = int(len(labels) * 0.9)  # as in the public S4 code
+        parts = dict(zip(("train", "val"), random_split([kept, len(labels) - kept], self.split_seed), strict=True))
+        chosen = {name: (images[part[: self.limit]], labels[part[: self.limit]]) for name, part in parts.items()}
+        chosen["test"] = tuple(array[: self.limit] for array in read["test"])  # type: ignore[assignment]
+        return {name: {"images": self.convert(i), "labels": j.astype(np.int64)} for name, (i, j) in chosen.items()}
+
+    def _read(self) -> dict[str, Labelled]:
+        if self.kind == "files":
+            path = self.source_path()
+            if (found := self.read(path)) is not None:
+                return found
+            if parquet_files(path, "train"):
+                return self._read_hub(path)
+            raise InputError(f"{path}: holds no files of {type(self).__name__}; see data/README.md for their layout")
+        if self.source == "huggingface" and self.hub.is_complete(self.data_root):
+            return self._read_hub(self.hub.path(self.data_root))
+        for place in self.places if self.source == "original" else ():
+            if (found := self.read(self.data_root / place)) is not None:
+                return found
+        name = type(self).__name__.lower()
+        raise InputError(
+            f"{self.data_root}: no files of {name} ({self.source}) below it; `lra-ssm prepare {name}"
+            f" --source={self.source} --root={self.data_root}` downloads them"
+        )
+
+    def _read_hub(self, folder: Path) -> dict[str, Labelled]:
+        found = {}
+        for split in ("train", "test"):
+            paths = parquet_files(folder, split)
+            images, labels = list[Pixels](), list[int]()
+            for image, label in with_bar(
+                read_parquet(paths, *self.columns), f"reading {split}", self.published_counts[split]
+            ):
+                images.append(decode_image(image["bytes"], self.mode, self.published_size, f"{folder}: {split}"))
+                labels.append(label)
+            if not images:
+                raise InputError(f"{folder}: has no parquet files of {split}")
+            found[split] = np.stack(images), np.array(labels)
+        return found
+
+    def fetch(self) -> None:
+        if self.source == "huggingface":
+            self.hub.fetch(self.data_root)
+        elif self.source == "original" and not self._is_elsewhere():
+            for file in self.downloads:
+                download(file, self.data_root, self.places[0])
+
+    def _is_elsewhere(self) -> bool:
+        """Whether a user's own files are below the root."""
+        files = (self.data_root / place / marker for place in self.places[1:] for marker in self.markers)
+        return any(file.exists() for file in files)
+
+
+class ImageDataset(BatchDataset):
+    """Images as sequences of pixels, each with a class.
+
+    Args:
+        split: `images` (n, height, width, C) uint8 and `labels` (n,) int64.
+        transform: makes model inputs of images; it is sent to worker processes.
+    """
+
+    def __init__(self, split: Split, transform: "PixelSequence") -> None:
+        self.split, self.transform = split, transform
+
+    def __len__(self) -> int:
+        return len(self.split["labels"])
+
+    def batch(self, examples: IntArray, epoch: int) -> Batch:
+        inputs = self.transform(self.split["images"][examples])
+        return Batch(torch.from_numpy(inputs), None, torch.from_numpy(self.split["labels"][examples]))
+
+
+def random_split(sizes: Sequence[int], seed: int) -> list[npt.NDArray[np.int64]]:
+    """Return parts of these sizes of 0 … sum(sizes) − 1 in random order, as the public S4 code's.
+
+    It uses torch.utils.data.random_split, which cuts torch.randperm(num) with a generator of that seed into consecutive
+    parts. Source: state-spaces/s4, src/dataloaders/base.py and lra.py.
+    """
+    order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed)).numpy()
+    return np.split(order, np.cumsum(sizes)[:-1])
+
+
+def decode_image(data: bytes, mode: Literal["L", "RGB"], size: tuple[int, int], name: str) -> Pixels:
+    """Return the pixels (height, width, C) of a PNG or JPEG file; `name` is what errors call it.
+
+    Raises:
+        InputError: it is not such a file, is damaged, or has another size.
+    """
+    height, width = size
+    try:
+        image = Image.open(io.BytesIO(data), formats=("PNG", "JPEG")).convert(mode)
+    except Exception as error:  # of many kinds, with Pillow's versions
+        raise InputError(f"{name}: is not a PNG or JPEG image, or is damaged") from error
+    if image.size != (width, height):
+        raise InputError(f"{name}: is an image of {image.height} x {image.width} pixels instead of {height} x {width}")
+    return np.array(image).reshape(height, width, -1)
+
+
+class PixelSequence:
+    """Makes inputs of stored images; it is pickled to worker processes.
+
+    Args:
+        mean: of pixels in [0, 1], by channel. A value is (pixel / 255 − mean) / std in float32, as torchvision's
+            ToTensor and Normalize compute it, looked up in a table. None for tokens: the pixels' integers.
+        std: the same.
+        permutation: (L,); position l is given pixel permutation[l]. None for row-major order.
+    """
+
+    def __init__(
+        self,
+        mean: Sequence[float] | None = (0.0,),
+        std: Sequence[float] | None = (1.0,),
+        permutation: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        self.permutation = permutation
+        self.tables: npt.NDArray[np.float32] | None = None
+        if mean is not None and std is not None:
+            scaled = np.arange(256, dtype=np.float32) / np.float32(255)
+            means, stds = (np.array(values, dtype=np.float32)[:, None] for values in (mean, std))
+            self.tables = (scaled - means) / stds  # (C, 256)
+
+    def __call__(self, images: Pixels) -> npt.NDArray[Any]:
+        """Images (B, H, W, C) uint8 to inputs (B, L, C) float32, or tokens (B, L) int64 of images with C = 1."""
+        B, H, W, C = images.shape
+        pixels = images.reshape(B, H * W, C)
+        if self.permutation is not None:
+            pixels = pixels[:, self.permutation]
+        if self.tables is None:
+            assert C == 1
+            return pixels[..., 0].astype(np.int64)
+        if C == 1:
+            return np.take(self.tables[0], pixels)
+        inputs = np.empty(pixels.shape, dtype=np.float32)
+        for channel, table in enumerate(self.tables):
+            inputs[..., channel] = np.take(table, pixels[..., channel])
+        return inputs
+
+    def value_range(self) -> tuple[float, float]:
+        """Return the smallest and the largest value that an input can have."""
+        return (0.0, 255.0) if self.tables is None else (float(self.tables.min()), float(self.tables.max()))

@@ -1,1 +1,0 @@
-"""What the datasets of images share."""

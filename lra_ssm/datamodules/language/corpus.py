@@ -1,0 +1,278 @@
+"""Documents: how they are taken from plain text, cut into segments, and some of them held out."""
+
+import hashlib
+import io
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain, groupby, pairwise
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple
+
+from lra_ssm.errors import InputError
+
+log = logging.getLogger(__name__)
+
+TEXT_SIZE = 1 << 20  # characters: longer documents are cut where that changes no token
+MAX_TEXT_SIZE = 64 << 20  # characters of a document without a place to cut
+SPLITS = ("train", "val", "test")
+SEPARATOR = "<|endoftext|>"  # between documents of plain text, as TinyStories has it
+
+Documents = Literal["file", "line", "paragraph", "article", "endoftext"]
+EmptyDocuments = Literal["error", "skip"]
+
+
+class Document(NamedTuple):
+    """A document: its text in blocks of any size, its split (None: `ReadOptions.split` decides), where it begins."""
+
+    blocks: Iterable[str]
+    where: str  # FILE:LINE, or "FILE: row N"
+    split: str | None
+    source: str = ""  # a name by which documents are counted
+
+
+class Segment(NamedTuple):
+    """A document, or a part of a long one; "" for an empty document that is skipped.
+
+    first, last: the document begins, ends with it. end-of-text follows every last one.
+    """
+
+    text: str
+    source: str
+    split: str
+    first: bool
+    last: bool
+
+
+class Input(NamedTuple):
+    """What is read in one go: a file, or a member of an archive, or files that only make sense together."""
+
+    paths: list[Path]
+    read: Callable[[], Iterator[Segment]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(path.stat().st_size for path in self.paths)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How documents are taken from files, and which are held out where files name no split.
+
+    Args:
+        documents: a document of plain text is a file, a line, a paragraph (between blank lines), an article (from one
+            of WikiText's first-level headings to the next), or ends with <|endoftext|> as TinyStories' do.
+        text_field: the text in JSON lines and parquet; "a.b" is b of a.
+        source_field: in the same way the name of the document's source; None for none.
+        empty_documents: a document without text is an "error", or passed over ("skip") and counted.
+        split_seed: decides which documents are held out, from 0 to 2^64 − 1.
+        val_fraction, test_fraction: shares of the documents that are held out, by a hash of each document's beginning:
+            documents that are added or removed move no other document.
+        end_lines: end-of-text follows every line that is not blank; blank lines are left out.
+
+    Raises:
+        InputError: nothing is left to train on.
+    """
+
+    documents: Documents = "file"
+    text_field: str = "text"
+    source_field: str | None = None
+    empty_documents: EmptyDocuments = "error"
+    split_seed: int = 0
+    val_fraction: float = 0.0
+    test_fraction: float = 0.0
+    end_lines: bool = False
+
+    def __post_init__(self) -> None:
+        val, test = self.val_fraction, self.test_fraction
+        for name, fraction in (("val_fraction", val), ("test_fraction", test)):
+            if not 0 <= fraction < 1:
+                raise InputError(f"{name} {fraction}: must be at least 0 and below 1")
+        if val + test >= 1:
+            raise InputError(f"val_fraction {val} and test_fraction {test} leave nothing to train on")
+
+    def split(self, beginning: str) -> str:
+        """Return train, val or test for a document by its first segment."""
+        salt = self.split_seed.to_bytes(hashlib.blake2b.SALT_SIZE, "little")
+        digest = hashlib.blake2b(beginning.encode(), digest_size=8, salt=salt).digest()
+        share = int.from_bytes(digest, "little") / 2**64
+        if share < self.val_fraction:
+            return "val"
+        return "test" if share < self.val_fraction + self.test_fraction else "train"
+
+
+# -- segments of documents ---------------------------------------------------------------------------------------------
+
+# The end of a line with no white space on either side: byte-level tokenizers (GPT-2's, NeoX's, ours) give the same
+# tokens for the two parts as for the whole.
+CUT = re.compile(r"(?<=\S)\n(?=\S)")
+
+
+class _BadDocumentError(Exception):
+    """What is wrong with a document; `segments` says where it is."""
+
+
+def cut(blocks: Iterable[str]) -> Iterator[str]:
+    """Yield a document in parts: at most TEXT_SIZE characters, or up to the first place to cut behind them."""
+    rest = ""
+    for block in blocks:
+        rest += block
+        while len(rest) > TEXT_SIZE and (place := _place_to_cut(rest)):
+            yield rest[:place]
+            rest = rest[place:]
+        if len(rest) > MAX_TEXT_SIZE:
+            raise _BadDocumentError(
+                f"{MAX_TEXT_SIZE:,} characters of a document without a place to cut it (a line that ends and begins"
+                ' without white space); documents="line", "paragraph" or "article" make several documents of a file'
+            )
+    yield rest
+
+
+def _place_to_cut(text: str) -> int:
+    """The last place within TEXT_SIZE characters, else the first one behind them; 0 if there is none."""
+    end = text.rfind("\n", 0, TEXT_SIZE)
+    while end > 0:
+        if CUT.match(text, end):
+            return end + 1
+        end = text.rfind("\n", 0, end)
+    found = CUT.search(text, TEXT_SIZE - 1)
+    return found.end() if found else 0
+
+
+def segments(documents: Iterable[Document], options: ReadOptions) -> Iterator[Segment]:
+    """Yield the segments of documents in order.
+
+    Raises:
+        InputError: a document is empty and must not be, or cannot be cut; names file and line.
+    """
+    for document in documents:
+        split, first = document.split, True
+        try:
+            for text, following in pairwise(chain(cut(document.blocks), [None])):
+                assert text is not None
+                last = following is None
+                if first and last and not text.strip():
+                    if options.empty_documents == "error":
+                        raise _BadDocumentError("an empty document; empty_documents=skip passes over such")
+                    yield Segment("", document.source, "", True, True)
+                    break
+                text.encode()  # half of a surrogate pair, which JSON can spell out, would fail later, without a place
+                split = split or options.split(text)
+                segment = Segment(text, document.source, split, first, last)
+                yield from _ended_lines(segment) if options.end_lines else [segment]
+                first = False
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            raise InputError(f"{document.where}: half of a surrogate pair ({half}) is not a character") from None
+        except _BadDocumentError as error:
+            raise InputError(f"{document.where}: {error}") from None
+
+
+def _ended_lines(segment: Segment) -> Iterator[Segment]:
+    """Yield each line that is not blank by itself; the document begins with its first one."""
+    first = segment.first
+    for line in io.StringIO(segment.text):  # ends lines only at "\n", unlike str.splitlines
+        if not line.isspace():
+            yield segment._replace(text=line, first=first, last=True)
+            first = False
+
+
+# -- plain text --------------------------------------------------------------------------------------------------------
+
+_HEADING = re.compile(r" ?= (?!= )[^\n]{1,1000}(?<! =) =[ \t\r]*\n")
+
+
+def read_text(file: BinaryIO, name: str, documents: Documents, split: str | None = None) -> Iterator[Document]:
+    """Yield the documents of an open file of plain text in UTF-8; `name` is its name in messages.
+
+    Raises:
+        InputError: it is not UTF-8; names the line. (Of documents="file" while their blocks are read.)
+    """
+    return text_documents(_decoded(file, name, documents), name, documents, split)
+
+
+def text_documents(
+    lines: Iterable[str], name: str, documents: Documents, split: str | None = None
+) -> Iterator[Document]:
+    """Yield the documents of lines of plain text (with documents="file" of blocks of any size)."""
+    if documents == "file":
+        yield Document(lines, f"{name}:1", split)
+        return
+    found = {"line": _lines, "paragraph": _paragraphs, "article": _articles, "endoftext": _separated}[documents]
+    for line, text in found(enumerate(lines, start=1)):
+        if documents == "article" or text.strip():  # else only white space between others
+            yield Document([text], f"{name}:{line}", split)
+
+
+def _decoded(file: BinaryIO, name: str, documents: Documents) -> Iterator[str]:
+    """The lines of a file, or its blocks where the file is the document."""
+    text = io.TextIOWrapper(file, "utf-8-sig", newline="\n")
+    try:
+        for part in text if documents != "file" else iter(lambda: text.read(TEXT_SIZE), ""):
+            if documents != "endoftext" and SEPARATOR in part and re.search(rf"(?m)^{re.escape(SEPARATOR)}\s*$", part):
+                _warn_of_separators(str(Path(name).parent), documents)
+            yield part
+    except UnicodeDecodeError:
+        file.seek(0)
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                byte = line[error.start]
+                raise InputError(f"{name}:{number}: is not UTF-8 (byte {byte:#04x})") from None
+        raise
+    finally:
+        text.detach()  # else it would close the file
+
+
+@cache  # once for all files of a folder
+def _warn_of_separators(folder: str, documents: str) -> None:
+    log.warning(
+        "%s: lines %s are ordinary text with documents=%s; documents=endoftext ends a document at each of them",
+        folder, SEPARATOR, documents,
+    )  # fmt: skip
+
+
+Numbered = Iterable[tuple[int, str]]  # lines, or documents by their first line
+
+
+def _lines(lines: Numbered) -> Iterator[tuple[int, str]]:
+    return ((number, line.rstrip("\r\n")) for number, line in lines)
+
+
+def _paragraphs(lines: Numbered) -> Iterator[tuple[int, str]]:
+    for blank, group in groupby(lines, lambda numbered: _is_blank(numbered[1])):
+        if not blank:
+            number, first = next(group)
+            yield number, "".join([first, *(line for _, line in group)]).rstrip("\r\n")
+
+
+def _articles(lines: Numbered) -> Iterator[tuple[int, str]]:
+    """A first-level heading between blank lines begins an article: " = Title = ", and not " = = Section = = "."""
+    article, begin, before = list[str](), 1, ""
+    for (number, line), (_, after) in pairwise(chain(lines, [(0, "")])):
+        if number > 2 and _is_blank(before) and _HEADING.fullmatch(line) and _is_blank(after):
+            yield begin, "".join(article)
+            article, begin = [], number
+        article.append(line)
+        before = line
+    if article:
+        yield begin, "".join(article)
+
+
+def _separated(lines: Numbered) -> Iterator[tuple[int, str]]:
+    document, begin = list[str](), 1
+    for number, line in lines:
+        *ended, line = line.split(SEPARATOR)
+        for text in ended:
+            yield begin, "".join([*document, text]).strip("\r\n")
+            document, begin = [], number
+        document.append(line)
+    yield begin, "".join(document).strip("\r\n")
+
+
+def _is_blank(line: str) -> bool:
+    return line.endswith("\n") and not line.strip(" \t\r\f\v\n")

@@ -1,0 +1,228 @@
+"""From a corpus to prepared tokens: a tokenizer, the tokens of each part, one array for each split.
+
+Parts (`parts.Parts`) lie next to the prepared folder until all are there: a killed preparation goes on, and several
+machines that share a file system can make different parts. A part is one large file or several small ones.
+"""
+
+import json
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self
+
+import numpy as np
+
+from lra_ssm.bars import Bar
+from lra_ssm.datamodules.language.corpus import SPLITS, Input, Segment
+from lra_ssm.datamodules.language.files import in_parts
+from lra_ssm.datamodules.language.tokenizer import TextTokenizer
+from lra_ssm.datamodules.language.tokenizer_spec import TokenizerSpec, load_tokenizer, train_tokenizer
+from lra_ssm.datamodules.parts import Parts
+from lra_ssm.datamodules.storage import Array, file_entry, save_split
+from lra_ssm.errors import InputError
+from lra_ssm.files import locked, write_json
+
+MADE = "tokenizer-of-parts.json"  # in the folder of parts: {"file", "end_of_text"} of their tokenizer
+_BATCH_SIZE = 2 << 20  # characters that are tokenized at a time
+_BATCH_TEXTS = 4096
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Return (i, n) of "i/n", as 3/16. Raises InputError."""
+    matched = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+    if not matched or not 1 <= int(matched[1]) <= int(matched[2]):
+        raise InputError(f"shard {text!r}: must be i/n with i from 1 to n, as 3/16")
+    return int(matched[1]), int(matched[2])
+
+
+class TextCounts(NamedTuple):
+    """How much text a split, or one source in it, holds, so that a loss per token compares across tokenizers."""
+
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0  # of UTF-8
+    words: int = 0  # runs of bytes that are not ASCII white space
+    lines: int = 0
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Self:
+        """Return what an entry of a manifest counts."""
+        return cls(*(entry[name] for name in cls._fields))
+
+    @classmethod
+    def of_segment(cls, segment: Segment, tokens: int) -> Self:
+        """Return the counts of a segment that became so many tokens."""
+        data = segment.text.encode()
+        lines = data.count(b"\n") + (segment.last and not data.endswith(b"\n"))
+        return cls(int(segment.first), tokens, len(data), len(data.split()), lines)
+
+
+def add_counts(counts: Iterable[TextCounts]) -> TextCounts:
+    """Return the sum of counts."""
+    return TextCounts(*map(sum, zip(*counts, strict=True)))
+
+
+class Preparation:
+    """The preparation of a corpus.
+
+    Args:
+        folder: of the parts; created with the first.
+        dataset: its name, for messages.
+        inputs: the corpus, in order.
+        spec: its tokenizer.
+    """
+
+    def __init__(self, folder: Path, dataset: str, inputs: list[Input], spec: TokenizerSpec) -> None:
+        self.folder, self.dataset, self.spec = folder, dataset, spec
+        self.inputs = in_parts(inputs)
+        self.parts = Parts(folder, len(self.inputs))
+
+    def tokenize(self, shard: tuple[int, int] = (1, 1)) -> None:
+        """Write the parts of shard i/n that do not exist yet.
+
+        Raises:
+            InputError: a file cannot be read as it should be, or there is no such tokenizer.
+        """
+        if not (missing := self.parts.missing(shard)):
+            return
+        tokenizer = self._tokenizer()
+        size = sum(each.size for number in missing for each in self.inputs[number])
+        with Bar(f"tokenizing {self.dataset}", size, in_bytes=True) as bar:
+            for number in missing:
+                self.parts.write(number, partial(self._part, tokenizer, bar))
+
+    def progress(self) -> str:
+        """Return one line about the parts that there are."""
+        made = self.parts.count - len(self.parts.missing())
+        more = "; --merge puts them together" if made == self.parts.count else ""
+        return f"{self.folder}: {made} of {self.parts.count} parts are made{more}"
+
+    def finish(self, folder: Path) -> dict[str, Any]:
+        """Join all parts into the arrays of each split in an empty folder, the tokenizer next to them.
+
+        Returns:
+            What the manifest says of tokenizer and splits, and `empty_documents_skipped`.
+
+        Raises:
+            InputError: a part is missing.
+        """
+        records, splits = self.parts.records(), dict[str, Any]()
+        tokenizer = self._tokenizer()
+        for split in SPLITS:
+            numbers = [number for number, record in enumerate(records) if split in record["splits"]]
+            if not numbers:
+                continue
+            names = {key: f"{split}_{key}" for key in ("tokens", "starts")}
+            arrays = {key: self.parts.join(folder / f"{name}.npy", name, numbers) for key, name in names.items()}
+            sources, begin, first = defaultdict[str, TextCounts](TextCounts), 0, 0
+            for number in numbers:  # a part counts its documents' starts from its own first token
+                of_part = records[number]["splits"][split]
+                arrays["starts"][first : first + of_part["starts"]] += begin
+                first += of_part["starts"]
+                for name, counts in of_part["sources"].items():
+                    sources[name] = add_counts((sources[name], TextCounts(*counts)))
+                    begin += TextCounts(*counts).tokens
+            by_source = {name: sources[name]._asdict() for name in sorted(sources)}
+            total = add_counts(sources.values())._asdict()
+            splits[split] = {**total, "sources": by_source, "arrays": save_split(folder, split, arrays)}
+        return {
+            "vocab_size": tokenizer.vocab_size,
+            "end_of_text": tokenizer.end_of_text,
+            "tokenizer": {**file_entry(tokenizer.save(folder)), "specification": self.spec.text},
+            "empty_documents_skipped": sum(record["empty"] for record in records),
+            "splits": splits,
+        }
+
+    def _tokenizer(self) -> TextTokenizer:
+        """The tokenizer of all parts: made by the first process that comes, whatever becomes of its file later."""
+        made = self.folder / MADE
+        if not made.is_file():
+            with locked(self.folder / ".lock", "makes the tokenizer"):
+                if not made.is_file():
+                    tokenizer = self._train() if self.spec.is_trained else self.spec.open()
+                    tokenizer.save(self.folder)
+                    write_json(made, {"file": tokenizer.file, "end_of_text": tokenizer.end_of_text})
+        entry = json.loads(made.read_text())
+        return load_tokenizer(self.folder / entry["file"], entry["end_of_text"])
+
+    def _train(self) -> TextTokenizer:
+        inputs = [each for part in self.inputs for each in part]
+        size = sum(each.size for each in inputs)
+        with Bar(f"reading {self.dataset} for its tokenizer", size, in_bytes=True) as bar:
+            found = _read(inputs, bar)
+            return train_tokenizer(self.spec, (segment.text for segment in found if segment.split == "train"), size)
+
+    def _part(self, tokenizer: TextTokenizer, bar: Bar, number: int) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The arrays of a part, tokens and starts of each split, and its counts."""
+        writers, empty = dict[str, _SplitWriter](), 0
+        for found in _batches(_read(self.inputs[number], bar)):
+            batch = [segment for segment in found if segment.text]
+            empty += len(found) - len(batch)
+            tokens, lengths = tokenizer.encode([each.text for each in batch], [each.last for each in batch])
+            splits = np.array([each.split for each in batch])
+            firsts = np.array([each.first for each in batch], dtype=bool)
+            for split in np.unique(splits).tolist():
+                if split not in writers:
+                    writers[split] = _SplitWriter(tokenizer.dtype)
+                chosen = splits == split
+                begins = np.cumsum(lengths[chosen]) - lengths[chosen]
+                writers[split].append(tokens[np.repeat(chosen, lengths)], begins[firsts[chosen]])
+            for each, length in zip(batch, lengths.tolist(), strict=True):
+                writers[each.split].count(each, length)
+        arrays, records = dict[str, Array](), dict[str, Any]()
+        for split, writer in writers.items():
+            arrays[f"{split}_tokens"], arrays[f"{split}_starts"] = writer.tokens(), np.concatenate(writer.starts)
+            records[split] = {"starts": len(arrays[f"{split}_starts"]), "sources": writer.sources}
+        return arrays, {"splits": records, "empty": empty}
+
+
+class _SplitWriter:
+    """Collects what a split has of a part, the tokens in a temporary file."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._file: BinaryIO = tempfile.TemporaryFile()
+        self._dtype, self._size = dtype, 0
+        self.starts = list[Array]()
+        self.sources = defaultdict[str, TextCounts](TextCounts)
+
+    def append(self, tokens: Array, starts: Array) -> None:
+        self.starts.append(starts + self._size)
+        self._size += len(tokens)
+        self._file.write(np.ascontiguousarray(tokens, self._dtype).data)
+
+    def count(self, segment: Segment, tokens: int) -> None:
+        of_segment = TextCounts.of_segment(segment, tokens)
+        self.sources[segment.source] = add_counts((self.sources[segment.source], of_segment))
+
+    def tokens(self) -> Array:
+        self._file.flush()
+        return np.memmap(self._file, self._dtype, "r", shape=(self._size,))
+
+
+def _read(inputs: list[Input], bar: Bar) -> Iterator[Segment]:
+    """The segments of inputs; the bar advances with their text, and to their size, which may be that of compressed
+    text, at their end."""
+    for each in inputs:
+        left = each.size
+        for segment in each.read():
+            yield segment
+            step = min(len(segment.text), left)
+            left -= step
+            bar.advance(step)
+        bar.advance(left)
+
+
+def _batches(found: Iterator[Segment]) -> Iterator[list[Segment]]:
+    """Segments, as many at a time as are tokenized together."""
+    batch, size = list[Segment](), 0
+    for segment in found:
+        batch.append(segment)
+        size += len(segment.text)
+        if size >= _BATCH_SIZE or len(batch) == _BATCH_TEXTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

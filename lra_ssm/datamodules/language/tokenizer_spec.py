@@ -1,0 +1,229 @@
+"""Which tokenizer: what a setting names, and how it is made, read or fetched from the Hub.
+
+Of folders and repositories a vocabulary.json or a tokenizer.json is read, nothing that could be code.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from lra_ssm.datamodules.language.tokenizer import (
+    TOKENIZER,
+    UNK,
+    VOCABULARY,
+    ByteTokenizer,
+    CharacterTokenizer,
+    SubwordTokenizer,
+    TextTokenizer,
+    train_bpe,
+    words_of,
+)
+from lra_ssm.errors import InputError, hint
+from lra_ssm.files import one_reason
+
+KINDS = ("bytes", "characters", "words", "bpe:16000")
+MIN_BPE = 257  # all bytes, and the end of text
+MAX_BPE = 1 << 24
+BPE_BYTES = 1_000_000_000  # of text that a BPE is trained on at most
+_CONFIG = "tokenizer_config.json"  # next to a tokenizer.json
+_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./-]+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """A checked specification.
+
+    Attributes:
+        text: as given.
+        size: tokens of a bpe.
+        path: of the file, for "file".
+        end_of_text: of a tokenizer.json: the token that ends texts; None if it is known or named next to it.
+    """
+
+    text: str
+    kind: Literal["bytes", "characters", "words", "bpe", "file", "hub"]
+    size: int = 0
+    path: Path = Path()
+    end_of_text: str | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is made from the corpus: see `train_tokenizer`."""
+        return self.kind in ("characters", "words", "bpe")
+
+    def identity(self) -> str:
+        """Return what equal tokenizers have in common: of a file its sha256, and what the file next to it says ends
+        texts; else the specification. Raises OSError if the file cannot be read."""
+        if self.kind == "file":
+            end = _named_end(self.path)
+            return f"sha256:{hashlib.sha256(self.path.read_bytes()).hexdigest()}" + (f" {end}" if end else "")
+        return f"bpe:{self.size}" if self.kind == "bpe" else self.text
+
+    def open(self) -> TextTokenizer:
+        """Return the tokenizer, where it is not made from the corpus; a Hub's from the cache.
+
+        Raises:
+            InputError: it is missing, or not a tokenizer.
+        """
+        assert not self.is_trained
+        if self.kind == "bytes":
+            return ByteTokenizer()
+        path = self.path if self.kind == "file" else _from_hub(self.text, cached=True)
+        return load_tokenizer(path, self.end_of_text)
+
+    def fetch(self) -> None:
+        """Download a tokenizer of the Hub to its cache. Raises InputError."""
+        if self.kind == "hub":
+            _from_hub(self.text, cached=False)
+
+
+def parse_tokenizer(text: str, end_of_text: str | None = None) -> TokenizerSpec:
+    """Check a specification: a word of KINDS, else an existing path, else a name of the Hub (not looked up).
+
+    Raises:
+        InputError: it is not one of these, or a folder has no tokenizer.json.
+    """
+    if text in ("bytes", "characters", "words"):
+        return TokenizerSpec(text, text)  # type: ignore[arg-type]
+    if text == "bpe" or text.startswith("bpe:"):
+        number = text[4:]
+        if not re.fullmatch("[0-9]{1,9}", number) or not MIN_BPE <= int(number) <= MAX_BPE:
+            raise InputError(f"tokenizer {text!r}: bpe:N has {MIN_BPE} (all bytes, end of text) to {MAX_BPE} tokens")
+        return TokenizerSpec(text, "bpe", int(number))
+    path = Path(os.path.expanduser(text))
+    if text and path.exists():
+        return TokenizerSpec(text, "file", path=_file_of(path).absolute(), end_of_text=end_of_text)
+    if not _HUB.fullmatch(text) or text.endswith(".json"):
+        valid = f"{', '.join(KINDS)}, a tokenizer.json, a folder with one, or a name of the hub"
+        raise InputError(f"tokenizer {text!r}: there is no such path; it must be {valid}")
+    near = hint(text, KINDS)
+    if near.startswith("did you mean"):
+        raise InputError(f"tokenizer {text!r}: {near}")
+    return TokenizerSpec(text, "hub", end_of_text=end_of_text)
+
+
+def train_tokenizer(spec: TokenizerSpec, texts: Iterable[str], size: int = 0) -> TextTokenizer:
+    """Return a tokenizer made from the training documents.
+
+    Memory is bounded by the distinct words (characters), not by the texts.
+
+    Args:
+        spec: words, characters or bpe.
+        texts: the documents, or their segments, in order; read once.
+        size: their bytes, about; where a BPE would read more than BPE_BYTES, it takes about so many, evenly from
+            beginning to end. 0: all.
+    """
+    if spec.kind == "bpe":
+        return train_bpe(evenly(texts, size, BPE_BYTES), spec.size)
+    counts = Counter[str]()
+    for text in texts:
+        counts.update(text.split() if spec.kind == "words" else text)
+    if spec.kind == "characters":
+        return CharacterTokenizer(sorted(counts, key=lambda character: (-counts[character], character)))
+    ranked = [word for word, _ in counts.most_common()]
+    return words_of(ranked if UNK in counts else [*ranked, UNK])
+
+
+def evenly(texts: Iterable[str], size: int, most: int) -> Iterator[str]:
+    """Yield about `most` bytes of texts of `size` bytes together, from their whole length."""
+    seen = taken = 0
+    for text in texts:
+        length = len(text.encode())
+        if size <= most or taken * size <= seen * most:
+            taken += length
+            yield text
+        seen += length
+
+
+def load_tokenizer(path: Path, end_of_text: str | int | None = None) -> TextTokenizer:
+    """Return a tokenizer from a saved file, or from the folder that holds it: vocabulary.json or else tokenizer.json.
+
+    Args:
+        path: the file or folder.
+        end_of_text: of a tokenizer.json: the token, or its id, that ends texts; see `SubwordTokenizer`.
+
+    Raises:
+        InputError: it is not a tokenizer that this package reads, or the folder has none.
+        OSError: the file cannot be read.
+    """
+    path = _file_of(path)
+    return read_tokenizer(path.read_bytes(), str(path), end_of_text, _named_end(path))
+
+
+def read_tokenizer(
+    data: bytes, name: str, end_of_text: str | int | None = None, named_end: str | None = None
+) -> TextTokenizer:
+    """Return a tokenizer from the content of its file, which messages call `name`; for the rest see `SubwordTokenizer`.
+
+    Raises InputError: it is not a tokenizer that this package reads.
+    """
+    content = _parsed(data, name)
+    if "kind" not in content:
+        return SubwordTokenizer(data, end_of_text, name, named_end)
+    kind, tokens = content["kind"], content.get("tokens")
+    if kind == "bytes":
+        return ByteTokenizer()
+    if kind == "characters" and isinstance(tokens, list) and len({*map(str, tokens)}) == len(tokens):
+        if all(isinstance(token, str) and len(token) == 1 for token in tokens):
+            return CharacterTokenizer(tokens)
+    raise InputError(f"{name}: is not a saved vocabulary of bytes or characters")
+
+
+def _file_of(path: Path) -> Path:
+    """The file that a tokenizer is in. Raises InputError if the folder has none."""
+    if not path.is_dir():
+        return path
+    names = sorted(entry.name for entry in path.iterdir())
+    for name in (VOCABULARY, TOKENIZER):
+        if name in names:
+            return path / name
+    has = f"{', '.join(names[:5])}, which {'are' if names[1:] else 'is'} not loaded" if names else "nothing"
+    raise InputError(f"{path}: has no {TOKENIZER}, the form of tokenizer that runs no code; it has {has}")
+
+
+def _named_end(path: Path) -> str | None:
+    """The end-of-text token that the tokenizer_config.json next to it names; None for none."""
+    config = path.with_name(_CONFIG)
+    if not config.is_file():
+        return None
+    token = _parsed(config.read_bytes(), config).get("eos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def _parsed(data: bytes, path: Path | str) -> dict[str, Any]:
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is not a tokenizer: not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: is not a tokenizer: JSON, but not an object")
+    return content
+
+
+def _from_hub(name: str, cached: bool) -> Path:
+    """A repository's tokenizer.json in the Hub's cache, next to its tokenizer_config.json if it has one; `cached`:
+    without a network."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    repository, _, revision = name.partition("@")
+    download = partial(hf_hub_download, repository, revision=revision or None, local_files_only=cached)
+    try:
+        file = download(TOKENIZER)
+        with suppress(EntryNotFoundError):  # which a file that the cache lacks is too
+            download(_CONFIG)
+        return Path(file)
+    except Exception as error:  # whatever the libraries below raise: the hub, the network, the disk
+        why = f"its {TOKENIZER} cannot be had of the hub ({one_reason(error)})"
+        if cached and isinstance(error, LocalEntryNotFoundError):
+            why = f"the hub's cache has no {TOKENIZER} of it; `lra-ssm prepare` downloads it where there is a network"
+        raise InputError(f"tokenizer {name}: {why}; or give a path, or one of {', '.join(KINDS)}") from error

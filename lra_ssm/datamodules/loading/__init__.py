@@ -1,1 +1,0 @@
-"""From a prepared folder to the batches of a model: order, padding, resumption."""

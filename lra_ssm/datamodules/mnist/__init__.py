@@ -1,1 +1,0 @@
-"""MNIST as sequences of pixels, permuted or not."""

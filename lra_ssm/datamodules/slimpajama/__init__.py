@@ -1,1 +1,0 @@
-"""SlimPajama: web text of seven sources."""

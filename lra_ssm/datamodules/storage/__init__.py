@@ -1,1 +1,0 @@
-"""What is prepared, and how it is on disk."""

@@ -1,0 +1,180 @@
+"""LRA's Text: IMDb reviews, negative (0) or positive (1), character by character.
+
+    aclImdb/{train,test}/{pos,neg}/<id>_<rating>.txt    Stanford's archive or its folder, one review per file
+    {train,test}-*.parquet                              the Hub's stanfordnlp/imdb
+
+Sources: Maas et al., "Learning Word Vectors for Sentiment Analysis" (2011); Tay et al., "Long Range Arena" (2021); the
+default inputs are those of the S4 code (state-spaces/s4, src/dataloaders/lra.py).
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lra_ssm.bars import with_bar
+from lra_ssm.datamodules.characters import Inputs, make_encoder
+from lra_ssm.datamodules.download import Hub, download, parquet_files, read_parquet
+from lra_ssm.datamodules.imdb import (
+    ARCHIVE,
+    CLASSES,
+    PLACES,
+    Reviews,
+    check_classes,
+    find_reviews,
+    read_published,
+    required_reviews,
+)
+from lra_ssm.datamodules.sequences import SequenceData
+from lra_ssm.errors import InputError
+
+# The revision that several public repositories pin.
+HUB = Hub(
+    "stanfordnlp/imdb",
+    "e6281661ce1c48d982bc483cf8a173c1bbeb5d31",
+    ("plain_text/train-*.parquet", "plain_text/test-*.parquet"),
+    "text",
+)
+ORDER_SEED = 42  # of the order in which every split is written
+
+
+class Text(SequenceData):
+    """IMDb reviews. Batches are `Batch`: inputs (B, L), lengths (B,) and labels (B,), all int64.
+
+    Splits are stored in a random order that only the texts and labels decide: by class, as the sources have them, a
+    few batches would hold only one class. A review that is edited in place in a folder is not noticed.
+
+    Args:
+        source: "original" for Stanford's archive or its folder aclImdb below the root; "huggingface" for the Hub's
+            stanfordnlp/imdb; or the path of an archive, or of a folder with either.
+        inputs: "characters" and `<eos>`, as in the S4 code; "bytes", as in the original LRA code: another task, whose
+            numbers never belong in one table.
+        max_length: a longer review is cut to it, `<eos>` included. 4096 is the S4 code's; the base configuration of
+            the original LRA code has 1000.
+        min_freq: rarer characters are `<unk>` (only for "characters"; 15 as in the S4 code). Counted in all training
+            reviews, held out or not, each cut to max_length − 1: 131 and 3 special tokens. (How the S4 code came to its
+            135 is not known.)
+        validation: "held_out" for a part of the training reviews; "test" for the test reviews, as both public codes
+            have it: what is selected by it is selected on the test set.
+        val_fraction: of the training reviews, held out, half of each class.
+        split_seed: decides with the reviews' texts, and nothing else, which ones are held out.
+
+    Raises:
+        InputError: invalid settings.
+    """
+
+    dataset = "text"
+    sources = ("original", "huggingface")
+    num_classes = len(CLASSES)
+    class_names = ("negative", "positive")
+
+    source: str = "original"
+    batch_size: int = 16
+    inputs: Inputs = "characters"
+    max_length: int = 4096
+    min_freq: int = 15
+    validation: Literal["held_out", "test"] = "held_out"
+    val_fraction: float = 0.1
+    split_seed: int = 42
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.inputs in ("characters", "bytes"), "inputs", "must be characters or bytes")
+        self.require(self.max_length >= 2, "max_length", "must be at least 2")
+        self.require(self.min_freq >= 1, "min_freq", "must be at least 1")
+        self.require(self.validation in ("held_out", "test"), "validation", "must be held_out or test")
+        self.require(0 < self.val_fraction < 1, "val_fraction", "must be between 0 and 1")
+        self.require(0 <= self.split_seed < 1 << 64, "split_seed", "must be from 0 to 2^64 - 1")
+
+    def unused_settings(self) -> set[str]:
+        unused = {"val_fraction", "split_seed"} if self.validation == "test" else set()
+        return unused | ({"min_freq"} if self.inputs == "bytes" else set())
+
+    def examples(self) -> Iterator[tuple[str, Any, int]]:
+        reviews = {split: _mixed(found) for split, found in read_reviews(self._found()).items()}
+        encoder = make_encoder(self.inputs, (text for text, _ in reviews["train"]), self.min_freq, self.max_length)
+        self.vocabulary = encoder.vocabulary
+        splits = {"train": reviews["train"], "val": reviews["test"], "test": reviews["test"]}
+        if self.validation == "held_out":
+            held_out = self._held_out(reviews["train"])
+            splits["val"] = [review for review, held in zip(reviews["train"], held_out, strict=True) if held]
+            splits["train"] = [review for review, held in zip(reviews["train"], held_out, strict=True) if not held]
+        for name, split in splits.items():
+            for text, label in with_bar(split, f"encoding {name}", len(split)):
+                yield name, encoder.encode(text), label
+
+    def _held_out(self, train: Reviews) -> npt.NDArray[np.bool_]:
+        """Which training reviews are for validation: of each class those with the smallest keys.
+
+        Where the reviews come from, and in what order, makes no difference; copies of a review are on one side (except
+        at the border between the two).
+        """
+        labels, keys = np.array([label for _, label in train]), text_keys([text for text, _ in train], self.split_seed)
+        left, held_out = max(round(len(train) * self.val_fraction), 1), np.zeros(len(train), dtype=bool)
+        sizes = np.bincount(labels, minlength=len(CLASSES))
+        for done, label in enumerate(np.argsort(sizes, kind="stable")):  # the larger class gives what the other lacks
+            quota = min(int(sizes[label]), left // (len(CLASSES) - done))
+            members = np.flatnonzero(labels == label)
+            held_out[members[np.argsort(keys[members], kind="stable")[:quota]]] = True
+            left -= quota
+        if (sizes == np.bincount(labels[held_out], minlength=len(CLASSES))).any():
+            raise InputError(f"Text val_fraction {self.val_fraction}: leaves no training review of one class")
+        return held_out
+
+    def files(self) -> list[Path]:
+        path = self._found()
+        folders = [path / split / label for split in ("train", "test") for label in CLASSES]
+        return folders if all(map(Path.is_dir, folders)) else super().files()
+
+    def fetch(self) -> None:
+        if self.source == "original" and find_reviews(self.data_root) is None:
+            download(ARCHIVE, self.data_root, PLACES[-1])
+        if self.source == "huggingface":
+            HUB.fetch(self.data_root)
+
+    def _found(self) -> Path:
+        """The archive, the folder aclImdb, or a folder with parquet files."""
+        if self.kind == "files":
+            path = self.source_path()
+            return path / "aclImdb" if (path / "aclImdb").is_dir() else path
+        if self.source == "original":
+            return required_reviews(self.data_root, "text")
+        if not HUB.is_complete(self.data_root):
+            raise InputError(
+                f"{self.data_root}: no copy of the Hub's {HUB.repository} below it; `lra-ssm prepare text"
+                f" --source=huggingface --root={self.data_root}` gets it"
+            )
+        return HUB.path(self.data_root)
+
+
+def read_reviews(path: Path) -> dict[str, Reviews]:
+    """Return the labelled reviews by split (train, test): by class and file name, whatever an archive's order is; those
+    of the Hub's parquet files in their order.
+
+    Raises:
+        InputError: there are none of a class, or a text is not UTF-8; names the file.
+    """
+    if not (path.is_dir() and parquet_files(path, "train")):
+        return read_published(path)
+    splits = ("train", "test")
+    reviews: dict[str, Reviews] = {
+        split: [*read_parquet(parquet_files(path, split), "text", "label")] for split in splits
+    }
+    check_classes(reviews, path)
+    return reviews
+
+
+def text_keys(texts: list[str], seed: int) -> npt.NDArray[np.uint64]:
+    """Return random keys that depend only on the texts and the seed."""
+    salt = seed.to_bytes(hashlib.blake2b.SALT_SIZE, "little")
+    digests = [hashlib.blake2b(text.encode(), digest_size=8, salt=salt).digest() for text in texts]
+    return np.frombuffer(b"".join(digests), dtype="<u8")
+
+
+def _mixed(reviews: Reviews) -> Reviews:
+    """In the order of random keys; labels decide between copies of a text."""
+    keys = text_keys([text for text, _ in reviews], ORDER_SEED)
+    return [reviews[number] for number in np.lexsort((np.array([label for _, label in reviews]), keys))]

@@ -1,1 +1,0 @@
-"""Text: IMDb's reviews, character by character."""

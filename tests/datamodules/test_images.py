@@ -1,0 +1,315 @@
+"""CIFAR-10 and MNIST: files, splits, and the pixels that models are given."""
+
+import gzip
+import hashlib
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as PILImage
+
+from lra_ssm.cli.batch_picture import draw_batch
+from lra_ssm.datamodules import MNIST, SCIFAR, Image
+from lra_ssm.datamodules.cifar10 import GRAY_MEAN, GRAY_STD, RGB_MEAN, RGB_STD, lra_luma, luma, mean_pooled
+from lra_ssm.datamodules.download import Remote
+from lra_ssm.datamodules.images import PixelSequence, random_split
+from lra_ssm.datamodules.mnist import bitreversal_permutation
+from lra_ssm.errors import InputError
+from tests.datamodules.image_helpers import (
+    cifar_batch,
+    cifar_batches,
+    encoded,
+    idx,
+    mnist_files,
+    pictures,
+    prepared,
+    real_data,
+    write_files,
+    write_tar,
+)  # fmt: skip
+from tests.datamodules.server import serving
+
+IMAGES = pictures(240)  # 200 for training, 40 for test; labels count up
+DIGITS = pictures(60, size=28, channels=1)[..., 0]
+LABELS = np.arange(60) % 10
+NAME = "train-images-idx3-ubyte.gz"
+
+
+def test_the_random_split_is_the_public_codes() -> None:
+    import torch.utils.data
+
+    train, val = random_split([45_000, 5_000], 42)
+    assert train[:4].tolist() == [37542, 44491, 216, 43688]  # if torch changes its randperm, splits change
+    generator = torch.Generator().manual_seed(42)
+    parts = torch.utils.data.random_split(range(50_000), [45_000, 5_000], generator=generator)  # type: ignore
+    assert [part.indices for part in parts] == [train.tolist(), val.tolist()]
+
+
+# -- pixels ------------------------------------------------------------------------------------------------------------
+
+
+def test_gray_is_pillows_or_tensorflows() -> None:
+    images = np.concatenate([pictures(20), np.zeros((1, 32, 32, 3), np.uint8), np.full((1, 32, 32, 3), 255, np.uint8)])
+    expected = [np.asarray(PILImage.fromarray(image).convert("L")) for image in images]
+    assert np.array_equal(luma(images)[..., 0], expected)
+    colors = np.array([[255, 255, 255], [0, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255], [10, 20, 30]], dtype=np.uint8)
+    assert lra_luma(colors)[:, 0].tolist() == [255, 0, 76, 149, 29, 18]
+    assert np.abs(lra_luma(images).astype(int) - luma(images)).max() == 1  # only rounding
+
+
+def test_means_over_squares() -> None:
+    image = np.array([[[[0], [1]], [[1], [0]]], [[[255], [255]], [[255], [254]]]], dtype=np.uint8)
+    assert mean_pooled(image, 2).ravel().tolist() == [1, 255]  # .5 goes up
+
+
+@pytest.mark.parametrize(("mean", "std"), [(GRAY_MEAN, GRAY_STD), (RGB_MEAN, RGB_STD), ((0.5,), (0.5,))])
+def test_values_are_torchvisions(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """ToTensor and Normalize, in float32, row by row."""
+    images = pictures(4, channels=len(mean))
+    images[0, 0, 0], images[0, 0, 1] = 0, 255
+    inputs = PixelSequence(mean, std)(images)
+    expected = (images.astype(np.float32) / np.float32(255) - np.float32(mean)) / np.float32(std)
+    assert inputs.dtype == np.float32 and np.array_equal(inputs, expected.reshape(4, 1024, len(mean)))
+
+
+def test_bit_reversal_is_the_public_codes() -> None:
+    assert bitreversal_permutation(8).tolist() == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert bitreversal_permutation(6).tolist() == [0, 4, 2, 1, 5, 3]
+    assert bitreversal_permutation(784)[:8].tolist() == [0, 512, 256, 768, 128, 640, 384, 64]
+    assert sorted(bitreversal_permutation(784).tolist()) == list(range(784))
+
+
+# -- CIFAR-10 ----------------------------------------------------------------------------------------------------------
+
+
+def check_cifar(data: Image | SCIFAR) -> None:
+    data.prepare_data()
+    train, val = random_split([180, 20], 42)
+    for name, numbers in (("train", train), ("val", val), ("test", np.arange(200, 240))):
+        split = data.prepared.split(name)
+        assert np.array_equal(split["images"], IMAGES[numbers]) and split["labels"].tolist() == (numbers % 10).tolist()
+
+
+@pytest.mark.parametrize("writer", ["python2", "python3"])
+@pytest.mark.parametrize("place", ["cifar10/cifar-10-batches-py", "cifar-10-batches-py", "cifar10/download"])
+def test_torontos_batches(tmp_path: Path, writer: str, place: str) -> None:
+    write_files(tmp_path / place, cifar_batches(IMAGES, 40, writer) | {"readme.html": b"x"})
+    check_cifar(SCIFAR(root=str(tmp_path)))
+    check_cifar(SCIFAR(root=str(tmp_path), source=str(tmp_path / place)))
+
+
+@pytest.mark.parametrize("place", ["cifar10/download", "cifar10", "cifar", ""])
+def test_torontos_archive_in_any_order(tmp_path: Path, place: str) -> None:
+    members = {f"cifar-10-batches-py/{name}": data for name, data in cifar_batches(IMAGES, 40).items()}
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    path = write_tar(tmp_path / place / "cifar-10-python.tar.gz", dict(reversed(members.items())))
+    check_cifar(SCIFAR(root=str(tmp_path)))
+    check_cifar(SCIFAR(root=str(tmp_path), source=str(path)))
+    check_cifar(SCIFAR(root=str(tmp_path), source=str(path.parent)))
+
+
+def write_parquet(folder: Path, column: str, images: np.ndarray, labels: Any, num_train: int) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    folder.mkdir(parents=True)
+    for split, part in (("train", slice(num_train)), ("test", slice(num_train, None))):
+        entries = [{"bytes": encoded(image), "path": None} for image in images[part]]
+        table = pyarrow.table({column: entries, "label": [int(label) for label in labels[part]]})
+        pyarrow.parquet.write_table(table, folder / f"{split}-00000-of-00001.parquet")
+
+
+def test_the_hubs_files(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "mine" / "plain_text", "img", IMAGES, np.arange(240) % 10, 200)
+    check_cifar(SCIFAR(root=str(tmp_path), source=str(tmp_path / "mine")))
+    with pytest.raises(InputError, match="`lra-ssm prepare scifar --source=huggingface --root=.*` downloads them"):
+        SCIFAR(root=str(tmp_path), source="huggingface").prepare_data()
+    folder = SCIFAR.hub.path(tmp_path)
+    folder.parent.mkdir(exist_ok=True)
+    (tmp_path / "mine").rename(folder)
+    (folder / ".complete").touch()
+    check_cifar(SCIFAR(root=str(tmp_path), source="huggingface"))
+
+
+def test_image_and_scifar(tmp_path: Path) -> None:
+    write_files(tmp_path / "cifar-10-batches-py", cifar_batches(IMAGES, 40))
+    test = IMAGES[200:]
+
+    def inputs(cls: type, **settings: Any) -> Any:
+        data = prepared(cls(root=str(tmp_path), eval_batch_size=40, **settings))
+        (batch,) = data.test_dataloader()
+        assert data.longest == batch.inputs.shape[1] and batch.labels.tolist() == [i % 10 for i in range(200, 240)]
+        return batch.inputs
+
+    gray = (luma(test).reshape(40, 1024, 1) / np.float32(255) - 122.6 / 255) / (61 / 255)
+    assert torch.allclose(inputs(Image), torch.from_numpy(gray).float())
+    assert torch.equal(inputs(SCIFAR, grayscale=True), inputs(Image))
+    assert inputs(Image, inputs="integers").tolist() == lra_luma(test).reshape(40, 1024).tolist()
+    colors = (test.reshape(40, 1024, 3) / 255 - np.array(RGB_MEAN)) / np.array(RGB_STD)
+    assert torch.allclose(inputs(SCIFAR), torch.from_numpy(colors).float(), atol=1e-6)
+    own = inputs(SCIFAR, std=(0.2023, 0.1994, 0.2010))
+    same = inputs(SCIFAR) * torch.tensor(RGB_STD)
+    assert torch.allclose(own * torch.tensor([0.2023, 0.1994, 0.2010]), same, atol=1e-6)
+    assert inputs(SCIFAR, resolution=16).shape == (40, 256, 3)
+
+
+def test_settings_of_batches_share_a_prepared_folder(tmp_path: Path) -> None:
+    def folders(*settings: Any) -> set[Path]:
+        return {SCIFAR(root=str(tmp_path), **each).prepared_folder for each in settings}
+
+    same: list[Any] = [{}, {"std": (1.0, 1.0, 1.0)}, {"batch_size": 3}]
+    assert len(folders(*same)) == 1
+    assert len(folders(*same, {"split_seed": 1}, {"limit": 3}, {"resolution": 8}, {"grayscale": True})) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data_batch_2", None, "data_batch_2 is missing; CIFAR-10 is"),
+        ("data_batch_2", b"", "data_batch_2: is not a batch of CIFAR-10"),
+        ("data_batch_2", cifar_batch(IMAGES[:4], [0, 1, 2, 3])[:-50], "data_batch_2: is not a batch of CIFAR-10"),
+        ("data_batch_2", pickle.dumps([1]), "data_batch_2: is not a batch of CIFAR-10"),
+        ("data_batch_2", cifar_batch(IMAGES[:4], [0, 1, 2]), "data_batch_2: is not a batch of CIFAR-10"),
+        ("test_batch", cifar_batch(IMAGES[:4], [0, 1, 2, 10]), "SCIFAR: split test, example 3: label 10 is not one"),
+    ],
+    ids=["missing", "empty", "cut", "list", "labels", "class"],
+)
+def test_damaged_batches_are_one_line(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    files = cifar_batches(IMAGES, 40)
+    files = {n: d for n, d in files.items() if n != name} | ({} if content is None else {name: content})
+    write_files(tmp_path / "mine", files)
+    with pytest.raises(InputError, match=message) as error:
+        SCIFAR(root=str(tmp_path / "root"), source=str(tmp_path / "mine")).prepare_data()
+    assert "\n" not in str(error.value) and not (tmp_path / "root").exists()
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch evil",)
+
+
+def test_a_pickle_that_names_anything_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path / "mine", cifar_batches(IMAGES, 40) | {"data_batch_1": pickle.dumps(Evil())})
+    with pytest.raises(InputError, match="it names posix.system, which does not belong in such a file"):
+        SCIFAR(root=str(tmp_path / "root"), source=str(tmp_path / "mine")).prepare_data()
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_fit_never_downloads_and_names_the_command(tmp_path: Path) -> None:
+    for cls, command in ((Image, "image"), (SCIFAR, "scifar"), (MNIST, "mnist")):
+        said = f"no files of {command} .original. below it; `lra-ssm prepare {command} --source=original --root="
+        with pytest.raises(InputError, match=said):
+            cls(root=str(tmp_path)).prepare_data()
+        with pytest.raises(InputError, match=f"holds no files of {cls.__name__}"):
+            cls(root=str(tmp_path), source=str(tmp_path)).prepare_data()
+    assert not list(tmp_path.iterdir())
+
+
+# -- MNIST -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("place", ["mnist/download", "mnist", "MNIST/raw"])
+def test_idx_files(tmp_path: Path, packed: bool, place: str) -> None:
+    write_files(tmp_path / place, mnist_files(DIGITS, LABELS, 50, packed))
+    for source in ("original", str(tmp_path / place)):
+        data = MNIST(root=str(tmp_path), source=source)
+        data.prepare_data()
+        test = data.prepared.split("test")
+        assert np.array_equal(test["images"][..., 0], DIGITS[50:]) and test["labels"].tolist() == list(LABELS[50:])
+        assert data.provenance()["examples"] == {"train": 45, "val": 5, "test": 10}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (NAME, gzip.compress(idx(DIGITS[:50], 0x801)), "is not an idx file of 3 dimensions, or was cut off"),
+        (NAME, gzip.compress(idx(DIGITS[:50])[:-1]), "is not an idx file of 3 dimensions, or was cut off"),
+        (NAME, gzip.compress(idx(DIGITS[:49])), "holds 50 labels for 49 images"),
+        (NAME, gzip.compress(idx(DIGITS[:50, :27])), r"holds images of \(27, 28\) pixels"),
+        (NAME, gzip.compress(b"abc"), "is not an idx file of 3 dimensions, or was cut off"),
+        (NAME, gzip.compress(idx(DIGITS[:50]))[:-9], "cannot be read"),
+        (NAME, None, "train-images-idx3-ubyte.gz: is missing; MNIST is the four files"),
+        ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx(np.full(10, 10))), "split test, example 0: label 10"),
+    ],
+    # Names of their own: pytest's would hold the time that gzip notes, and differ between workers.
+    ids=["magic", "values", "labels", "size", "header", "broken-off", "missing", "class"],
+)
+def test_damaged_idx_files_are_one_line(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    files = {n: d for n, d in mnist_files(DIGITS, LABELS, 50).items() if n != name}
+    write_files(tmp_path / "mine", files | ({} if content is None else {name: content}))
+    with pytest.raises(InputError, match=message) as error:
+        MNIST(root=str(tmp_path / "root"), source=str(tmp_path / "mine")).prepare_data()
+    assert "\n" not in str(error.value) and not (tmp_path / "root").exists()
+
+
+def test_a_download_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = mnist_files(DIGITS, LABELS, 50)
+    write_files(tmp_path / "mnist" / "download", {NAME: published[NAME]})
+    data = MNIST(root=str(tmp_path))
+    remotes, requests = [], 0
+    for name, content in published.items():
+        with serving(content) as site:
+            remotes = [Remote(site.url, name, f"md5:{hashlib.md5(content).hexdigest()}")]
+            monkeypatch.setattr(MNIST, "downloads", tuple(remotes))
+            data.fetch()
+            requests += len(site.requests)
+    assert requests == 3
+    data.prepare_data()
+    write_files(tmp_path / "MNIST" / "raw", published)
+    monkeypatch.setattr(MNIST, "downloads", (Remote("http://127.0.0.1:1/x", "x"),))
+    data.fetch()  # a user's own files are there
+
+
+def test_mnist_permuted_and_scaled(tmp_path: Path) -> None:
+    write_files(tmp_path / "mnist", mnist_files(DIGITS, LABELS, 50))
+    plain = prepared(MNIST(root=str(tmp_path)))
+    pixels = torch.from_numpy(DIGITS[50:].reshape(10, 784, 1)).float() / 255
+    assert torch.equal(next(iter(plain.test_dataloader())).inputs, pixels)
+    for settings, permutation in (
+        ({"permutation": "bitreversal"}, bitreversal_permutation(784)),
+        ({"permutation": "random"}, np.random.RandomState(92916).permutation(784)),
+        ({"permutation": "random", "permutation_seed": 3}, np.random.RandomState(3).permutation(784)),
+    ):
+        permuted = prepared(MNIST(root=str(tmp_path), **settings))  # type: ignore[arg-type]
+        assert permuted.prepared_folder == plain.prepared_folder
+        assert torch.equal(next(iter(permuted.test_dataloader())).inputs, pixels[:, permutation])
+    assert plain.manifest()["batches"] == {"permutation": "none", "mean": 0.0, "std": 1.0}
+    scaled = prepared(MNIST(root=str(tmp_path), mean=0.1307, std=0.3081))
+    assert scaled.inputs == "normalized" and plain.inputs == "unit"
+    torch.testing.assert_close(next(iter(scaled.test_dataloader())).inputs, (pixels - 0.1307) / 0.3081)
+
+
+def test_mnist_of_the_hub(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "mine", "image", DIGITS[..., None], LABELS, 50)
+    data = prepared(MNIST(root=str(tmp_path / "root"), source=str(tmp_path / "mine")))
+    assert np.array_equal(data.prepared.split("test")["images"][..., 0], DIGITS[50:])
+    write_parquet(tmp_path / "small", "image", DIGITS[:, :20, :20, None], LABELS, 50)
+    with pytest.raises(InputError, match="small: train: is an image of 20 x 20 pixels instead of 28 x 28"):
+        MNIST(root=str(tmp_path / "root"), source=str(tmp_path / "small")).prepare_data()
+
+
+def test_a_picture_of_a_batch(tmp_path: Path) -> None:
+    write_files(tmp_path / "mnist", mnist_files(DIGITS, LABELS, 50))
+    data = prepared(MNIST(root=str(tmp_path), permutation="bitreversal", batch_size=7))
+    draw_batch(data, tmp_path / "batch.png")
+    assert (tmp_path / "batch.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(FileNotFoundError, match="x.png"):
+        draw_batch(data, tmp_path / "absent" / "x.png")
+    assert not list(tmp_path.glob(".unfinished*"))
+
+
+@pytest.mark.slow
+def test_real_mnist(tmp_path: Path) -> None:
+    data = prepared(MNIST(root=str(tmp_path), source=str(real_data("mnist"))))
+    splits = data.manifest()["splits"]
+    assert [split["examples"] for split in splits.values()] == [54_000, 6_000, 10_000]
+    total = np.add(splits["train"]["class_counts"], splits["val"]["class_counts"])
+    assert total.tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    pixels = np.concatenate([data.prepared.split(name)["images"] for name in ("train", "val")]) / 255
+    assert abs(pixels.mean() - 0.1307) < 5e-5 and abs(pixels.std() - 0.3081) < 5e-5

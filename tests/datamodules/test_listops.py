@@ -1,0 +1,244 @@
+"""ListOps: the generator's distribution, LRA's files, the splits."""
+
+import os
+import re
+from collections import Counter
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lra_ssm.datamodules import ListOps
+from lra_ssm.datamodules.listops.module import generate
+from lra_ssm.datamodules.listops.trees import EOS_ID, FIRST_OPERATOR_ID, OPERATORS, VOCABULARY, TreeSettings
+from lra_ssm.errors import InputError
+from tests.datamodules.helpers import LINES, evaluate, sequences, write_tsv
+
+SMALL = {"length_bounds": (3, 50), "max_depth": 4, "num_train": 300, "num_val": 30, "num_test": 20, "batch_size": 8}
+
+
+def take(settings: TreeSettings, seed: int, count: int, workers: int = 1) -> list[tuple[bytes, int]]:
+    return list(generate(settings, seed, count, workers))
+
+
+def listops(root: Path, **settings: Any) -> ListOps:
+    data = ListOps(root=str(root), **settings)
+    data.prepare_data()
+    return data
+
+
+def words(data: ListOps, split: str) -> list[list[str]]:
+    """The expressions of a split without their `<eos>`."""
+    found = sequences(data.prepared.split(split))
+    assert all(tokens[-1] == EOS_ID and EOS_ID not in tokens[:-1] for tokens in found)
+    return [[VOCABULARY[token] for token in tokens[:-1]] for tokens in found]
+
+
+# -- the generator -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def published() -> list[tuple[bytes, int]]:
+    return take(TreeSettings(), 0, 3000)
+
+
+def test_every_expression_keeps_the_rules(published: list[tuple[bytes, int]]) -> None:
+    assert len({expression for expression, _ in published}) == 3000
+    for expression, label in published[:200]:
+        tokens = [VOCABULARY[token] for token in expression]
+        assert 500 < len(tokens) < 2000
+        arguments: list[int] = []
+        for token in tokens:
+            if token in OPERATORS:
+                arguments.append(0)
+                assert len(arguments) <= 9  # its leaves are on level 10 then
+            else:
+                if token == "]":
+                    assert 2 <= arguments.pop() <= 10
+                if arguments:
+                    arguments[-1] += 1
+        assert evaluate(tokens) == label
+
+
+def test_the_distribution_is_that_of_lra(published: list[tuple[bytes, int]]) -> None:
+    lengths = np.array([len(expression) for expression, _ in published])
+    frequency = np.bincount([label for _, label in published], minlength=10) / len(lengths)
+    # Measured on an independent generator: 0 and 9 have 16.9 % each, length 1035 in the mean, 954 in the median.
+    assert abs(frequency[0] - 0.169) < 0.02 and abs(frequency[9] - 0.169) < 0.02
+    assert 0.065 < frequency[1:9].min() and frequency[1:9].max() < 0.105
+    assert abs(lengths.mean() - 1035) < 25 and abs(np.median(lengths) - 954) < 30
+    counts = np.bincount(np.frombuffer(b"".join(e for e, _ in published), np.uint8), minlength=len(VOCABULARY))
+    kinds, digits = counts[FIRST_OPERATOR_ID : FIRST_OPERATOR_ID + 4], counts[3:13]
+    assert np.abs(kinds / kinds.sum() - 0.25).max() < 0.005 and np.abs(digits / digits.sum() - 0.1).max() < 0.002
+
+
+def test_the_same_data_with_any_number_of_workers_and_on_every_python() -> None:
+    settings = TreeSettings(100, 400)
+    first = take(settings, 3, 300)
+    assert take(settings, 3, 300, workers=2) == first and take(settings, 3, 100) == first[:100]
+    assert take(settings, 4, 300) != first
+    block = take(TreeSettings(), 0, 100)
+    digest = sha256(b"|".join(e for e, _ in block) + bytes(label for _, label in block)).hexdigest()
+    assert digest == "220a6cf709aef2d26792f84ca9389dff77808f615269375e018b36324c933a63"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        TreeSettings(3, 5, 2, 2),  # 4 operators, 2 leaves: 400 expressions
+        TreeSettings(500, 2000, 2, 10),  # no tree of 2 levels is that long
+    ],
+)
+def test_too_few_expressions_are_an_error(settings: TreeSettings) -> None:
+    with pytest.raises(InputError, match="turned up in .* attempts") as error:
+        take(settings, 0, 1000)
+    assert "\n" not in str(error.value)
+
+
+def test_an_exhaustible_space_gives_all_of_it() -> None:
+    assert len(set(take(TreeSettings(3, 5, 2, 2), 0, 400))) == 400
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("7", 7), ("[MIN 4 2 8 ]", 2), ("[MAX 4 2 8 ]", 8), ("[MED 1 2 ]", 1), ("[MED 9 1 4 ]", 4), ("[SM 9 8 7 ]", 4),
+        ("[MED 1 9 4 5 ]", 4), ("[MAX 2 9 [MIN 4 7 ] 0 ]", 9),
+    ],
+)  # fmt: skip
+def test_evaluate(expression: str, value: int) -> None:
+    assert evaluate(expression.split()) == value
+
+
+def test_evaluate_agrees_with_the_published_data() -> None:
+    folder = os.environ.get("LRA_SSM_TEST_DATA")
+    path = Path(folder or "", "listops-spinn", "test_d20s.tsv")
+    if not folder or not path.is_file():
+        pytest.skip("LRA_SSM_TEST_DATA does not name a folder with listops-spinn/test_d20s.tsv")
+    kinds: Counter[str] = Counter()
+    lines = path.read_text().splitlines()
+    for line in lines:
+        label, expression = line.split("\t")
+        tokens = [token for token in expression.split() if token not in "()"]
+        assert evaluate(tokens) == int(label), line
+        kinds.update(token for token in tokens if token in OPERATORS)
+    assert len(lines) == 10_000 and set(kinds) == set(OPERATORS)
+
+
+# -- the data module ---------------------------------------------------------------------------------------------------
+
+
+def test_generated_splits_are_disjoint_and_right(tmp_path: Path) -> None:
+    assert VOCABULARY == tuple("<pad> <unk> <eos> 0 1 2 3 4 5 6 7 8 9 [MIN [MAX [MED [SM ]".split())
+    data = listops(tmp_path, **SMALL)
+    assert (data.vocab_size, data.num_classes, data.longest) == (18, 10, 2048)
+    seen = set()
+    for name, count in (("train", 300), ("val", 30), ("test", 20)):
+        expressions = words(data, name)
+        assert len(expressions) == count
+        assert all(3 < len(expression) < 50 for expression in expressions)
+        assert [evaluate(expression) for expression in expressions] == data.prepared.split(name)["labels"].tolist()
+        seen |= {tuple(expression) for expression in expressions}
+    assert len(seen) == 350
+    assert "300 train, 30 val, 20 test" in data.describe()
+    assert words(listops(tmp_path, **SMALL, limit=10), "train") == words(data, "train")[:10]
+
+
+def test_settings_that_name_the_folder(tmp_path: Path) -> None:
+    def folder(**changes: Any) -> Path:
+        return ListOps(root=str(tmp_path), **(SMALL | changes)).prepared_folder  # type: ignore[arg-type]
+
+    others = [{"generator_seed": 1}, {"max_depth": 5}, {"max_args": 9}, {"num_val": 31}, {"length_bounds": (3, 51)}]
+    assert len({folder(), *(folder(**other) for other in others)}) == 6
+    for same in ({"batch_size": 4}, {"max_length": 100}, {"shuffle_seed": 3}, {"length_bounds": [3, 50]}):
+        assert folder(**same) == folder()
+
+
+def test_nothing_is_left_if_too_few_expressions_turn_up(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="turned up"):
+        listops(tmp_path / "root", length_bounds=(3, 5), max_depth=2, max_args=2, num_train=1000)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.trials
+def test_the_whole_published_setting(tmp_path: Path) -> None:
+    splits = listops(tmp_path).manifest()["splits"]
+    assert [split["examples"] for split in splits.values()] == [96_000, 2_000, 2_000]
+    assert abs(splits["train"]["length"]["mean"] - 1036.5) < 0.01 and splits["train"]["class_counts"][0] == 16_309
+
+
+# -- LRA's files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["lra_release/lra_release/listops-1000", "listops-1000", "listops", ""])
+def test_files_where_lra_or_users_put_them(tmp_path: Path, place: str) -> None:
+    write_tsv(tmp_path / place)
+    data = listops(tmp_path, source="lra")
+    assert data.prepared_folder.name.startswith("lra-")
+    assert words(data, "train") == ["[MAX 2 9 ]".split(), "[SM 7 [MIN 5 8 ] ]".split()]
+    train = data.prepared.split("train")
+    assert train["labels"].tolist() == [9, 2] and train["tokens"].dtype == np.uint8
+
+
+def test_a_folder_as_source_and_a_changed_file(tmp_path: Path) -> None:
+    files = write_tsv(tmp_path / "mine")
+    first = listops(tmp_path / "root", source=str(files))
+    folder = first.prepared_folder
+    assert folder.name.startswith("files-")
+    write_tsv(files, {"val": ["( ( ( [MAX 1 ) 1 ) ] )\t1", "( ( ( [MAX 1 ) 2 ) ] )\t2"]})
+    second = listops(tmp_path / "root", source=str(files))
+    assert second.prepared_folder != folder and len(words(second, "val")) == 2
+    (files / "basic_test.tsv").unlink()
+    with pytest.raises(InputError, match="basic_test.tsv: is missing; all of basic_train.tsv"):
+        listops(tmp_path / "root", source=str(files))
+
+
+def test_missing_files_name_the_command(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no files of ListOps .*`lra-ssm prepare listops --source=lra --root=.*`"):
+        listops(tmp_path, source="lra")
+
+
+def test_published_spellings(tmp_path: Path) -> None:
+    write_tsv(tmp_path)
+    (tmp_path / "basic_val.tsv").write_bytes(b"Source\tTarget\r\n((([MAX 2)9)X)\t9\r\n[MIN 3 4 ]\t3")
+    data = listops(tmp_path, source="lra", max_length=12)
+    assert words(data, "val") == ["[MAX 2 9 ]".split(), "[MIN 3 4 ]".split()]
+    assert data.prepared.split("val")["labels"].tolist() == [9, 3]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("( ( ( [MAX 2 ) 9 ) ] )", "the label is '' instead of one digit 0-9, after a tab"),
+        ("( ( ( [MAX 2 ) 9 ) ] )\t10", "the label is '10'"),
+        ("( ( ( [MAX 2 ) 9 ) ] )\tX", "the label is 'X'"),
+        ("( ( ( [MAX 2 ) 9 ) ] )\t9\t9", "the label is"),
+        ("( ( ( [MAX 2 ) 9 )\t9", "brackets do not match"),
+        ("( ( ( [MAX 2 ) 9 ) ] ) ]\t9", "brackets do not match"),
+        ("[MAX 2 9 ] [MAX 2 9 ]\t9", "brackets do not match"),
+        ("2 ] [MAX 9\t9", "brackets do not match"),
+        ("\t9", "brackets do not match"),
+        ("( ( ( [FIRST 2 ) 9 ) ] )\t9", "token '\\[FIRST' is not one of 0 1 2"),
+        ("( ( ( [MAX 2 ) <eos> ) ] )\t9", "token '<eos>'"),
+        ("[MAX 1 2 3 4 5 6 7 8 9 ]\t9", "11 tokens and <eos>, more than max_length 11"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, row: str, message: str) -> None:
+    write_tsv(tmp_path / "listops-1000", LINES | {"train": [LINES["val"][0], row, LINES["val"][0]]})
+    path = tmp_path / "listops-1000" / "basic_train.tsv"
+    with pytest.raises(InputError, match=f"^{re.escape(str(path))}:3: .*{message}") as error:
+        listops(tmp_path, source="lra", max_length=11)
+    assert "\n" not in str(error.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["listops-1000"]
+
+
+@pytest.mark.parametrize("header", ["Source,Target", "( ( ( [MAX 2 ) 9 ) ] )\t9"])
+def test_a_wrong_header_and_an_empty_file(tmp_path: Path, header: str) -> None:
+    write_tsv(tmp_path, header=header)
+    with pytest.raises(InputError, match=r"basic_train\.tsv:1: the header is"):
+        listops(tmp_path, source="lra")
+    (tmp_path / "basic_train.tsv").write_text("")
+    with pytest.raises(InputError, match=r"basic_train\.tsv: is empty"):
+        listops(tmp_path, source="lra")
