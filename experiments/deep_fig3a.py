@@ -60,8 +60,9 @@ def claims(rows: pd.DataFrame) -> Claims:
         }
         yield Claim(
             f"with {' and '.join(trained)} trained, one layer learns the teacher's λ exactly",
-            "in 4 of 5 students that start from ones, both λ of a layer are within 0.01 of 0.99 and 0.9",
-            bool(exact["ones"] >= 0.8),
+            "both λ of a layer are within 0.01 of 0.99 and 0.9 in at least 4 of 5 students that start from ones; does"
+            " not hold if in fewer than half; else undecided, since the paper shows a single run",
+            True if exact["ones"] >= 0.8 else False if exact["ones"] < 0.5 else None,
             {"share of students from ones": exact["ones"], "from N(0, 1)": exact["normal"]},
         )
     ends = _ends(rows, "B", "AB")

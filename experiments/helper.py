@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -214,9 +214,9 @@ def main() -> None:
     torch.set_flush_denormal(True)
     for number, cell in enumerate(left := missing(cells, rows), 1):
         print(f"{path.stem} {number}/{len(left)}: {cell}", flush=True)
-        start = perf_counter()
+        start = process_time()
         new = list(script.run(**cell))
-        seconds = round((perf_counter() - start) / len(new), 3)
+        seconds = round((process_time() - start) / len(new), 3)
         rows += [{**cell, **row, "seconds": seconds, "digest": code} for row in new]
         part = folder / "rows.jsonl.part"
         part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -2,8 +2,8 @@
 
 Source: Everett et al. 2024, who train transformers; the model is the one of the note on it (see width_table3). Ours:
 V = 64, RMSNorm, two hidden layers, batches of 64; 200 steps of Adam (betas 0.9 and 0.95, epsilon 1e-12) with a rate
-that goes to 0 in a line; the loss is the mean of the last 20 steps. At width 64 all parameterizations are one model; "one
-rate" widens it without any, as PyTorch does: one rate for all layers. --long has five widths and two seeds.
+that goes to 0 in a line; the loss is the mean of the last 20 steps. At width 64 all parameterizations are one model.
+"one rate" widens it without any, as PyTorch does: one rate for all layers. --long has five widths and two seeds.
 """
 
 import math
