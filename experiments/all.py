@@ -58,10 +58,12 @@ def page() -> str:
     every = results()
     remarks: dict[str, str] = yaml.safe_load((FOLDER / "remarks.yaml").read_text())
     verdicts = [claim.verdict for one in every for claim in one.claims]
-    counts = {verdict: verdicts.count(verdict) for verdict in ("holds", "does not hold", "undecided")}
+    counts = [verdicts.count(verdict) for verdict in ("holds", "does not hold", "undecided")]
     not_run = [one.name for one in every if not one.claims]
     lines = [(FOLDER / "head.md").read_text().rstrip(), "", "## Claims", ""]
-    lines += [f"Now {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}."]
+    lines += [
+        "Of the {} claims that are judged {} hold, {} do not and {} are undecided.".format(len(verdicts), *counts)
+    ]
     lines += [f"Not run with the present code, so without a verdict: {', '.join(not_run)}."] if not_run else []
     lines += ["", "| | claim | verdict | numbers |", "|---|---|---|---|"]
     for one in every:

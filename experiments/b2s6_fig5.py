@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from helper import Cell, Claim, Claims, Rows, Size, main, only, slope
+from helper import Cell, Claim, Claims, Rows, Size, main, means, only, slope
 from lra_ssm.analysis import delta_gradient_ratios
 
 PANELS = {"w by c": ("ratio_w", "c", 3.0), "b by c": ("ratio_b", "c", 2.0), "b by L": ("ratio_b", "L", 0.5)}
@@ -36,13 +36,13 @@ def run(varied: str, c: float, L: int, trials: int) -> Rows:
 
 def _means(rows: pd.DataFrame, panel: str) -> "pd.Series[float]":
     ratio, over, _ = PANELS[panel]
-    return only(rows, varied=over).groupby(over)[ratio].mean()
+    return means(only(rows, varied=over), over, ratio)
 
 
 def claims(rows: pd.DataFrame) -> Claims:
     for panel, (_, over, wanted) in PANELS.items():
-        means = _means(rows, panel)
-        found = slope(means.index, means)
+        curve = _means(rows, panel)
+        found = slope(curve.index, curve)
         yield Claim(
             f"E|∂y_S6/∂{panel[0]}| / E|∂y_S4D/∂b| grows as {over}^{wanted:g}",
             "slope of the log of the mean over draws within 0.1",
@@ -55,11 +55,11 @@ def draw(rows: pd.DataFrame, figure: Figure) -> None:
     figure.set_size_inches(9.5, 3.2)
     names = {"c": "scale c of the input (L = 100)", "L": "length L (c = 1, L exp(b) = 1)"}
     for axes, (panel, (ratio, over, wanted)) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
-        means, varied = _means(rows, panel), only(rows, varied=over)
-        expected = means.iloc[0] * (means.index / means.index[0]) ** wanted
+        curve, varied = _means(rows, panel), only(rows, varied=over)
+        expected = curve.iloc[0] * (curve.index / curve.index[0]) ** wanted
         axes.plot(varied[over], varied[ratio], ".", color="#bbbbbb", markersize=3, label="a draw")
-        axes.plot(means, "o-", color="#222222", markersize=4, label="mean")
-        axes.plot(means.index, expected, "--", color="#c0392b", label=f"slope {wanted:g}")
+        axes.plot(curve, "o-", color="#222222", markersize=4, label="mean")
+        axes.plot(curve.index, expected, "--", color="#c0392b", label=f"slope {wanted:g}")
         axes.set(xscale="log", yscale="log", xlabel=names[over])
         axes.set_ylabel(rf"|∂y$_{{S6}}$/∂{panel[0]}| over |∂y$_{{S4D}}$/∂b|")
         axes.legend(fontsize=8)

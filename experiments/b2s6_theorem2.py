@@ -8,6 +8,7 @@ says how far Δ has come in every draw. (Otherwise the powers hold from a c on t
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -57,7 +58,7 @@ def _slopes(rows: pd.DataFrame, case: str, part: str) -> tuple[float, float]:
     """Return the least and the greatest slope of a share over c = 100 … 10,000, log over log, of all draws."""
     draws = only(rows[rows["c"] >= 100], case=case).groupby("draw")
     found = [slope(one["c"], one[part]) for _, one in draws]
-    return min(found), max(found)
+    return float(np.min(found)), float(np.max(found))
 
 
 def _tails(rows: pd.DataFrame, case: str, part: str) -> tuple[float, bool]:
@@ -65,16 +66,17 @@ def _tails(rows: pd.DataFrame, case: str, part: str) -> tuple[float, bool]:
     the slopes fall from c to c in every draw from c = 5 on, as those of an exponential do."""
     ends, falls = [], True
     for _, one in only(rows[rows["c"] >= 5], case=case).groupby("draw"):
-        known = one[one[part] > ZERO]
+        known = one[~(one[part] <= ZERO)]
         steps = [slope(known["c"][i : i + 2], known[part][i : i + 2]) for i in range(len(known) - 1)]
         ends.append(steps[-1])
         falls &= steps == sorted(steps, reverse=True)
-    return max(ends), falls
+    return float(np.max(ends)), falls
 
 
 def claims(rows: pd.DataFrame) -> Claims:
-    shares = only(rows, case="S4D").groupby("draw")[list(PARTS)]
-    change = float(((shares.max() - shares.min()) / shares.max()).max(axis=None))
+    s4d = only(rows, case="S4D").pivot(index="draw", columns="c", values=list(PARTS))
+    shares = s4d.to_numpy().reshape(-1, len(SCALES))  # a row for each draw and part
+    change = float((np.ptp(shares, axis=1) / shares.max(1)).max())
     yield Claim(
         "S4D's relative gradient does not depend on the input",
         "it changes by at most 1e-9 over c",

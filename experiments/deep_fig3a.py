@@ -39,7 +39,7 @@ def _ends(rows: pd.DataFrame, value: str, trained: str, start: str = "ones") -> 
     end = rows.query("trained == @trained and start == @start and step == steps")
     found = []
     for _, one in end.groupby("student"):
-        first = one["layer"] == one.loc[one["λ"].idxmax(), "layer"]
+        first = one["layer"] == one.loc[one["λ"].fillna(-np.inf).idxmax(), "layer"]
         found.append(one.assign(first=first).sort_values(["first", "λ"], ascending=False)[value])
     return np.array(found)
 

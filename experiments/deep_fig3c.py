@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 
 from helper import Cell, Claim, Claims, Rows, Size, main
-from students import FAILED, draw_errors, draw_legend, draw_path, drawn_teachers, started, states, teacher_of
+from students import FAILED, draw_errors, draw_legend, draw_path, drawn_teachers, median, started, states, teacher_of
 
 TEACHER = (0.9, 0.99)
 TEST_SIZE = 64
@@ -83,7 +83,7 @@ def claims(rows: pd.DataFrame) -> Claims:
             if fails
             else "at most 1 in 4 students fails; undecided up to two binomial deviations above it",
             None if holds is None else bool(holds),
-            {f"of {count} fail": ends["failed"].sum(), "median error": ends["error"].fillna(np.inf).median()},
+            {f"of {count} fail": ends["failed"].sum(), "median error": median(ends["error"])},
         )
 
 

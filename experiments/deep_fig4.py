@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from torch.nn import functional as F
 
-from helper import Cell, Claim, Claims, Rows, Size, batches, beyond, evaluate, grid, main, only, train
+from helper import Cell, Claim, Claims, Rows, Size, batches, beyond, evaluate, grid, main, means, only, train
 from lra_ssm.datamodules import TeacherStudent
 from lra_ssm.layers import LRU, LayerSpec
 from lra_ssm.models import PlainNetwork
@@ -71,9 +71,9 @@ def _gain(rows: pd.DataFrame, nu: float, layers: int) -> float:
 def claims(rows: pd.DataFrame) -> Claims:
     for between, name in NAMES.items():
         part = only(rows, between=between)
-        nus, loss = sorted(part["nu"].unique()), part.groupby(["nu", "layers"])["loss"].mean()
+        nus, loss = sorted(part["nu"].unique()), means(part, ["nu", "layers"], "loss")
         gains = {(nu, n): _gain(part, nu, n) for nu in nus for n in (2, 3)}
-        falling = part.groupby(["nu", "layers"])["falling"].mean()
+        falling = means(part, ["nu", "layers"], "falling")
         settled = bool((falling <= SETTLED).all())
         sure = {beyond(gain, 2) for gain in gains.values()}
         yield Claim(
@@ -82,7 +82,7 @@ def claims(rows: pd.DataFrame) -> Claims:
             f" if a loss still falls, by {SETTLED:g} from the fourth to the last fifth of the steps",
             True if sure == {True} else False if False in sure and settled else None,
             {f"ν = {nu:g}, {n} layers: standard errors": gain for (nu, n), gain in gains.items()}
-            | {"losses fall by up to": falling.max()},
+            | {"losses fall by up to": falling.max(skipna=False)},
         )
         ratios = loss.xs(nus[-1], level="nu") / loss.xs(nus[0], level="nu")
         yield Claim(

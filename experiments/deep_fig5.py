@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from helper import Cell, Claim, Claims, Rows, Size, beyond, grid, main, mean
-from students import FAILED, draw_legend, draw_path, short, started, states, teacher_response, training
+from students import FAILED, draw_legend, draw_path, median, short, started, states, teacher_response, training
 
 TEACHER = (0.9, 0.4, 0.9, 0.3, 0.2)
 LAYERS = {"one layer": [TEACHER], "five layers": [[value] for value in TEACHER]}
@@ -40,10 +40,10 @@ def claims(rows: pd.DataFrame) -> Claims:
         ends = _ends(rows, teacher, trained)
         one, deep = ends[min(ends)], max(ends)
         # the deepest student that fits, if any: of one that does not, the λ say nothing about the teacher
-        fitting = [K for K, part in ends.items() if K > 1 and part["error"].median() < FAILED]
+        fitting = [K for K, part in ends.items() if K > 1 and median(part["error"]) < FAILED]
         first, last = mean(one["largest"]), mean(ends[max(fitting, default=deep)]["largest"])
         numbers = {f"{K} layers": mean(part["largest"]) for K, part in ends.items()}
-        numbers |= {f"error of {K}": part["error"].median() for K, part in ends.items()}
+        numbers |= {f"error of {K}": median(part["error"]) for K, part in ends.items()}
         yield Claim(
             f"more layers learn with smaller λ (teacher of {teacher}, {' and '.join(trained)} trained)",
             f"of the deeper students that fit (median error below {FAILED:g} of the output 0's), the deepest have a"
@@ -63,7 +63,7 @@ def draw(rows: pd.DataFrame, figure: Figure) -> None:
         for axes, (K, part) in zip(line, _ends(rows, teacher, trained).items(), strict=True):
             path = rows.query("what == 'path' and teacher == @teacher and trained == @trained and K == @K")
             draw_path(axes, path, "λ", TEACHER)
-            axes.set_title(f"K = {K}, N = {SIZES[K]}; error {part['error'].median():.1g}", fontsize=8)
+            axes.set_title(f"K = {K}, N = {SIZES[K]}; error {median(part['error']):.1g}", fontsize=8)
     for axes in panels[-1]:
         axes.set_xlabel("step of Adam")
     draw_legend(figure, 5)

@@ -98,8 +98,15 @@ def mean(values: "pd.Series[float]") -> tuple[float, float]:
     return float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else 0.0
 
 
+def means(rows: pd.DataFrame, keys: Any, column: str) -> "pd.Series[float]":
+    """Return the mean of a column by `keys`; NaN where a value is."""
+    return rows.groupby(keys)[column].agg(lambda values: values.to_numpy(float).mean())
+
+
 def slope(x: Any, y: Any) -> float:
-    """Return the least-squares slope of log y over log x."""
+    """Return the least-squares slope of log y over log x; NaN if a value is, or is not positive."""
+    if not (np.asarray(y, float) > 0).all():
+        return float("nan")
     return float(np.polyfit(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)), 1)[0])
 
 

@@ -69,8 +69,12 @@ def run(seed: int, form: str, steps: int, batch: int) -> Rows:
 
 
 def claims(rows: pd.DataFrame) -> Claims:
-    runs = rows[rows["step"] >= SETTLED].groupby(["form", "seed"], sort=False)
-    runs = runs.agg(level=("log_ratio", "mean"), peak=("log_peak", "max"), loss=("loss", "last")).reset_index()
+    late = rows[rows["step"] >= SETTLED]
+    runs = late.groupby(["form", "seed"]).agg(
+        level=("log_ratio", lambda one: one.mean(skipna=False)),
+        peak=("log_peak", lambda one: one.max(skipna=False)),
+        loss=("loss", lambda one: one.iloc[-1]),
+    ).reset_index()  # fmt: skip
     for value, statement in {
         "level": "in training best has the smallest ratios of relu, softplus, exp, best and tanh",
         "peak": "best has the smallest largest ratio of these f",

@@ -24,6 +24,7 @@ from matplotlib.figure import FigureBase
 from matplotlib.lines import Line2D
 from torch import Tensor, nn
 
+from helper import only
 from lra_ssm.layers import DeepLinearSSM
 
 BATCHES, BATCH_SIZE = 64, 16
@@ -139,6 +140,33 @@ def states(step: int, layer: DeepLinearSSM, errors: Tensor, chosen: Iterable[int
         for k in range(K)
         for n in range(N)
     ]
+
+
+def to_the_end(layer: DeepLinearSSM, teacher: Tensor, steps: int, lr: float) -> Iterator[dict[str, Any]]:
+    """Train students, and yield λ of the first one over time, then a row of each: its error, how many λ are outside
+    [-1, 1] at the end and have been at some time (NaN counts), and the root of its parameters' mean squared change."""
+    first = [p.detach().clone() for p in layer.parameters()]
+    ever = torch.zeros_like(first[0], dtype=torch.bool)
+    for step, errors in training(layer, teacher, steps, lr):
+        outside = ~(layer.eigenvalue_weight.detach().abs() <= 1)
+        ever |= outside
+        yield from ({"what": "path"} | row for row in states(step, layer, errors, [0], kept="λ"))
+    moved = torch.stack([(p.detach() - old) ** 2 for p, old in zip(layer.parameters(), first, strict=True)])
+    for student, error in enumerate(errors):
+        own = moved[:, :, student].mean().sqrt(), outside[:, student].sum(), ever[:, student].sum()
+        numbers = {"moved": short(own[0]), "outside": int(own[1]), "ever": int(own[2])}
+        yield {"what": "end", "student": student, "error": short(error), **numbers}
+
+
+def ends(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
+    """Return the rows of students at the end, and whether each has failed: by its error, or with a λ outside."""
+    found = only(rows, what="end", **settings)
+    return found.assign(failed=~(found["error"] < FAILED) | (found["outside"] > 0))
+
+
+def median(values: "pd.Series[float]") -> float:
+    """Return the median; NaN if a value is."""
+    return float(np.median(values.to_numpy(float)))
 
 
 def draw_path(axes: Axes, path: pd.DataFrame, value: str, teacher: npt.ArrayLike) -> None:

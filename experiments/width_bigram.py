@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch.nn import functional as F
 
-from helper import Cell, Claim, Claims, Rows, Size, grid, main, only
+from helper import Cell, Claim, Claims, Rows, Size, grid, main, means, only
 from lra_ssm.width.bigram import Bigram
 from lra_ssm.width.parameterizations import PARAMETERIZATIONS, Exponents
 
@@ -54,7 +54,7 @@ def run(d: int, variant: str, lr: float, seed: int, steps: int) -> Rows:
 
 def _losses(rows: pd.DataFrame, variant: str) -> pd.DataFrame:
     """Return mean losses: a row for each rate, a column for each width; a NaN stays one."""
-    return only(rows, variant=variant).groupby(["lr", "d"])["loss"].apply(lambda one: one.to_numpy().mean()).unstack()
+    return means(only(rows, variant=variant), ["lr", "d"], "loss").unstack()
 
 
 def _best(rows: pd.DataFrame, variant: str) -> dict[str, float]:
@@ -94,7 +94,7 @@ def claims(rows: pd.DataFrame) -> Claims:
         {"SP": sp[-1] / sp[0], "muP": mup[-1] / mup[0]},
     )
     losses = _losses(rows, "muP")
-    at_rate = losses.loc[losses.iloc[:, 0].idxmin()]
+    at_rate = losses.loc[losses.iloc[:, 0].fillna(np.inf).idxmin()]
     yield Claim(
         "with muP a wider model is no worse at the same rate",
         "at the narrowest one's best rate the loss grows by at most 0.01 from a width to the next",

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
-from helper import Cell, Claim, Claims, Rows, Size, grid, main, only, slope
+from helper import Cell, Claim, Claims, Rows, Size, grid, main, means, only, slope
 from lra_ssm.width.bigram import Bigram, FirstOrder
 from lra_ssm.width.coordinates import rms
 from lra_ssm.width.parameterizations import PARAMETERIZATIONS, Exponents
@@ -89,8 +89,8 @@ def sizes(network: Bigram, x: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def _exponent(rows: pd.DataFrame, column: str) -> float:
-    means = rows.groupby("d")[column].mean()
-    return slope(means.index, means)
+    curve = means(rows, "d", column)
+    return slope(curve.index, curve)
 
 
 def _changes(rows: pd.DataFrame, model: str) -> dict[int, pd.DataFrame]:
@@ -146,13 +146,14 @@ def draw(rows: pd.DataFrame, figure: Figure) -> None:
         part = only(rows, model=model, V=32, norm=False, steps=10)
         part = part[part["seeds"] == part["seeds"].max()]
         for name, wanted in zip(SIZES, KEPT[model], strict=True):
-            means = part.groupby("d")[name].mean()
-            axes.plot(means, "o-", markersize=3, label=f"{name}: {_exponent(part, name):.2f} ({wanted:g})")
+            axes.plot(
+                means(part, "d", name), "o-", markersize=3, label=f"{name}: {_exponent(part, name):.2f} ({wanted:g})"
+            )
         axes.set(title=f"{model}, V = 32, after 10 steps", ylabel="RMS")
     for axes, model in zip(lower, ("SP", "muP"), strict=False):
         for V, own in _changes(rows, model).items():
             label = f"V = {V}: {_exponent(own, 'change'):+.2f}"
-            axes.plot(own.groupby("d")["change"].mean(), "o-", markersize=3, label=label)
+            axes.plot(means(own, "d", "change"), "o-", markersize=3, label=label)
         axes.set(title=f"{model}, after {1 if model == 'SP' else 10} steps", ylabel="RMS of the logits' change")
     for axes in figure.axes[:-1]:
         axes.set(xscale="log", yscale="log", xlabel="width d")

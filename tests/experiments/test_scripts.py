@@ -145,3 +145,27 @@ def test_the_page_says_what_the_results_say():
     all_ = import_module("all")
     assert sorted(all_.NAMES) == NAMES
     assert all_.PAGE.read_text() == all_.page(), "run `python experiments/all.py --page`"
+
+
+@each("name", NAMES)
+def test_no_claim_holds_on_results_that_are_nan(name):
+    module = import_module(name)
+    cells = module.cells("quick")
+    rows = [{**cell, **row} for cell in cells for row in module.run(**cell)]
+    for row in rows:
+        row |= {
+            k: math.nan for k, v in row.items() if isinstance(v, float) and k not in (*cells[0], "c", "end", "beta")
+        }
+    assert not [claim.statement for claim in module.claims(pd.DataFrame(rows)) if claim.verdict == "holds"]
+
+
+@each("name", ["b2s6_fig3", "b2s6_fig4", "b2s6_fig5", "deep_fig4", "stable_fig3a", "stable_fig4a", "width_table3"])
+def test_a_seed_that_is_nan_is_not_skipped(name):
+    """Two seeds from the rows of one, the second one NaN."""
+    module = import_module(name)
+    cells = module.cells("quick")
+    rows = [{**cell, **row} for cell in cells for row in module.run(**cell)]
+    seed = next(key for key in ("seed", "trial") if key in rows[0])
+    lost = [{k: math.nan if isinstance(v, float) and k not in cells[0] else v for k, v in row.items()} for row in rows]
+    both = pd.DataFrame(rows + [{**row, seed: 99} for row in lost])
+    assert {claim.verdict for claim in module.claims(both)} <= {"undecided", "does not hold"}
