@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -32,16 +33,20 @@ if __name__ == "__main__": main()
 """
 
 
+@cache
+def quick(name):
+    """The script, and its rows of the quick form."""
+    module = import_module(name)
+    return module, [{**cell, **row} for cell in module.cells("quick") for row in module.run(**cell)]
+
+
 @each("name", NAMES)
 def test_quick_forms_run_and_every_claim_has_a_rule_and_numbers(name):
-    module = import_module(name)
-    before = torch.get_num_threads()
-    rows = pd.DataFrame([{**cell, **row} for cell in module.cells("quick") for row in module.run(**cell)])
-    claims = list(module.claims(rows))
+    module, found = quick(name)
+    claims = list(module.claims(pd.DataFrame(found)))
     assert claims and all(claim.rule and claim.numbers for claim in claims)
     assert len({claim.statement for claim in claims}) == len(claims)
-    module.draw(rows, Figure())
-    assert torch.get_num_threads() == before
+    module.draw(pd.DataFrame(found), Figure())
 
 
 @each("name", NAMES)
@@ -147,25 +152,23 @@ def test_the_page_says_what_the_results_say():
     assert all_.PAGE.read_text() == all_.page(), "run `python experiments/all.py --page`"
 
 
+def lost(name):
+    """The rows of the quick form with NaN for every float that is a result."""
+    module, rows = quick(name)
+    kept = {*module.cells("quick")[0], "end", "beta"}
+    return [{k: math.nan if isinstance(v, float) and k not in kept else v for k, v in row.items()} for row in rows]
+
+
 @each("name", NAMES)
 def test_no_claim_holds_on_results_that_are_nan(name):
-    module = import_module(name)
-    cells = module.cells("quick")
-    rows = [{**cell, **row} for cell in cells for row in module.run(**cell)]
-    for row in rows:
-        row |= {
-            k: math.nan for k, v in row.items() if isinstance(v, float) and k not in (*cells[0], "c", "end", "beta")
-        }
-    assert not [claim.statement for claim in module.claims(pd.DataFrame(rows)) if claim.verdict == "holds"]
+    rows = pd.DataFrame(lost(name))
+    assert not [claim.statement for claim in import_module(name).claims(rows) if claim.verdict == "holds"]
 
 
 @each("name", ["b2s6_fig3", "b2s6_fig4", "b2s6_fig5", "deep_fig4", "stable_fig3a", "stable_fig4a", "width_table3"])
 def test_a_seed_that_is_nan_is_not_skipped(name):
     """Two seeds from the rows of one, the second one NaN."""
-    module = import_module(name)
-    cells = module.cells("quick")
-    rows = [{**cell, **row} for cell in cells for row in module.run(**cell)]
-    seed = next(key for key in ("seed", "trial") if key in rows[0])
-    lost = [{k: math.nan if isinstance(v, float) and k not in cells[0] else v for k, v in row.items()} for row in rows]
-    both = pd.DataFrame(rows + [{**row, seed: 99} for row in lost])
+    module, rows = quick(name)
+    seed = "trial" if "trial" in rows[0] else "seed"
+    both = pd.DataFrame(rows + [{**row, seed: 99} for row in lost(name)])
     assert {claim.verdict for claim in module.claims(both)} <= {"undecided", "does not hold"}
