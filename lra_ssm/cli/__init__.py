@@ -39,7 +39,6 @@ COMMANDS = {
     "export": ("lra_ssm.cli.export", "write a checkpoint, or the average of several, as a saved model"),
     "inspect": ("lra_ssm.cli.inspect", "show what a trained model remembers, and what in it is near instability"),
     "coordcheck": ("lra_ssm.cli.coordcheck", "check over widths whether a model's settings can hold for a wider one"),
-    "reproduce": ("lra_ssm.cli.reproduce", "rerun the papers' figures and tables, and check their claims"),
     "doctor": ("lra_ssm.cli.doctor", "show what a bug report needs, run every backend, and say what is wrong here"),
 }
 

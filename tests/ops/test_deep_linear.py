@@ -102,6 +102,36 @@ def test_p_and_its_inverse_are_equations_10_and_11_with_their_signs_put_right():
     assert_equal(inverse[1, 0], -a * b**2 / ((a - b) * (b - c) * (b - d)))
 
 
+def test_equations_10_and_11_in_print_have_one_coordinate_flipped():
+    """P in print is S P and P⁻¹ in print P⁻¹ S with S = diag(1, -1, 1, 1), but for the entry (1, 1) of P."""
+    a, b, c, d = values = torch.tensor([0.9, 0.5, -0.3, 0.7], dtype=torch.float64)
+    ones = torch.ones(4, 1, dtype=torch.float64)
+    P, S = eigenvectors(values[:, None], ones, ones), torch.diag(torch.tensor([1.0, -1, 1, 1], dtype=torch.float64))
+    printed = [
+        [(a - b) * c * (d - a) / a**3 - (a * a - a * b - a * d + b * d) / a**2, 0, 0, 0],
+        [-(a * a - a * c - a * d + c * d) / a**2, -(b * b - b * c - b * d + c * d) / b**2, 0, 0],
+        [-(d - a) / a, -(d - b) / b, -(d - c) / c, 0],
+        [1, 1, 1, 1],
+    ]
+    printed_inverse = [
+        [a**3 / ((a - b) * (a - c) * (a - d)), 0, 0, 0],
+        [-a * b**2 / ((a - b) * (b - c) * (b - d)), -(b**2) / ((b - c) * (b - d)), 0, 0],
+        [-a * c**2 / ((a - c) * (c - b) * (c - d)), b * c / ((b - c) * (c - d)), c / (c - d), 0],
+        [-a * d**2 / ((a - d) * (d - b) * (d - c)), b * d / ((b - d) * (d - c)), -c / (c - d), 1],
+    ]
+    differs = (torch.tensor(printed, dtype=torch.float64) - S @ P).abs() > 1e-9
+    assert differs.nonzero().tolist() == [[0, 0]]
+    assert_equal(torch.tensor(printed_inverse, dtype=torch.float64), torch.linalg.inv(P) @ S)
+
+
+def test_the_weights_of_the_modes():
+    """P⁻¹ B = Π_{m≠i} λ_i/(λ_i - λ_m): proportional to λ, inversely to the gaps (section 3.3)."""
+    rates = torch.tensor([0.9, 0.2, 0.6, 0.4, 0.75], dtype=torch.float64)
+    ones = torch.ones(5, 1, dtype=torch.float64)
+    gaps = torch.where(torch.eye(5, dtype=torch.bool), rates[:, None], rates[:, None] - rates)
+    assert_equal(diagonal(rates[:, None], ones, ones).B, (rates[:, None] / gaps).prod(-1))
+
+
 @SIZES
 def test_back_from_one_layer(K, N):
     layers, u = stack(K, N), inputs()

@@ -1,0 +1,105 @@
+"""Runs all experiments, cheapest first, or writes docs/experiments.md from their results.
+
+python experiments/all.py                # about 45 minutes of one core; after a kill it continues
+python experiments/all.py --quick        # a few seconds each, to see that they run
+python experiments/all.py --page         # docs/experiments.md from docs/experiments/
+"""
+
+import argparse
+import subprocess
+import sys
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import pandas as pd
+import yaml
+
+from helper import HERE, Claim, load, missing
+
+FOLDER = HERE.parent / "docs/experiments"
+PAGE = FOLDER.with_suffix(".md")
+PAPERS = {"b2s6": "B2S6", "stable": "StableSSM", "deep": "Deep linear SSMs", "width": "Width"}
+NAMES = """
+stable_fig6 stable_fig1 deep_fig1 deep_fig2 stable_fig4a b2s6_theorem2 b2s6_fig5 deep_fig3a deep_fig5 width_table3
+b2s6_fig6 deep_fig3b width_bigram deep_fig3c deep_fig6 b2s6_fig4 deep_fig4 b2s6_fig3 stable_fig3a
+""".split()
+
+
+class Result(NamedTuple):
+    """An experiment as the page shows it."""
+
+    name: str
+    title: str  # first line of the script
+    claims: list[Claim]  # none if a cell is missing, or was made by other code
+    state: str  # what was run
+
+
+def results() -> list[Result]:
+    """Judge the rows in docs/experiments, by paper. Nothing is judged before the present code has made all cells."""
+    found = []
+    for name in sorted(NAMES, key=lambda one: (list(PAPERS).index(one.partition("_")[0]), one)):
+        module, script = import_module(name), HERE / f"{name}.py"
+        cells = module.cells("default")
+        rows = load(FOLDER / name / "rows.jsonl", script)
+        left = len(missing(cells, rows))
+        title = (module.__doc__ or "").partition("\n")[0].rstrip(".")
+        if left:
+            state = f"Not run: {len(cells) - left} of {len(cells)} cells have a result of the present code."
+            found.append(Result(name, title, [], state))
+        else:
+            table = pd.DataFrame(rows)
+            state = f"{table['seconds'].sum() / 60:.1f} minutes of one core, rows of code {rows[0]['digest']}."
+            found.append(Result(name, title, list(module.claims(table)), state))
+    return found
+
+
+def page() -> str:
+    """Return docs/experiments.md: head.md, what the results say with remarks.yaml, tail.md."""
+    every = results()
+    remarks: dict[str, str] = yaml.safe_load((FOLDER / "remarks.yaml").read_text())
+    verdicts = [claim.verdict for one in every for claim in one.claims]
+    counts = [verdicts.count(verdict) for verdict in ("holds", "does not hold", "undecided")]
+    not_run = [one.name for one in every if not one.claims]
+    lines = [(FOLDER / "head.md").read_text().rstrip(), "", "## Claims", ""]
+    lines += [
+        "Of the {} claims that are judged {} hold, {} do not and {} are undecided.".format(len(verdicts), *counts)
+    ]
+    lines += [f"Not run with the present code, so without a verdict: {', '.join(not_run)}."] if not_run else []
+    lines += ["", "| | claim | verdict | numbers |", "|---|---|---|---|"]
+    for one in every:
+        for claim in one.claims:
+            cells = (f"[{one.name}](#{one.name})", _cell(claim.statement), claim.verdict, _cell(claim.found))
+            lines.append(f"| {' | '.join(cells)} |")
+    for prefix, paper in PAPERS.items():
+        lines += ["", f"## {paper}"]
+        for one in (one for one in every if one.name.startswith(prefix)):
+            lines += ["", f"### {one.name}", "", f"{one.title}. `python experiments/{one.name}.py`. {one.state}", ""]
+            lines += [f"- **{c.verdict}**: {c.statement}. Rule: {c.rule}. Found: {c.found}." for c in one.claims]
+            lines += ["", remarks[one.name].strip()] if one.name in remarks else []
+            if one.claims:
+                lines += ["", f"![{one.title}](experiments/{one.name}/figure.png)"]
+    return "\n".join([*lines, "", (FOLDER / "tail.md").read_text()])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--page", action="store_true", help="write docs/experiments.md and run nothing")
+    options, passed = parser.parse_known_args()
+    if options.page:
+        PAGE.write_text(page())
+        return 0
+    commands: dict[str, Any] = {name: [sys.executable, str(HERE / f"{name}.py"), *passed] for name in NAMES}
+    if "--long" in passed:  # few have one
+        modules = {name: import_module(name) for name in NAMES}
+        commands = {n: c for n, c in commands.items() if modules[n].cells("long") != modules[n].cells("default")}
+    failed = [name for name, command in commands.items() if subprocess.run(command).returncode]
+    print(f"failed: {', '.join(failed)}" if failed else f"{len(commands)} experiments are done")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

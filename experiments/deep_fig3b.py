@@ -1,0 +1,101 @@
+"""Deep linear SSMs, figure 3B: two layers of four states against one layer of eight.
+
+Source: see students.py; section 4.2: Adam at 5e-5. The paper shows one student of each kind, of a teacher of three
+layers of two states that is only in a picture. Ours: 12 students, each with its own teacher, λ uniform in [0, 0.9) and
+B = C = 1; length 64; 10^5 steps; "O(1)" is N(0, 1). A start of B and C at exactly 1, times the scale, is run too.
+
+In 10^5 steps at 5e-5 Adam moves a weight by at most 5, while B and C of O(50) have to move by about 30: students from
+O(50) train at 5e-4 here. --long has 10^6 steps at the paper's rate instead.
+"""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from helper import Cell, Claim, Claims, Rows, Size, beyond, main
+from students import (
+    FAILED,
+    draw_errors,
+    draw_legend,
+    draw_path,
+    drawn_teachers,
+    ends,
+    median,
+    side_by_side,
+    started,
+    teacher_response,
+    to_the_end,
+)  # fmt: skip
+
+STUDENTS, LENGTH = 12, 64
+PANELS = [(2, 4, 1), (1, 8, 1), (1, 8, 50), (2, 4, 50)]  # K, N, scale
+LEARNED = f"at least 3 of 4 students end below {FAILED:g} of the output 0's error, with all |λ| <= 1"
+
+
+def cells(size: Size) -> list[Cell]:
+    steps = {"quick": 10, "default": 100_000, "long": 1_000_000}[size]
+    fast = 5e-5 if size == "long" else 5e-4
+    return [{"K": K, "N": N, "scale": s, "lr": fast if s == 50 else 5e-5, "steps": steps} for K, N, s in PANELS]
+
+
+def run(K: int, N: int, scale: float, lr: float, steps: int) -> Rows:
+    teacher = teacher_response(drawn_teachers(3, 2, 0.9, STUDENTS), LENGTH).repeat(2, 1)
+    layer = side_by_side([started(K, N, STUDENTS, start, scale) for start in ("normal", "ones")])
+    for row in to_the_end(layer, teacher, steps, lr):
+        yield row | {"start": "normal" if row["student"] < STUDENTS else "ones"}
+
+
+def _ends(rows: pd.DataFrame, K: int, scale: float) -> pd.DataFrame:
+    return ends(rows, K=K, scale=scale, start="normal")
+
+
+def _numbers(rows: pd.DataFrame, K: int, scale: float) -> dict[str, float]:
+    own, ones = _ends(rows, K, scale), ends(rows, K=K, scale=scale, start="ones")
+    return {
+        f"of {len(own)} fail": own["failed"].sum(),
+        "with a |λ| > 1 at some time": (own["ever"] > 0).sum(),
+        "median error": median(own["error"]),
+        "from ones fail": ones["failed"].sum(),
+    }
+
+
+def claims(rows: pd.DataFrame) -> Claims:
+    one, two = _ends(rows, 1, 1), _ends(rows, 2, 1)
+    most = one["failed"].mean() >= 0.5 and (one["ever"] > 0).mean() >= 0.5
+    yield Claim(
+        "one layer fails from B and C of O(1): its λ leave the region of stability",
+        "holds if at least half of the students fail and have a |λ| > 1 at some time; does not hold if no student does;"
+        " else undecided, since the paper shows a single run",
+        True if most else None if (one["failed"] | (one["ever"] > 0)).any() else False,
+        _numbers(rows, 1, 1),
+    )
+    for K, scale in ((1, 50), (2, 1)):
+        yield Claim(
+            f"{'one layer converges' if K == 1 else 'two layers converge'} from B and C of O({scale})",
+            LEARNED,
+            bool(_ends(rows, K, scale)["failed"].mean() <= 0.25),
+            _numbers(rows, K, scale),
+        )
+    spread = 2 * float((one["failed"].var(ddof=0) * len(one) + two["failed"].var(ddof=0) * len(two)) ** 0.5)
+    yield Claim(
+        "from O(1) one layer fails more often than two",
+        "the counts differ by more than two binomial deviations of the difference; else undecided",
+        beyond(int(one["failed"].sum()) - int(two["failed"].sum()), spread),
+        {"one layer": one["failed"].sum(), "two layers": two["failed"].sum(), "two deviations": spread},
+    )
+
+
+def draw(rows: pd.DataFrame, figure: Figure) -> None:
+    figure.set_size_inches(11, 3.4)
+    *panels, last = figure.subplots(1, 5)
+    teacher = drawn_teachers(3, 2, 0.9, 1).flatten()
+    for axes, (K, N, scale) in zip(panels, PANELS, strict=True):
+        draw_path(axes, rows.query("what == 'path' and K == @K and scale == @scale"), "λ", teacher)
+        axes.axhline(1, color="#999999", linewidth=0.6, linestyle=":")
+        axes.set(title=f"{K} × {N}, B and C of {scale}", xlabel="step of Adam")
+    panels[0].set_ylabel("eigenvalue λ")
+    draw_errors(last, {f"{K} × {N}\n{scale}": _ends(rows, K, scale)["error"] for K, N, scale in PANELS})
+    draw_legend(figure, 2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Deep linear SSMs, figure 6: twelve layers of one state against one layer of twelve.
+
+Source: see students.py; the caption of figure 6: O(10^5) steps. It gives neither the rate nor the teacher's λ (five
+layers of two states). Ours: 5e-5 for twelve layers and 5e-4 for one, whose B and C have to move further; 2 · 10^5 steps
+from O(100); 6 students, each with its own teacher, λ uniform in [0, 0.8), B = C = 1; length 64; O(1) is N(0, 1). No
+stack of single states equals the teacher: it has no zeros, the teacher five.
+"""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from helper import Cell, Claim, Claims, Rows, Size, main, mean
+from students import (
+    FAILED,
+    draw_errors,
+    draw_legend,
+    draw_path,
+    drawn_teachers,
+    ends,
+    median,
+    started,
+    teacher_response,
+    to_the_end,
+)  # fmt: skip
+
+STUDENTS, LENGTH = 6, 64
+PANELS = [(1, 12, 1, 5e-4, 100_000), (1, 12, 100, 5e-4, 200_000), (12, 1, 1, 5e-5, 100_000)]
+
+
+def cells(size: Size) -> list[Cell]:
+    return [
+        {"K": K, "N": N, "scale": scale, "lr": lr, "steps": 10 if size == "quick" else steps}
+        for K, N, scale, lr, steps in PANELS
+    ]
+
+
+def run(K: int, N: int, scale: float, lr: float, steps: int) -> Rows:
+    teacher = teacher_response(drawn_teachers(5, 2, 0.8, STUDENTS), LENGTH)
+    yield from to_the_end(started(K, N, STUDENTS, "normal", scale), teacher, steps, lr)
+
+
+def claims(rows: pd.DataFrame) -> Claims:
+    deep, one, large = (ends(rows, K=K, scale=scale) for K, scale in ((12, 1), (1, 1), (1, 100)))
+    rule = f"at least 3 of 4 students end below {FAILED:g} of the output 0's error, with all |λ| <= 1"
+    for name, own in (
+        ("twelve layers of one state converge from O(1)", deep),
+        ("one layer converges from O(100)", large),
+    ):
+        numbers = {f"of {len(own)} fail": own["failed"].sum(), "median error": median(own["error"])}
+        yield Claim(name, rule, bool(own["failed"].mean() <= 0.25), numbers)
+    moved = mean(deep["moved"])
+    yield Claim(
+        "all parameters of twelve layers stay near their initial values",
+        "the root of the mean squared change is at most half of the initial deviation, 1, by more than the deviation"
+        " over students; undecided within it",
+        None if abs(moved[0] - 0.5) <= moved[1] else moved[0] < 0.5,
+        {"change": moved},
+    )
+    outside = one["ever"].mean()
+    some = one["failed"].any() or outside > 0
+    yield Claim(
+        "from O(1) most λ of one layer diverge and it does not converge",
+        "holds if at least half of the students fail and in the mean more than 6 of 12 λ have been outside [-1, 1];"
+        " does not hold if no student fails and no λ has been; else undecided, since the paper shows a single run",
+        True if one["failed"].mean() >= 0.5 and outside > 6 else None if some else False,
+        {f"of {len(one)} fail": one["failed"].sum(), "λ outside at some time": outside},
+    )
+    yield Claim(
+        "from O(100) the λ of one layer stay stable",
+        "at least 3 of 4 students never have a |λ| > 1",
+        bool((large["ever"] > 0).mean() <= 0.25),
+        {f"of {len(large)} leave": (large["ever"] > 0).sum(), "median error": median(large["error"])},
+    )
+
+
+def draw(rows: pd.DataFrame, figure: Figure) -> None:
+    figure.set_size_inches(10, 3.4)
+    *panels, last = figure.subplots(1, 4)
+    for axes, (K, N, scale, *_) in zip(panels, PANELS, strict=True):
+        path = rows.query("what == 'path' and K == @K and scale == @scale")
+        draw_path(axes, path, "λ", drawn_teachers(5, 2, 0.8, 1).flatten())
+        axes.axhline(1, color="#999999", linewidth=0.6, linestyle=":")
+        axes.set(title=f"{K} × {N}, B and C of {scale}", xlabel="step of Adam")
+    panels[0].set_ylabel("eigenvalue λ")
+    draw_errors(last, {f"{K} × {N}\n{scale}": ends(rows, K=K, scale=scale)["error"] for K, N, scale, *_ in PANELS})
+    draw_legend(figure, 12)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""S4D, S6 and B2S6 as Yu & Erichson 2025 define them: shared by the scripts b2s6_*."""
+
+from typing import Any
+
+from torch import nn
+
+from lra_ssm.layers import B2S6, S4D, S6, LayerSpec
+
+COLORS = {"S4D": "#1f6fb4", "S6": "#c0392b", "B2S6": "#2e8b57"}
+
+
+def unit_spec(name: str, **b2s6: Any) -> LayerSpec:
+    """Return S4D with A tied across channels (eq. 1), S6 in the paper's form (eq. 3-4), or B2S6 (eq. 7-8), the only one
+    that takes the keywords; 16 states."""
+    if name == "S4D":
+        return LayerSpec(S4D, d_state=16, tie_A=True)
+    return LayerSpec(S6, d_state=16, form="paper") if name == "S6" else LayerSpec(B2S6, d_state=16, **b2s6)
+
+
+def without_skip(module: nn.Module) -> nn.Module:
+    """Set D to 0 and freeze it: the paper's units have no D u."""
+    for name, weight in module.named_parameters():
+        if name.rpartition(".")[2] == "D":
+            nn.init.zeros_(weight)
+            weight.requires_grad_(False)
+    return module

@@ -1,0 +1,121 @@
+"""Width, learning-rate transfer: whether the best learning rate of a narrow bigram model is the best of a wide one.
+
+Source: Everett et al. 2024, who train transformers; the model is the one of the note on it (see width_table3). Ours:
+V = 64, RMSNorm, two hidden layers, batches of 64; 200 steps of Adam (betas 0.9 and 0.95, epsilon 1e-12) with a rate
+that goes to 0 in a line; the loss is the mean of the last 20 steps. At width 64 all parameterizations are one model.
+"one rate" widens it without any, as PyTorch does: one rate for all layers. --long has five widths and two seeds.
+"""
+
+import math
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch.nn import functional as F
+
+from helper import Cell, Claim, Claims, Rows, Size, grid, main, means, only
+from lra_ssm.width.bigram import Bigram
+from lra_ssm.width.parameterizations import PARAMETERIZATIONS, Exponents
+
+V, BASE = 64, 64
+VARIANTS = {
+    "one rate": {layer: Exponents(a, b, 0) for layer, (a, b, _) in PARAMETERIZATIONS["sp"].items()},
+    "SP": PARAMETERIZATIONS["sp"],
+    "muP": PARAMETERIZATIONS["mup"],
+}
+
+
+def cells(size: Size) -> list[Cell]:
+    if size == "quick":
+        return grid(d=(64, 128), variant=VARIANTS, lr=(0.004, 0.008, 0.016), seed=[0], steps=[5])
+    widths = (64, 128, 256, 512, 1024) if size == "long" else (64, 256, 1024)
+    rates = [0.0005 * 2**i for i in range(8)]
+    return grid(d=widths, variant=VARIANTS, lr=rates, seed=range(2 if size == "long" else 1), steps=[200])
+
+
+def run(d: int, variant: str, lr: float, seed: int, steps: int) -> Rows:
+    generator = torch.Generator().manual_seed(seed)
+    model = Bigram(d, V, VARIANTS[variant], 2, rms_norm=True, base=BASE, generator=generator)
+    table = (2 * torch.randn(V, V, generator=torch.Generator().manual_seed(0))).softmax(-1)
+    optimizer = torch.optim.Adam(list(model.groups(lr)), betas=(0.9, 0.95), eps=1e-12)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
+    drawn, losses = torch.Generator().manual_seed(seed), []
+    for _ in range(steps):
+        x = torch.randint(V, (64,), generator=drawn)
+        loss = F.cross_entropy(model(x), torch.multinomial(table[x], 1, generator=drawn)[:, 0])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(float(loss.detach()))
+    yield {"loss": float(np.mean(losses[-20:]))}
+
+
+def _losses(rows: pd.DataFrame, variant: str) -> pd.DataFrame:
+    """Return mean losses: a row for each rate, a column for each width; a NaN stays one."""
+    return means(only(rows, variant=variant), ["lr", "d"], "loss").unstack()
+
+
+def _best(rows: pd.DataFrame, variant: str) -> dict[str, float]:
+    """Return the best rate of each width, between those of the grid by a parabola through the three lowest losses.
+
+    NaN where the lowest loss is at the end of the grid.
+    """
+    found = {}
+    for d, curve in _losses(rows, variant).items():
+        values, logs = curve.fillna(np.inf).to_numpy(), np.log(curve.index)
+        at = int(values.argmin())
+        found[f"d = {d}"] = math.nan
+        if 0 < at < len(values) - 1 and np.isfinite(values[at - 1 : at + 2]).all():
+            a, b, _ = np.polyfit(logs[at - 1 : at + 2], values[at - 1 : at + 2], 2)
+            found[f"d = {d}"] = float(np.exp(-b / (2 * a)))
+    return found
+
+
+def claims(rows: pd.DataFrame) -> Claims:
+    for variant, stays in {"one rate": False, "SP": True, "muP": True}.items():
+        best = _best(rows, variant)
+        first, *_, last = best.values()
+        yield Claim(
+            f"with {variant + ' for all layers' if not stays else variant + chr(39) + 's rates by layer'} the best rate"
+            f" {'stays' if stays else 'falls with the width'}",
+            "the best rate of the widest, interpolated, is within a factor of 2 of the narrowest's"
+            if stays
+            else "the best rate of the widest, interpolated, is at most a quarter of the narrowest's",
+            0.5 <= last / first <= 2 if stays else last / first <= 0.25,
+            best,
+        )
+    sp, mup = ([*_best(rows, variant).values()] for variant in ("SP", "muP"))
+    yield Claim(
+        "the best rate of muP moves less than that of SP",
+        "the ratio of the best rates of the widest and the narrowest, as a log, is at most half of SP's",
+        abs(math.log(mup[-1] / mup[0])) <= 0.5 * abs(math.log(sp[-1] / sp[0])),
+        {"SP": sp[-1] / sp[0], "muP": mup[-1] / mup[0]},
+    )
+    losses = _losses(rows, "muP")
+    at_rate = losses.loc[losses.iloc[:, 0].fillna(np.inf).idxmin()]
+    yield Claim(
+        "with muP a wider model is no worse at the same rate",
+        "at the narrowest one's best rate the loss grows by at most 0.01 from a width to the next",
+        bool((np.diff(at_rate.to_numpy()) <= 0.01).all()),
+        {f"d = {d}": loss for d, loss in at_rate.items()},
+    )
+
+
+def draw(rows: pd.DataFrame, figure: Figure) -> None:
+    figure.set_size_inches(10, 3.4)
+    for axes, variant in zip(figure.subplots(1, 3, sharey=True), VARIANTS, strict=True):
+        losses = _losses(rows, variant)
+        for shade, (d, curve) in zip(np.linspace(0, 1, len(losses.columns)), losses.items(), strict=True):
+            color = (0.85 - 0.8 * shade, 0.35, 0.2 + 0.6 * shade)
+            axes.plot(curve, "o-", color=color, markersize=3, linewidth=1, label=f"d = {d}")
+            axes.plot(curve.idxmin(), curve.min(), "*", color=color, markersize=11)
+        low = losses.min().min()
+        axes.set(xscale="log", xlabel="learning rate (best: star)", title=variant, ylim=(low - 0.05, low + 1.5))
+        axes.legend(fontsize=7)
+    figure.axes[0].set_ylabel("loss, nats")
+
+
+if __name__ == "__main__":
+    main()
