@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-
 from lra_ssm.datamodules.listops.generator import generate
-from lra_ssm.datamodules.listops.trees import CLOSE_ID, FIRST_OPERATOR_ID, VOCABULARY, TreeSettings
 from lra_ssm.datamodules.loading.loader import EpochBatches
+
+from lra_ssm.datamodules.listops.trees import CLOSE_ID, FIRST_OPERATOR_ID, VOCABULARY, TreeSettings
 from lra_ssm.datamodules.pathfinder.generator import generate_block
 from lra_ssm.datamodules.pathfinder.settings import SETTINGS
 

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
+from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.layers import (
     B2S6,

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from lra_ssm.datamodules.language.tokenizer_spec import parse_tokenizer, train_tokenizer
 from lra_ssm.datamodules.language.tokenizer import ByteTokenizer
+from lra_ssm.datamodules.language.tokenizer_spec import parse_tokenizer, train_tokenizer
 from lra_ssm.errors import InputError
 
 

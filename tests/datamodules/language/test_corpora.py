@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from lra_ssm.datamodules.language.documents import CorpusReader, Reading
 
 from lra_ssm.datamodules.corpus import reader as corpus
-from lra_ssm.datamodules.language.documents import CorpusReader, Reading
 from lra_ssm.datamodules.slimpajama import reader as slimpajama
 from lra_ssm.datamodules.wikitext import reader as wikitext
 from lra_ssm.errors import InputError

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lra_ssm.datamodules.old_storage import intact
 
 from lra_ssm.cli import main
 from lra_ssm.datamodules import Corpus, SlimPajama, WikiText
 from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer
-from lra_ssm.datamodules.old_storage import intact
 from lra_ssm.datamodules.storage import LOCK
 from lra_ssm.errors import InputError
 from lra_ssm.files import locked

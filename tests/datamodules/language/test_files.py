@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from lra_ssm.datamodules.language.documents import Reading
+
 from lra_ssm.datamodules.language.files import FileCorpus, find_files
 from lra_ssm.errors import InputError
 from tests.datamodules.language.corpora import Document, read, small_sizes, write_jsonl, write_parquet

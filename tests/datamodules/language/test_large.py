@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from lra_ssm.datamodules.language.documents import MOST_SHARDS
 from lra_ssm.datamodules.old_storage.intact import remember_intact
+
 from tests.datamodules.language.helpers import MadeUp, finish, write_split
 
 OPEN = """

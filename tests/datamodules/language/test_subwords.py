@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer, parse_tokenizer, train_tokenizer
 from lra_ssm.datamodules.language.tokenizer import SubwordTokenizer
+from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer, parse_tokenizer, train_tokenizer
 from lra_ssm.errors import InputError
 from tests.datamodules.language.test_tokenizers import random_texts
 

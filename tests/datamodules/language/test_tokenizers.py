@@ -7,10 +7,10 @@ import random
 
 import numpy as np
 import pytest
-
-from lra_ssm.datamodules.language.tokenizer_spec import evenly, load_tokenizer, parse_tokenizer, train_tokenizer
 from lra_ssm.datamodules.language.documents import CUT
+
 from lra_ssm.datamodules.language.tokenizer import ByteTokenizer, CharacterTokenizer, TextStream, WordTokenizer
+from lra_ssm.datamodules.language.tokenizer_spec import evenly, load_tokenizer, parse_tokenizer, train_tokenizer
 from lra_ssm.errors import InputError
 
 ODD = [

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lra_ssm.datamodules.old_storage.format import NOT_SCORED as NO
+from lra_ssm.datamodules.old_storage.format import TokenSplit
 
 from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
 from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
-from lra_ssm.datamodules.old_storage.format import NOT_SCORED as NO
-from lra_ssm.datamodules.old_storage.format import TokenSplit
 from lra_ssm.errors import InputError
 from tests.datamodules.language.helpers import END, documents, text_split
 from tests.each import each
