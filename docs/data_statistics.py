@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from lra_ssm.datamodules.listops.generator import generate
-from lra_ssm.datamodules.loading.loader import EpochBatches
 
+from lra_ssm.datamodules.listops.module import generate
 from lra_ssm.datamodules.listops.trees import CLOSE_ID, FIRST_OPERATOR_ID, VOCABULARY, TreeSettings
+from lra_ssm.datamodules.loader import EpochBatches
 from lra_ssm.datamodules.pathfinder.generator import generate_block
 from lra_ssm.datamodules.pathfinder.settings import SETTINGS
 
@@ -20,22 +20,21 @@ from lra_ssm.datamodules.pathfinder.settings import SETTINGS
 def listops(count: int) -> None:
     lengths, depths, labels = [], [], Counter[int]()
     operators, arguments = Counter[int](), Counter[int]()
-    for block in generate(TreeSettings(500, 2000, 10, 10), seed=0, count=count):
-        labels.update(block.labels)
-        for expression in block.expressions:
-            lengths.append(len(expression))
-            deepest, open_ones = 0, []
-            for token in expression:
-                if token == CLOSE_ID:
-                    arguments[open_ones.pop()] += 1
-                    continue
-                if open_ones:
-                    open_ones[-1] += 1
-                if token >= FIRST_OPERATOR_ID:
-                    operators[token] += 1
-                    open_ones.append(0)
-                    deepest = max(deepest, len(open_ones))
-            depths.append(deepest)
+    for expression, label in generate(TreeSettings(500, 2000, 10, 10), seed=0, count=count):
+        labels[label] += 1
+        lengths.append(len(expression))
+        deepest, open_ones = 0, list[int]()
+        for token in expression:
+            if token == CLOSE_ID:
+                arguments[open_ones.pop()] += 1
+                continue
+            if open_ones:
+                open_ones[-1] += 1
+            if token >= FIRST_OPERATOR_ID:
+                operators[token] += 1
+                open_ones.append(0)
+                deepest = max(deepest, len(open_ones))
+        depths.append(deepest)
     print(f"ListOps, {count:,} expressions")
     print(f"  length {min(lengths)} to {max(lengths)}, mean {np.mean(lengths):.1f}, median {np.median(lengths):.0f}")
     print(f"  depth {min(depths)} to {max(depths)}, of {shares(Counter(depths))}")

@@ -24,6 +24,7 @@ from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.models.generation import Generation
 from lra_ssm.models.language_model import NOT_SCORED, LanguageModel
+from lra_ssm.models.pretrained import FORMAT
 
 try:
     from lm_eval.api.model import TemplateLM
@@ -47,8 +48,9 @@ class HarnessModel(TemplateLM):
             None for the saved model's own.
         revision: of `pretrained`, where it is a repository.
         allow_pickle: read weights that are a pickle.
-        add_bos_token: the token that ends texts stands before every context, as before every document in training.
-            Without, before empty contexts and whole documents alone, as lm_eval has it.
+        add_bos_token: whether a token stands before every context: what the tokenizer puts before texts, else the one
+            that ends texts, as before every document in training. None: what the tokenizer puts there, if any, as
+            transformers does. Before empty contexts and whole documents there always is one, as lm_eval has it.
         batch_size: sequences at a time.
         max_batch_size: taken for lm_eval's sake, which gives it.
         device: "cpu", "cuda", "cuda:1"; without a CUDA device always "cpu".
@@ -64,7 +66,7 @@ class HarnessModel(TemplateLM):
         tokenizer: str | Path | TextTokenizer | None = None,
         revision: str | None = None,
         allow_pickle: bool = False,
-        add_bos_token: bool = False,
+        add_bos_token: bool | None = None,
         batch_size: int | str = 8,
         max_batch_size: int | None = None,
         device: str | None = None,
@@ -75,7 +77,7 @@ class HarnessModel(TemplateLM):
             raise InputError(f"batch_size is {batch_size!r}; it must be a number of at least 1")
         if dtype not in ("float32", "bfloat16"):
             raise InputError(f"dtype is {dtype!r}; it must be float32 or bfloat16")
-        self.batch_size, self.add_bos_token = int(batch_size), add_bos_token
+        self.batch_size = int(batch_size)
         if isinstance(pretrained, LanguageModel):
             model = pretrained
         else:
@@ -88,6 +90,13 @@ class HarnessModel(TemplateLM):
             raise InputError("a model that was built here comes without a tokenizer: give tokenizer")
         else:
             self.tokens = _tokenizer_of(ModelFiles(str(tokenizer or pretrained), None if tokenizer else revision))
+        before = self.tokens.prefix or ((self.tokens.end_of_text,) if add_bos_token else ())
+        self._before = [] if add_bos_token is False else list(before)
+        self._ends = self.tokens.stop
+        if tokenizer is None and not isinstance(pretrained, LanguageModel):
+            files = ModelFiles(pretrained, revision)
+            if files.config().get("format") != FORMAT:  # transformers ends a text as the model's configuration says
+                self._ends = files.end_tokens() or self._ends
         if self.tokens.vocab_size > model.vocab_size:
             raise InputError(f"the tokenizer has {self.tokens.vocab_size} tokens, the model {model.vocab_size}")
         # lm_eval says "cuda:0" where nothing was said, and leaves it to its models whether there is one.
@@ -98,6 +107,10 @@ class HarnessModel(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         return self.tokens.end_of_text
+
+    @property
+    def prefix_token_id(self) -> int:
+        return (self.tokens.prefix or (self.eot_token_id,))[-1]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
         return self.tokens.encode([string], [False]).tokens.tolist()
@@ -116,7 +129,7 @@ class HarnessModel(TemplateLM):
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """log p of whole texts, of their first token too."""
         texts = [request.args[0] for request in requests]
-        scored = [total for total, _ in self._scored([([self.eot_token_id], self.tok_encode(t)) for t in texts])]
+        scored = [total for total, _ in self._scored([([self.prefix_token_id], self.tok_encode(t)) for t in texts])]
         for text, total in zip(texts, scored, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
         return scored
@@ -137,8 +150,8 @@ class HarnessModel(TemplateLM):
         return answers
 
     def _context(self, tokens: list[int]) -> list[int]:
-        begins = tokens[:1] == [self.eot_token_id]
-        return tokens if tokens and (begins or not self.add_bos_token) else [self.eot_token_id, *tokens]
+        begins = tokens[: len(self._before)] == self._before
+        return (tokens if begins else [*self._before, *tokens]) or [self.prefix_token_id]
 
     @torch.inference_mode()
     def _scored(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
@@ -185,7 +198,6 @@ class HarnessModel(TemplateLM):
         ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
-        end = None if self.tokens.ends_lines else self.eot_token_id
         sampled = settings.get("do_sample", settings.get("temperature", 0.0) > 0)
         steps = Generation(
             self.model,
@@ -196,14 +208,14 @@ class HarnessModel(TemplateLM):
             top_k=settings.get("top_k") or None,  # 0: all, as transformers has it
             top_p=settings.get("top_p"),
             repetition_penalty=settings.get("repetition_penalty", 1.0),
-            stop=() if end is None else (end,),
+            stop=self._ends,
         )
         until = settings.get("until") or []
         stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
         new, answers = [list[int]() for _ in prompts], [""] * len(prompts)
         for tokens in steps:
             for row, token in enumerate(tokens.tolist()):
-                if token in (-1, end):  # -1: the row has ended
+                if token in (-1, *self._ends):  # -1: the row has ended
                     continue
                 new[row].append(token)
                 answers[row] = self.tokens.decode(new[row])

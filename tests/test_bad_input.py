@@ -4,7 +4,11 @@ import json
 
 import pytest
 
+from lra_ssm.datamodules.retrieval import NAMES
+from tests.datamodules.image_helpers import pictures, write_image_parquet
+from tests.datamodules.made_up_pairs import write_pairs
 from tests.runner import FIT, SHORT, TINY, everything_below, fail, in_process, only_run, refused, succeed
+from tests.small_data import write_cifar10, write_imdb, write_mnist
 
 BAD = [  # options, and what is said of them
     ("--optimizer=SGD", "unknown option --optimizer"),  # it would replace the groups
@@ -80,6 +84,52 @@ def test_bad_tsv_files_are_named_with_their_line_and_leave_nothing(broken, expec
     flags = [f"--data.source={tmp_path}", "--data.max_length=32"]
     assert expected in refused([*FIT, *flags], capsys)
     assert everything_below(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("prepare retrieval --source=absent", "source 'absent': must be one of lra, or an existing file or folder"),
+        ("prepare retrieval --source=mnist-files", "mnist-files: no files of Retrieval (new_aan_pairs.train.tsv,"),
+        ("prepare retrieval --source=pairs", "new_aan_pairs.eval.tsv:2: 4 columns instead of 5 (label, id1,"),
+        ("prepare listops --source=cifar", "cifar: no files of ListOps (basic_train.tsv,"),
+        ("prepare text --source=aclImdb", "train/neg/0_2.txt: is not UTF-8 (byte 0xe9)"),
+        ("prepare text --source=cifar", "cifar: no reviews of both classes in train"),
+        ("prepare image --source=cifar", "cifar-10-batches-py: data_batch_3 is missing; CIFAR-10 is"),
+        ("prepare image --source=broken.tar.gz", "broken.tar.gz: cannot be unpacked"),
+        ("prepare mnist --source=hub", "hub: train, example 0: is an image of 27 x 27 pixels instead of 28 x 28"),
+        ("prepare mnist --source=mnist-files", "train-images-idx3-ubyte.gz: cannot be read"),
+        ("prepare mnist --root=absent/data", "its parent folder"),
+        (
+            "fit --config mnist/s4d",
+            "no files of mnist (original) below it; `lra-ssm prepare --config mnist/s4d` downloads",
+        ),
+        ("fit --config lra/text/s4d", "`lra-ssm prepare --config lra/text/s4d` downloads them"),
+        ("fit --config lra/retrieval/s4d", "`lra-ssm prepare --config lra/retrieval/s4d` downloads LRA's archive"),
+    ],
+)
+def test_wrong_files_of_data_are_one_line_and_leave_nothing(command, expected, wrong_files, monkeypatch, capsys):
+    monkeypatch.chdir(wrong_files)
+    monkeypatch.delenv("LRA_SSM_DATA", raising=False)
+    before = everything_below(wrong_files)
+    assert expected in refused(command.split(), capsys)
+    assert everything_below(wrong_files) == before
+
+
+@pytest.fixture(scope="module")
+def wrong_files(tmp_path_factory):
+    """Datasets in their published layouts, each with one mistake."""
+    folder = tmp_path_factory.mktemp("wrong")
+    (folder / "data").mkdir()
+    with open(write_pairs(folder / "pairs", (4, 1, 1), median_length=40) / NAMES["val"], "a") as file:
+        file.write("1\ta\tb\tonly one text\n")
+    (write_imdb(folder, 1) / "train/neg/0_2.txt").write_bytes(b"caf\xe9")
+    (write_cifar10(folder) / "cifar-10-batches-py/data_batch_3").unlink()
+    (folder / "broken.tar.gz").write_bytes(b"\x1f\x8b and no more")
+    images = write_mnist(folder) / "train-images-idx3-ubyte.gz"
+    images.write_bytes(images.read_bytes()[:-20])
+    write_image_parquet(folder / "hub", "image", pictures(20, size=27, channels=1), range(20), 10)
+    return folder
 
 
 @pytest.mark.parametrize(

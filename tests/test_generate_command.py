@@ -1,6 +1,7 @@
 """`lra-ssm generate`, as its user meets it."""
 
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -86,7 +87,7 @@ GREEDY = ["--temperature=0", "--max_new_tokens=20"]
 def test_a_run_is_continued_as_the_parallel_form_has_it(run, which, capsys):
     name = str(run / which)
     loaded = load_language_model(name)
-    assert loaded.model.vocab_size == 257 and not loaded.model.training and loaded.begins
+    assert loaded.model.vocab_size == 257 and not loaded.model.training and loaded.before == (256,)
     found = loaded.model.generate(torch.tensor([[256, *b"Some"]]), 20)[0, 1:].tolist()
     until = found.index(256) if 256 in found else len(found)
     assert made([name, "--prompt=Some", *GREEDY], capsys) == bytes(found[:until]).decode("utf-8", "replace") + "\n"
@@ -132,6 +133,53 @@ def test_mambas_own_layouts_begin_with_the_prompt_alone(tmp_path, capsys):
     assert made([str(tmp_path / "hf"), *empty], capsys) == made(
         [str(tmp_path / "hf"), *empty, "--begin_document"], capsys
     )
+
+
+def llama_tokenizer(folder: Path) -> None:
+    """A tokenizer.json of words that puts <s> before every text, as Llama's does."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = ["<unk>", "<s>", "</s>", "hello", "world", *(f"w{i}" for i in range(45))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(words[:3])
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def test_what_others_tokenizers_put_before_a_text_is_there(tmp_path, capsys):
+    """As transformers has it; in scores, too."""
+    folder = tmp_path / "theirs"
+    hf_folder(folder, sizes(vocabulary=50))
+    llama_tokenizer(folder)
+    loaded = load_language_model(str(folder))
+    assert loaded.before == (1,) and loaded.stop == (2,)
+    ids = torch.tensor([[1, 3, 4]])
+    found = loaded.model.generate(ids, 20, stop=(2,))[0, 3:].tolist()
+    text = loaded.tokenizer.decode(found[: found.index(2)] if 2 in found else found)
+    prompt = ["--prompt=hello world", *GREEDY]
+    assert made([str(folder), *prompt], capsys).split() == ["hello", "world", *text.split()]
+    bare = loaded.model.generate(ids[:, 1:], 20, stop=(2,))[0, 2:].tolist()
+    without = made([str(folder), *prompt, "--no-begin_document"], capsys)
+    assert without.split()[2:4] == loaded.tokenizer.decode(bare[:2]).split()
+    (tmp_path / "a.txt").write_text("hello world")
+    row = printed(["score", str(folder), str(tmp_path / "a.txt")], capsys).splitlines()[1].split()
+    assert float(row[-3]) == pytest.approx(-loaded.model.score(ids).mean().item(), abs=6e-5)
+
+
+def test_a_text_ends_with_each_of_the_models_own_end_tokens(tmp_path, capsys):
+    folder = tmp_path / "theirs"
+    hf_folder(folder, sizes(vocabulary=50))
+    llama_tokenizer(folder)
+    free = load_language_model(str(folder)).model.generate(torch.tensor([[1, 3]]), 9)[0, 2:].tolist()
+    stop = next(token for token in free[2:] if token not in (*free[:2], 2))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": stop}))
+    expected = load_language_model(str(folder)).tokenizer.decode(free[: free.index(stop)]).split()
+    assert made([str(folder), "--prompt=hello", *GREEDY], capsys).split()[1:] == expected
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, free[1]]}))
+    assert load_language_model(str(folder)).stop == (2, free[1])
+    assert load_language_model(str(folder), str(folder / "tokenizer.json")).stop == (2,)  # other tokens
 
 
 def test_a_prompt_begins_a_document_unless_it_is_told_otherwise(tmp_path, capsys):

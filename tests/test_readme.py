@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from lra_ssm.cli import COMMANDS, main
 from lra_ssm.layers import LayerSpec
@@ -115,6 +116,7 @@ PYTHON = [(page, block) for page, kind, block in BLOCKS if kind == "python" and 
 def test_python_blocks_run(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "")  # so that it is taken back when the block has set it
+    Image.effect_noise((80, 60), 50).save("photo.jpg")
     exec(compile(text, "a page", "exec"), {"__name__": "page"})
 
 

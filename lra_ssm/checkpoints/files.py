@@ -19,7 +19,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lra_ssm.checkpoints.layout import CARD, CONFIG, INDEX, RUN_CONFIG, TOKENIZER_CONFIG, TOKENIZERS, WEIGHTS
+from lra_ssm.checkpoints.layout import (
+    CARD,
+    CONFIG,
+    GENERATION_CONFIG,
+    INDEX,
+    RUN_CONFIG,
+    TOKENIZER_CONFIG,
+    TOKENIZERS,
+    WEIGHTS,
+)
 from lra_ssm.checkpoints.sources import DIGEST, source_of
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import sha256
@@ -86,6 +95,13 @@ class ModelFiles:
                     self.find(TOKENIZER_CONFIG)  # it is read beside the other: which token ends a text
                 return path
         return None
+
+    def end_tokens(self) -> tuple[int, ...]:
+        """Return the tokens that end a text of the model by transformers' configuration; empty if it names none."""
+        stated = self.config().get("eos_token_id")
+        if path := self.find(GENERATION_CONFIG):
+            stated = read_json(path, f"{self.name}: {GENERATION_CONFIG}").get("eos_token_id", stated)
+        return tuple(id_ for id_ in (stated if isinstance(stated, list) else [stated]) if isinstance(id_, int))
 
     def fetch(self, allow_pickle: bool = False) -> dict[str, Path]:
         """All its files that are known here, by name, the card among them; their digests are compared.

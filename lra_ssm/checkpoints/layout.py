@@ -6,6 +6,7 @@ INDEX = "model.safetensors.index.json"
 PICKLE = "pytorch_model.bin"
 TOKENIZERS = ("vocabulary.json", "tokenizer.json")
 TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"  # of transformers
 RUN_CONFIG = "config.yaml"
 CARD = "README.md"
 # Patterns of what a new model replaces; the card, which a new one may lack, stays.

@@ -51,7 +51,7 @@ def parser() -> PlainParser:
     made.add_argument("--seed", type=int, metavar="S", help=said)
     said = "end a text behind this; may be repeated"
     made.add_argument("--stop", action="append", default=[], metavar="TEXT", help=said)
-    said = "put the end-of-text token before a prompt; default: where the model is ours"
+    said = "put the end-of-text token before a prompt; default: where the model is ours; else what its tokenizer puts"
     made.add_argument("--begin_document", action=argparse.BooleanOptionalAction, help=said)
     made.add_argument("--batch_size", type=count, default=8, metavar="B", help="prompts at a time; default: 8")
     add_device(made)
@@ -112,10 +112,11 @@ def _generate(options: Any, prompts: list[str]) -> str:
         raise InputError(f"--{error}") from error
     device = device_of(options.device)
     loaded = load_language_model(options.model, options.tokenizer, options.allow_pickle, options.trust)
-    begins = loaded.begins if options.begin_document is None else options.begin_document
-    texts = [_Text(prompt, loaded, begins, options.stop, number) for number, prompt in enumerate(prompts, 1)]
+    before = loaded.before
+    if options.begin_document is not None:
+        before = (loaded.tokenizer.end_of_text,) if options.begin_document else ()
+    texts = [_Text(prompt, loaded, before, options.stop, number) for number, prompt in enumerate(prompts, 1)]
     loaded.model.to(device)
-    stop = () if loaded.tokenizer.ends_lines else (loaded.tokenizer.end_of_text,)
     screen, speeds = _Screen(len(prompts)), []
     for begin in range(0, len(texts), options.batch_size):
         batch = texts[begin : begin + options.batch_size]
@@ -124,7 +125,13 @@ def _generate(options: Any, prompts: list[str]) -> str:
         lengths = torch.tensor([*map(len, prompt_ids)])
         own = seeds[begin : begin + options.batch_size]
         generation = Generation(
-            loaded.model, ids.to(device), options.max_new_tokens, lengths=lengths, seed=own, stop=stop, **settings
+            loaded.model,
+            ids.to(device),
+            options.max_new_tokens,
+            lengths=lengths,
+            seed=own,
+            stop=loaded.stop,
+            **settings,
         )
         speeds.append(_run(generation, batch, screen))
     read, reading, made, making = map(sum, zip(*speeds, strict=True))
@@ -164,7 +171,7 @@ class _Text:
         ended: it has its end-of-text token, a stop, or as many tokens as it may have.
     """
 
-    def __init__(self, prompt: str, loaded: Loaded, begins: bool, stops: list[str], number: int) -> None:
+    def __init__(self, prompt: str, loaded: Loaded, before: tuple[int, ...], stops: list[str], number: int) -> None:
         from lra_ssm.cli.language_models import not_known
         from lra_ssm.datamodules.language.tokenizer import TextStream
 
@@ -172,18 +179,18 @@ class _Text:
         if unknown := not_known([prompt], tokenizer):
             raise InputError(f"prompt {number}: the model's vocabulary has no {unknown}")
         ids = tokenizer.encode([prompt], [False]).tokens.tolist()
-        # There is no text before the first: transformers begins with this token too where a prompt is empty.
-        self.prompt_ids = [tokenizer.end_of_text, *ids] if begins or not ids else ids
+        # Where a prompt is empty, transformers begins with the end-of-text token, too.
+        self.prompt_ids = [*before, *ids] or [tokenizer.end_of_text]
         self.prompt, self.coming = prompt, ""
         self.begun = self.ended = False
-        self._end = None if tokenizer.ends_lines else tokenizer.end_of_text
+        self._ends = loaded.stop
         self._stream = TextStream(tokenizer, self.prompt_ids)
         self._stops, self._tail = stops, ""
 
     def add(self, token: int) -> None:
         if self.ended:
             return
-        if token == self._end:
+        if token in self._ends:
             self.end()
         else:
             self._take(self._stream.add(token))

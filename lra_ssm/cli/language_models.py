@@ -16,16 +16,19 @@ from lra_ssm.models.pretrained import FORMAT
 
 
 class Loaded(NamedTuple):
-    """`model` in eval mode, which draws none but the tokenizer's tokens.
+    """`model` in eval mode, which draws only the tokenizer's tokens.
 
-    begins: whether it was trained with the end-of-text token before each document's first token.
+    before: tokens before a text: the end-of-text token where the model was trained with it before each document; for
+        others' models what their tokenizer puts there, as transformers does.
     data: the settings of its run's data module, as they were written; empty where it has none.
+    stop: tokens that end a text: what the model's own configuration says, else the tokenizer's.
     """
 
     model: LanguageModel
     tokenizer: TextTokenizer
-    begins: bool
+    before: tuple[int, ...]
     data: dict[str, Any]
+    stop: tuple[int, ...]
 
 
 def load_language_model(
@@ -45,8 +48,7 @@ def load_language_model(
     if not isinstance(model, LanguageModel):
         where = named.found.file if named.found else name
         raise InputError(f"{where}: is no language model; its network is a {type(model).__name__}")
-    # Others' models have seen nothing before a text; transformers puts nothing there either.
-    begins = named.files is None or named.files.config().get("format") == FORMAT
+    is_ours = named.files is None or named.files.config().get("format") == FORMAT
     own = tokenizer_of(named.source) if tokenizer is None else _named(tokenizer)
     if own is None:
         said = "such as --tokenizer=EleutherAI/gpt-neox-20b for Mamba's; LanguageModel.generate needs none"
@@ -54,7 +56,9 @@ def load_language_model(
     if own.vocab_size > model.vocab_size:
         raise InputError(f"{name}: its network knows {model.vocab_size:,} tokens, the tokenizer has {own.vocab_size:,}")
     model.vocab_size = own.vocab_size  # the network may have more, of which no text was made
-    return Loaded(model, own, begins, within(named.config, "data", "init_args"))
+    before = (own.end_of_text,) if is_ours else own.prefix
+    stop = () if is_ours or named.files is None or tokenizer is not None else named.files.end_tokens()
+    return Loaded(model, own, before, within(named.config, "data", "init_args"), stop or own.stop)
 
 
 def _named(tokenizer: str) -> TextTokenizer:

@@ -150,8 +150,8 @@ def _score(options: RunOptions, signals: Signals, folder: Path | None) -> None:
     )
     if command == "test" and not _has_test_split(made.data):
         if trainer.is_global_zero:
-            print(f"{type(made.data).__name__} has no test split; there is nothing to score")
             _say_score(options, made, trainer, checkpoint, run)
+            print(f"{type(made.data).__name__} has no test split; there is nothing to score")
         return
     if trainer.loggers and checkpoint is not None:
         with suppress(Exception):  # a checkpoint from elsewhere has none, or others

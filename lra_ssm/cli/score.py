@@ -127,7 +127,8 @@ def _windows(tokens: Any, loaded: Loaded) -> tuple[TokenWindows, bool, str]:
 
     from lra_ssm.datamodules.language.windows import Streams, Windows
 
-    stream, first = {"tokens": tokens, "starts": np.zeros(1, np.int64)}, loaded.tokenizer.end_of_text
+    stream = {"tokens": tokens, "starts": np.zeros(1, np.int64)}
+    first = (loaded.before or (loaded.tokenizer.end_of_text,))[-1]
     length, evaluation = loaded.data.get("length"), loaded.data.get("evaluation")
     if length is None or evaluation is None:
         length, evaluation, stride = _LENGTH, "sliding", _LENGTH // 2

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import ChainMap
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, dataclass_transform
+from typing import Any, ClassVar, Literal, dataclass_transform, get_args
 from weakref import WeakSet
 
 import numpy as np
@@ -34,7 +34,7 @@ from lra_ssm.datamodules.storage import (
     save_split,
     write_manifest,
 )
-from lra_ssm.errors import InputError
+from lra_ssm.errors import InputError, hint
 
 # What a setting changes: the prepared examples; what the model sees of an example; which examples make up which batch.
 Affects = Literal["data", "batches", "order", "nothing"]
@@ -42,6 +42,8 @@ Affects = Literal["data", "batches", "order", "nothing"]
 
 def setting(*, affects: Affects, default: Any = MISSING) -> Any:
     """Declare a setting of a data module and what it affects. A field declared without it affects the data."""
+    if affects not in get_args(Affects):
+        raise InputError(f"setting(affects={affects!r}): {hint(affects, get_args(Affects))}")
     return field(default=default, metadata={"affects": affects})
 
 

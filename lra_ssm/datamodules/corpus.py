@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Literal
 
 from lra_ssm.datamodules.download import download
-from lra_ssm.datamodules.imdb import ARCHIVE, PLACES, find_reviews, is_reviews, read_published, required_reviews
+from lra_ssm.datamodules.imdb import (
+    ARCHIVE,
+    CLASSES,
+    PLACES,
+    find_reviews,
+    is_reviews,
+    read_published,
+    required_reviews,
+)
 from lra_ssm.datamodules.language.corpus import (
     Document,
     Documents,
@@ -78,7 +86,8 @@ class Corpus(LanguageDataModule):
         if self.splits == "tail":
             return self._head_and_tail(path, reviews)
         if reviews is not None:
-            files = [reviews] if reviews.is_file() else sorted(reviews.glob("t*/*/*.txt"))
+            below = (path for label in CLASSES for path in sorted(reviews.glob(f"t*/{label}/*.txt")))
+            files = [reviews] if reviews.is_file() else [*below]
             return [Input(files, partial(self._reviews, reviews))]
         if path.is_file():
             if not path.name.endswith(FORMS):

@@ -123,7 +123,8 @@ class PublishedImages(ImageData):
             for image, label in with_bar(
                 read_parquet(paths, *self.columns), f"reading {split}", self.published_counts[split]
             ):
-                images.append(decode_image(image["bytes"], self.mode, self.published_size, f"{folder}: {split}"))
+                name = f"{folder}: {split}, example {len(images)}"
+                images.append(decode_image(image["bytes"], self.mode, self.published_size, name))
                 labels.append(label)
             if not images:
                 raise InputError(f"{folder}: has no parquet files of {split}")

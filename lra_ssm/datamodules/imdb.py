@@ -89,4 +89,4 @@ def _folder(path: Path) -> Iterator[tuple[str, bytes]]:
     files = sorted(path.glob("t*/*/[!.]*.txt"))
     for file in with_bar(files, f"reading {path}", len(files)):
         if _MEMBER.search(str(file)):
-            yield str(file), file.read_bytes()
+            yield str(file.relative_to(path)), file.read_bytes()

@@ -22,13 +22,13 @@ from lra_ssm.errors import InputError
 from tests.datamodules.image_helpers import (
     cifar_batch,
     cifar_batches,
-    encoded,
     idx,
     mnist_files,
     pictures,
     prepared,
     real_data,
     write_files,
+    write_image_parquet,
     write_tar,
 )  # fmt: skip
 from tests.datamodules.server import serving
@@ -112,19 +112,8 @@ def test_torontos_archive_in_any_order(tmp_path: Path, place: str) -> None:
     check_cifar(SCIFAR(root=str(tmp_path), source=str(path.parent)))
 
 
-def write_parquet(folder: Path, column: str, images: np.ndarray, labels: Any, num_train: int) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    folder.mkdir(parents=True)
-    for split, part in (("train", slice(num_train)), ("test", slice(num_train, None))):
-        entries = [{"bytes": encoded(image), "path": None} for image in images[part]]
-        table = pyarrow.table({column: entries, "label": [int(label) for label in labels[part]]})
-        pyarrow.parquet.write_table(table, folder / f"{split}-00000-of-00001.parquet")
-
-
 def test_the_hubs_files(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "mine" / "plain_text", "img", IMAGES, np.arange(240) % 10, 200)
+    write_image_parquet(tmp_path / "mine" / "plain_text", "img", IMAGES, np.arange(240) % 10, 200)
     check_cifar(SCIFAR(root=str(tmp_path), source=str(tmp_path / "mine")))
     with pytest.raises(InputError, match="`lra-ssm prepare scifar --source=huggingface --root=.*` downloads them"):
         SCIFAR(root=str(tmp_path), source="huggingface").prepare_data()
@@ -286,11 +275,11 @@ def test_mnist_permuted_and_scaled(tmp_path: Path) -> None:
 
 
 def test_mnist_of_the_hub(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "mine", "image", DIGITS[..., None], LABELS, 50)
+    write_image_parquet(tmp_path / "mine", "image", DIGITS[..., None], LABELS, 50)
     data = prepared(MNIST(root=str(tmp_path / "root"), source=str(tmp_path / "mine")))
     assert np.array_equal(data.prepared.split("test")["images"][..., 0], DIGITS[50:])
-    write_parquet(tmp_path / "small", "image", DIGITS[:, :20, :20, None], LABELS, 50)
-    with pytest.raises(InputError, match="small: train: is an image of 20 x 20 pixels instead of 28 x 28"):
+    write_image_parquet(tmp_path / "small", "image", DIGITS[:, :20, :20, None], LABELS, 50)
+    with pytest.raises(InputError, match="small: train, example 0: is an image of 20 x 20 pixels instead of 28 x 28"):
         MNIST(root=str(tmp_path / "root"), source=str(tmp_path / "small")).prepare_data()
 
 

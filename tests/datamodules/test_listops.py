@@ -146,16 +146,6 @@ def test_generated_splits_are_disjoint_and_right(tmp_path: Path) -> None:
     assert words(listops(tmp_path, **SMALL, limit=10), "train") == words(data, "train")[:10]
 
 
-def test_settings_that_name_the_folder(tmp_path: Path) -> None:
-    def folder(**changes: Any) -> Path:
-        return ListOps(root=str(tmp_path), **(SMALL | changes)).prepared_folder  # type: ignore[arg-type]
-
-    others = [{"generator_seed": 1}, {"max_depth": 5}, {"max_args": 9}, {"num_val": 31}, {"length_bounds": (3, 51)}]
-    assert len({folder(), *(folder(**other) for other in others)}) == 6
-    for same in ({"batch_size": 4}, {"max_length": 100}, {"shuffle_seed": 3}, {"length_bounds": [3, 50]}):
-        assert folder(**same) == folder()
-
-
 def test_nothing_is_left_if_too_few_expressions_turn_up(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="turned up"):
         listops(tmp_path / "root", length_bounds=(3, 5), max_depth=2, max_args=2, num_train=1000)

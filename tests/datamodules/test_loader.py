@@ -1,7 +1,6 @@
 """Batches, their order, and exact resumption inside Lightning."""
 
 import logging
-import pickle
 import random
 import warnings
 from itertools import pairwise
@@ -38,24 +37,6 @@ def loader(tiny: Prepared, num_workers: int = 0, **arguments: Any) -> ResumableL
 
 def labels(batches: Any) -> list[list[int]]:
     return [batch.labels.tolist() for batch in batches]
-
-
-def test_batches_are_padded_on_the_right(tiny: Prepared) -> None:
-    dataset = SequenceDataset(tiny.split("train"))
-    batch = dataset.batch(np.array([2, 6, 0]), 0)
-    assert isinstance(batch, Batch) and all(part.dtype == torch.int64 for part in batch)
-    assert batch.inputs.tolist() == [[3, 3, 3, 0, 0, 0, 0], [3] * 7, [1, 0, 0, 0, 0, 0, 0]]
-    assert batch.lengths.tolist() == [3, 7, 1] and batch.labels.tolist() == [2, 6, 0]
-    assert dataset[8].inputs.tolist() == [[1, 1]]
-
-
-def test_a_split_is_sent_to_other_processes_without_its_data(tiny: Prepared) -> None:
-    dataset = SequenceDataset(tiny.split("train"))
-    first = dataset[3]
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert torch.equal(copy[3].inputs, first.inputs)
-    with pytest.raises(ValueError, match="read-only"):
-        dataset.split["tokens"][0] = 1
 
 
 def test_order_is_a_function_of_seed_and_epoch() -> None:

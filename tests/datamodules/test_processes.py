@@ -49,20 +49,6 @@ def test_results_come_in_order_of_no_more_items_than_are_needed(processes: int) 
     assert list(ordered_map(squared, [], processes)) == []
 
 
-def test_workers_that_end_within_a_result_are_not_waited_for() -> None:
-    """Such a result is longer than a pipe holds; the generator is closed while the next ones are on their way."""
-    code = """
-from contextlib import closing
-from itertools import repeat
-from lra_ssm.datamodules.processes import ordered_map
-
-with closing(ordered_map(bytes, repeat(30_000_000), 2)) as results:
-    next(results)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_error_is_raised_as_itself(processes: int) -> None:
     results = ordered_map(refuse, [0, 3], processes)

@@ -91,17 +91,6 @@ def test_line_ends_labels_and_limit(tmp_path: Path) -> None:
     assert some.manifest()["vocabulary"] == prepared(tmp_path).manifest()["vocabulary"]
 
 
-def test_batches(tmp_path: Path) -> None:
-    data = prepared(write_files(tmp_path), bucket_batches=2)
-    data.setup("fit")
-    batches = list(data.train_dataloader())
-    assert [len(batch.labels) for batch in batches] == [2, 1] and data.train_batches() == 2
-    for batch in batches:
-        assert batch.inputs.shape == (len(batch.labels), 2, batch.lengths.max())
-        ends = batch.inputs.gather(2, batch.lengths[..., None] - 1)
-        assert (ends == EOS_ID).all() and int((batch.inputs != 0).sum()) == int(batch.lengths.sum())
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -172,6 +172,8 @@ def test_a_record_has_each_setting_by_what_it_affects(tmp_path: Path) -> None:
     }
     neutral = {"eval_batch_size", "num_workers", "pin_memory", "root", "threads"}
     assert set(Settings.neutral_settings) == neutral and set(Tiny.neutral_settings) == neutral - {"threads"}
+    with pytest.raises(InputError, match="affects='batch'.: did you mean 'batches'?"):
+        setting(affects="batch")  # type: ignore[arg-type]
 
 
 def test_only_settings_of_the_data_name_the_folder(tmp_path: Path) -> None:

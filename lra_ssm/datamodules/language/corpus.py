@@ -224,8 +224,6 @@ def _decoded(file: BinaryIO, name: str, documents: Documents) -> Iterator[str]:
                 byte = line[error.start]
                 raise InputError(f"{name}:{number}: is not UTF-8 (byte {byte:#04x})") from None
         raise
-    finally:
-        text.detach()  # else it would close the file
 
 
 @cache  # once for all files of a folder

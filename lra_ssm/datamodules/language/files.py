@@ -60,7 +60,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
             if line.isspace():
                 continue
             try:
-                record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                record = json.loads(line.rstrip().decode("utf-8-sig" if number == 1 else "utf-8"))
             except UnicodeDecodeError as error:
                 wrong = f"byte {error.object[error.start]:#04x}, the line's number {error.start + 1}"
                 raise InputError(f"{path}:{number}: is not UTF-8 ({wrong})") from None

@@ -26,7 +26,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.files import locked, write_json
 
 MADE = "tokenizer-of-parts.json"  # in the folder of parts: {"file", "end_of_text"} of their tokenizer
-_BATCH_SIZE = 2 << 20  # characters that are tokenized at a time
+_BATCH_SIZE = 1 << 20  # characters that are tokenized at a time
 _BATCH_TEXTS = 4096
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lra_ssm.datamodules.language.documents import MOST_SHARDS
-from lra_ssm.datamodules.old_storage.intact import remember_intact
 
-from tests.datamodules.language.helpers import MadeUp, finish, write_split
+from lra_ssm.datamodules.storage import MANIFEST
+from tests.datamodules.language.helpers import MadeUp, write_text
 
 OPEN = """
 import gc, json, re, sys, time
@@ -40,31 +39,23 @@ print(json.dumps({order: measured(order) for order in ("streams", "shuffled")}))
 def sparse(root: Path, tokens: int) -> None:
     """A text of so many tokens, a document every thousand; train is a hole but for its documents' positions."""
     folder = MadeUp(root=str(root), lengths=(tokens,)).prepared_folder
-    folder.mkdir(parents=True)
-    shards = []
-    for number, begin in enumerate(range(0, tokens, tokens // MOST_SHARDS)):
-        count = min(tokens // MOST_SHARDS, tokens - begin)
-        arrays = {"tokens": ("<u2", count), "starts": ("<i8", len(range(-begin % 1000, count, 1000)))}
-        entries = {}
-        for key, (dtype, size) in arrays.items():
-            file = folder / f"train_{key}_{number:05}.npy"
-            array = np.lib.format.open_memmap(file, "w+", dtype, (size,))
-            if key == "starts":
-                array[:] = range(-begin % 1000, count, 1000)
-            of_array = {"dtype": dtype, "shape": [size], "bytes": file.stat().st_size}
-            entries[key] = {"file": file.name, **of_array, "sha256": "0" * 64}
-        shards.append(entries)
-    counts: dict[str, Any] = {"documents": -(-tokens // 1000), "tokens": tokens, "bytes": 4 * tokens}
-    train = {**counts, "words": tokens, "lines": 0, "sources": {"": counts}, "shards": shards}
-    finish(folder, {"train": train, "val": write_split(folder, "val", [[1, 2, 299]] * 100)})
-    remember_intact(folder)
+    manifest = write_text(folder, {"train": [[1, 2, 299]], "val": [[1, 2, 299]] * 100}).manifest
+    train = manifest["splits"]["train"]
+    train |= {"tokens": tokens, "documents": tokens // 1000}
+    for key, dtype, size in (("tokens", "<u2", tokens), ("starts", "<i8", tokens // 1000)):
+        array = np.lib.format.open_memmap(folder / f"train_{key}.npy", "w+", dtype, (size,))
+        if key == "starts":
+            array[:] = range(0, tokens, 1000)
+        array.flush()
+        train["arrays"][key] |= {"shape": [size], "bytes": (folder / f"train_{key}.npy").stat().st_size}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
 def opened(root: Path, tokens: int) -> dict[str, Any]:
     """By order."""
     command = [sys.executable, "-c", OPEN, str(root), str(tokens)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

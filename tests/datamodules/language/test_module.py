@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from lra_ssm.datamodules.batches import TokenBatch
-from lra_ssm.datamodules.language.module import TextCounts
+from lra_ssm.datamodules.language.prepare import TextCounts
 from lra_ssm.datamodules.loader import ResumableLoader
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checks import check_tokenizer
 from tests.datamodules.language.helpers import END, MadeUp
+from tests.runner import in_process
 
 LENGTHS = (5, 1, 1, 40, 3, 17, 2, 30, 1, 1)  # 101 tokens; val 50, test 69
 MODES: list[dict[str, Any]] = [
@@ -44,7 +45,7 @@ def targets(loader: ResumableLoader) -> list[int]:
 @pytest.mark.parametrize("settings", MODES, ids=str)
 def test_every_token_is_a_target_once(tmp_path: Path, settings: dict[str, Any]) -> None:
     data = prepared(tmp_path, **settings)
-    tokens = data.text_splits("train")[0].tokens(0, 101).tolist()
+    tokens = data.prepared.split("train")["tokens"].tolist()
     train = data.train_dataloader()
     assert targets(train) == targets(train) == sorted(tokens)
     assert targets(data.val_dataloader()) == sorted(tokens[:50])
@@ -99,8 +100,8 @@ def test_what_a_task_asks_for(tmp_path: Path) -> None:
     assert plain(data.sample(3)) == [part[:3] if part else part for part in plain(next(iter(data.train_dataloader())))]
     assert plain(other.sample(2))[3] is None and other.sample(100).inputs.shape == (4, 8)
     assert data.describe() == (
-        "made-up (test): 10 train, 5 val, 7 test documents; 101 train, 50 val, 69 test tokens; vocabulary of 300,"
-        " 4.00 bytes a token; inputs as tokens; streams in windows of 8"
+        "made-up (made-up): 10 train, 5 val, 7 test documents; 101 train, 50 val, 69 test tokens; vocabulary of 300,"
+        " 4.00 bytes a token; streams in windows of 8"
     )
     assert data.train_batches(2) == len(data.train_dataloader()) == 4
 
@@ -120,6 +121,7 @@ def test_what_decides_a_result_is_said(tmp_path: Path) -> None:
     said = prepared(tmp_path, evaluation="sliding", eval_stride=2).provenance()
     assert said["tokens"] == {"train": 101, "val": 50, "test": 69} and said["examples"]["train"] == 10
     assert said["batches"] == {"length": 8, "isolate": True, "evaluation": "sliding", "eval_stride": 2}
+    assert "eval_batch_size" not in said["batches"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_what_decides_a_result_is_said(tmp_path: Path) -> None:
             {"evaluation": "sliding", "eval_stride": 0},
             "eval_stride 0: sliding evaluation needs one from 1 to length, 8",
         ),
-        ({"eval_stride": 4}, "MadeUp eval_stride 4: evaluation 'windows' has none; it is of sliding"),
+        ({"eval_stride": 4}, "MadeUp eval_stride 4: is only for sliding evaluation, not 'windows'"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], said: str) -> None:
@@ -163,8 +165,34 @@ def test_too_few_tokens_for_the_streams(tmp_path: Path) -> None:
 
 def test_another_tokenizer_than_was_prepared(tmp_path: Path) -> None:
     prepared(tmp_path).tokenizer_file.write_text("{ }")
-    with pytest.raises(InputError, match="tokenizer.json: does not have its recorded sha256: it is not what was prep"):
+    with pytest.raises(InputError, match="tokenizer.json: has 3 bytes instead of 2; delete the folder"):
         prepared(tmp_path)
+
+
+def test_the_commands_show_and_verify_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*arguments: str) -> tuple[int, str]:
+        return in_process([*arguments, f"--root={tmp_path}"], capsys)[:2]
+
+    folder = prepared(tmp_path).prepared_folder
+    code, out = command("doctor", "--verify")
+    assert code == 0 and f"made-up/{folder.name}" in out and "all digests of 1 prepared folders are as recorded" in out
+    manifest = json.loads((folder / "manifest.json").read_text())
+    parts = {"web": {"documents": 3, "tokens": 11, "bytes": 44}, "books": {"documents": 7, "tokens": 90, "bytes": 360}}
+    manifest["splits"]["train"]["sources"] = parts
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    head, *rows = [line.split() for line in command("prepare", "--summary")[1].splitlines()]
+    assert head == "dataset source tokenizer split part documents tokens share vocabulary bytes/token".split()
+    assert rows[:3] == [
+        ["made-up", "test", "made-up", "train", "all", "10", "101", "100.0%", "300", "4.00"],
+        ["made-up", "test", "made-up", "train", "books", "7", "90", "89.1%", "300", "4.00"],
+        ["made-up", "test", "made-up", "train", "web", "3", "11", "10.9%", "300", "4.00"],
+    ]
+    for file in ("val_tokens.npy", "tokenizer.json"):
+        whole = (folder / file).read_bytes()
+        (folder / file).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        code, out = command("doctor", "--verify")
+        assert code == 1 and f"DAMAGED: {folder / file}: does not have its recorded sha256" in out
+        (folder / file).write_bytes(whole)
 
 
 # -- in a Trainer --------------------------------------------------------------------------------------------------

@@ -98,8 +98,47 @@ def test_an_end_that_the_file_calls_no_special_token_is_not_forged_either(bpe):
 
 
 def test_an_end_that_words_become_is_refused():
+    """The unknown token, or one that the file calls no special token."""
     with pytest.raises(InputError, match=r"tokenizer\.json: makes its end-of-text '</s>' of a text"):
         opened(word_level("</s>", "a")).encode(["a new"], [True])
+
+
+def unigram(*pieces: str, unknown: int = 0) -> dict:
+    """As SentencePiece makes it: special tokens are pieces of the model, too, with the best score."""
+    scores = [(piece, 0.0 if piece.startswith("<") else -float(number)) for number, piece in enumerate(pieces)]
+    tokenizer = Tokenizer(models.Unigram(scores, unknown))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.add_special_tokens([piece for piece in pieces if piece.startswith("<")])
+    return json.loads(tokenizer.to_str())
+
+
+PIECES = ("<unk>", "<s>", "</s>", "▁", "a", "s", "/", "▁a")
+
+
+@pytest.mark.parametrize("angles", ["", "<>"])
+def test_a_special_token_spelled_out_is_plain_text(angles):
+    """A Unigram model, and a vocabulary of words, would find it by themselves."""
+    tokenizer = opened(unigram(*PIECES, *(f"{angle}" for angle in angles.replace("<", "")), unknown=0), "</s>")
+    text = "a</s>a <s>"
+    encoded = tokenizer.encode([text], [True]).tokens.tolist()
+    assert encoded[-1] == 2 and not {1, 2} & {*encoded[:-1]} and encoded[0] == PIECES.index("▁a")
+    assert PIECES.index("/") in encoded and tokenizer.decode([1, 2]) == "<s></s>"
+    words = opened(word_level("[UNK]", "</s>", "a"))
+    assert words.encode(["a </s> a"], [True]).tokens.tolist() == [2, 0, 2, 1]
+
+
+def test_the_unknown_token_of_a_unigram_model_is_noticed():
+    tokenizer = opened(unigram(*PIECES), "</s>")
+    assert tokenizer.unknown("a s é a") == ["é"] and tokenizer.unknown("as a") == []
+
+
+def test_what_transformers_puts_before_a_text_is_known_and_not_in_documents(bpe):
+    from tokenizers import processors
+
+    tokenizer = Tokenizer.from_str(json.dumps(unigram(*PIECES)))
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
+    ours = opened(json.loads(tokenizer.to_str()), "</s>")
+    assert ours.prefix == (1,) and 1 not in ours.encode(["a"], [True]).tokens and opened(bpe).prefix == ()
 
 
 def test_nothing_is_added_cut_or_padded(bpe):
@@ -153,13 +192,13 @@ def holes(content: dict, id_: int) -> dict:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no tokenizer: not JSON"),
-        ("[" * 100_000, "is no tokenizer: not JSON"),
-        ("\udcff", "is no tokenizer: not JSON"),
-        ("[1]", "is no tokenizer: JSON, but no object"),
-        ("{}", "is no tokenizer.json that `tokenizers` reads (Cannot instantiate Tokenizer from buffer: Model missing"),
-        ({"model": {"type": "Nope"}}, "is no tokenizer.json that `tokenizers` reads"),
-        ({"model": 3, "added_tokens": 3}, "is no tokenizer.json that `tokenizers` reads"),
+        ("{", "is not a tokenizer: not JSON"),
+        ("[" * 100_000, "is not a tokenizer: not JSON"),
+        ("\udcff", "is not a tokenizer: not JSON"),
+        ("[1]", "is not a tokenizer: JSON, but not an object"),
+        ("{}", "is not a tokenizer.json that `tokenizers` reads (Cannot instantiate Tokenizer from buffer"),
+        ({"model": {"type": "Nope"}}, "is not a tokenizer.json that `tokenizers` reads"),
+        ({"model": 3, "added_tokens": 3}, "is not a tokenizer.json that `tokenizers` reads"),
         (holes(word_level("</s>", "a"), 7), "its vocabulary has a hole: no id is 2"),
         (holes(word_level("</s>", "a"), 2**31), "its vocabulary has a hole"),
         (holes(word_level("</s>", "a"), 2**33), "expected u32"),
@@ -178,8 +217,8 @@ def test_what_is_no_tokenizer_is_refused_in_a_line(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("</S>", "end_of_text '</S>' is no token of it; did you mean '</s>'?"),
-        (9, "end_of_text 9 is no token of it; special are </s>"),
+        ("</S>", "end_of_text '</S>' is not one of its tokens; did you mean '</s>'?"),
+        (9, "end_of_text 9 is not one of its tokens; special are </s>"),
     ],
 )
 def test_an_end_that_is_no_token_is_refused(given, message):
@@ -199,8 +238,7 @@ def test_a_bpe_is_the_same_however_it_is_made(tmp_path):
     (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
     code = (
         "import json, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from lra_ssm.datamodules.language.tokenizer import parse_tokenizer\n"
-        "from lra_ssm.datamodules.language.tokenizer import train_tokenizer\n"
+        "from lra_ssm.datamodules.language.tokenizer_spec import parse_tokenizer, train_tokenizer\n"
         "print(train_tokenizer(parse_tokenizer('bpe:500'), json.load(open('texts.json'))).digest)"
     )
     command = [sys.executable, "-c", code, str(Path(__file__).parents[3])]

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lra_ssm.datamodules.old_storage.format import NOT_SCORED as NO
-from lra_ssm.datamodules.old_storage.format import TokenSplit
 
+from lra_ssm.datamodules.batches import NOT_SCORED as NO
 from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
 from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.storage import Split
 from lra_ssm.errors import InputError
 from tests.datamodules.language.helpers import END, documents, text_split
 from tests.each import each
@@ -20,12 +20,10 @@ Row = tuple[list[int], list[int], list[bool]]  # inputs, targets, reset of a row
 
 
 @pytest.fixture(scope="module", params=SHAPES, ids=str)
-def text(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[TokenSplit, list[list[int]]]:
-    """A split in shards of 11 tokens, and its documents."""
+def text(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Split, list[list[int]]]:
+    """A split and its documents."""
     texts = documents(request.param)
-    return text_split(tmp_path_factory.mktemp("text") / "data", texts, 11), texts
+    return text_split(tmp_path_factory.mktemp("text") / "data", texts), texts
 
 
 def naive_row(texts: list[list[int]], begin: int, end: int, scored: int = 0) -> Row:
@@ -86,27 +84,27 @@ def scored(rows: list[Row]) -> list[int]:
 
 
 @each("length", [1, 7, 100, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 16, 69))])
-def test_windows_are_those_of_a_naive_loop(text: tuple[TokenSplit, list[list[int]]], length: int) -> None:
+def test_windows_are_those_of_a_naive_loop(text: tuple[Split, list[list[int]]], length: int) -> None:
     split, texts = text
-    total = split.num_tokens
+    total = len(split["tokens"])
     expected = [naive_row(texts, begin, min(begin + length, total)) for begin in range(0, total, length)]
-    dataset = Windows([split], length)
+    dataset = Windows(split, END, length)
     assert len(dataset) == len(expected)
     assert sum(in_order(dataset, 3), []) == expected
-    assert sum(in_order(Windows([split], length, stride=length), 5), []) == expected
+    assert sum(in_order(Windows(split, END, length, stride=length), 5), []) == expected
     assert dataset.batch(np.array([len(expected) - 1]), 0).inputs.shape == (1, len(expected[-1][0]))
-    unisolated = Windows([split], length, isolate=False).batch(np.arange(len(expected)), 0)
+    unisolated = Windows(split, END, length, isolate=False).batch(np.arange(len(expected)), 0)
     assert unisolated.reset is None
     assert torch.equal(unisolated.targets, dataset.batch(np.arange(len(expected)), 0).targets)
 
 
 @each(("length", "strides"), [(1, [1]), (2, [1]), (7, [1, 3, 6]), (16, [5, 16]), (100, [1, 40])])
 def test_sliding_windows_score_every_token_once(
-    text: tuple[TokenSplit, list[list[int]]], length: int, strides: list[int]
+    text: tuple[Split, list[list[int]]], length: int, strides: list[int]
 ) -> None:
     split, texts = text
     for stride in strides:
-        rows = sum(in_order(Windows([split], length, stride=stride), 3), [])
+        rows = sum(in_order(Windows(split, END, length, stride=stride), 3), [])
         assert rows == naive_sliding(texts, length, stride)
         assert scored(rows) == sorted(token for text in texts for token in text)
         for _, targets, _ in rows[1:]:
@@ -119,15 +117,13 @@ OTHERS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in EVERY if pair 
 
 
 @each(("length", "num_rows"), [*PAIRS, *OTHERS])
-def test_streams_go_on_from_batch_to_batch(
-    text: tuple[TokenSplit, list[list[int]]], length: int, num_rows: int
-) -> None:
+def test_streams_go_on_from_batch_to_batch(text: tuple[Split, list[list[int]]], length: int, num_rows: int) -> None:
     split, texts = text
-    if split.num_tokens < num_rows:
-        with pytest.raises(InputError, match=f": a split of {split.num_tokens} tokens cannot be cut into {num_rows} "):
-            Streams([split], length, num_rows)
+    if (dataset_size := len(split["tokens"])) < num_rows:
+        with pytest.raises(InputError, match=f": a split of {dataset_size} tokens cannot be cut into {num_rows} "):
+            Streams(split, END, length, num_rows)
         return
-    batches = in_order(Streams([split], length, num_rows), num_rows)
+    batches = in_order(Streams(split, END, length, num_rows), num_rows)
     expected = naive_streams(texts, length, num_rows)
     assert batches == [list(window) for window in zip(*expected, strict=True)]
     joined = [sum((targets for _, targets, _ in row), []) for row in expected]
@@ -138,18 +134,16 @@ def test_streams_go_on_from_batch_to_batch(
 
 
 def test_streams_without_isolation_are_reset_at_their_beginning_alone(tmp_path: Path) -> None:
-    dataset = Streams([text_split(tmp_path / "data", documents([3] * 20))], 8, 2, isolate=False)
+    dataset = Streams(text_split(tmp_path / "data", documents([3] * 20)), END, 8, 2, isolate=False)
     first, *others = [dataset.batch(np.array(b), 0) for b in EpochBatches(len(dataset), 2).batches(0)]
     assert first.reset is not None and first.reset.tolist() == [[True] + [False] * 7] * 2
     assert len(others) == 3 and all(batch.reset is None for batch in others)
 
 
 @each("batch_size", [2, 7])
-def test_every_token_is_a_target_once_in_a_shuffled_epoch(
-    text: tuple[TokenSplit, list[list[int]]], batch_size: int
-) -> None:
+def test_every_token_is_a_target_once_in_a_shuffled_epoch(text: tuple[Split, list[list[int]]], batch_size: int) -> None:
     split, texts = text
-    dataset = Windows([split], 7)
+    dataset = Windows(split, END, 7)
     loader = ResumableLoader(dataset, EpochBatches(len(dataset), batch_size, 7))
     epochs = [sum((rows_of(batch) for batch in loader), []) for _ in range(3)]
     for rows in epochs:
@@ -157,23 +151,14 @@ def test_every_token_is_a_target_once_in_a_shuffled_epoch(
     assert len(dataset) < 5 or len({str(rows) for rows in epochs}) == 3
 
 
-def test_several_streams_follow_each_other(tmp_path: Path) -> None:
-    texts = [documents(lengths, seed) for seed, lengths in enumerate(([5, 1, 9], [3], [1, 1, 20, 4]))]
-    splits = [text_split(tmp_path / str(i), t, 11) for i, t in enumerate(texts)]
-    both = in_order(Windows(splits, 4, stride=3), 5)
-    assert sum(both, []) == [row for t in texts for row in naive_sliding(t, 4, 3)]
-    streams = in_order(Streams(splits, 4, 3), 3)
-    assert streams == [list(window) for t in texts for window in zip(*naive_streams(t, 4, 3), strict=True)]
-
-
 @pytest.mark.parametrize("mode", ["shuffled", "streams", "sliding"])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_together_have_the_batches_of_one(tmp_path: Path, mode: str, world_size: int) -> None:
-    split = text_split(tmp_path / "data", documents([5, 1, 1, 40, 3, 17, 2, 30, 1, 64]), 25)
+    split = text_split(tmp_path / "data", documents([5, 1, 1, 40, 3, 17, 2, 30, 1, 64]))
     dataset, seed = {
-        "shuffled": (Windows([split], 7), 3),
-        "streams": (Streams([split], 7, 4), None),
-        "sliding": (Windows([split], 7, stride=2), None),
+        "shuffled": (Windows(split, END, 7), 3),
+        "streams": (Streams(split, END, 7, 4), None),
+        "sliding": (Windows(split, END, 7, stride=2), None),
     }[mode]
     whole = [rows_of(batch) for batch in ResumableLoader(dataset, EpochBatches(len(dataset), 4, seed))]
     ranks = [
