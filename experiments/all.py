@@ -1,6 +1,6 @@
 """Runs all experiments, cheapest first, or writes docs/experiments.md from their results.
 
-python experiments/all.py                # about 45 minutes of one core; after a kill it continues
+python experiments/all.py                # about 40 minutes of one core; after a kill it continues
 python experiments/all.py --quick        # a few seconds each, to see that they run
 python experiments/all.py --page         # docs/experiments.md from docs/experiments/
 """
