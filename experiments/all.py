@@ -1,6 +1,6 @@
 """Runs all experiments, cheapest first, or writes docs/experiments.md from their results.
 
-python experiments/all.py                # about 45 minutes of one core; after a kill it continues
+python experiments/all.py                # about 40 minutes of one core; after a kill it continues
 python experiments/all.py --quick        # a few seconds each, to see that they run
 python experiments/all.py --page         # docs/experiments.md from docs/experiments/
 """
@@ -73,7 +73,8 @@ def page() -> str:
     for prefix, paper in PAPERS.items():
         lines += ["", f"## {paper}"]
         for one in (one for one in every if one.name.startswith(prefix)):
-            lines += ["", f"### {one.name}", "", f"{one.title}. `python experiments/{one.name}.py`. {one.state}", ""]
+            lines += ["", f"### {one.name}", "", f"{one.title}. `python experiments/{one.name}.py`. {one.state}"]
+            lines += [""] * bool(one.claims)
             lines += [f"- **{c.verdict}**: {c.statement}. Rule: {c.rule}. Found: {c.found}." for c in one.claims]
             lines += ["", remarks[one.name].strip()] if one.name in remarks else []
             if one.claims:
