@@ -90,9 +90,9 @@ def tables(found: Sequence[Slope], tolerance: float) -> str:
     gradients = [one for one in found if one.what == "gradient" and not one.step]
     rows = [(one.name, _cell(one.found), _cell(one.promised), one.verdict(tolerance)) for one in gradients]
     second = table(("gradient of", "at the start", "promised", "verdict"), rows, width=terminal_width())
-    verdicts = [verdict for one in found if (verdict := one.verdict(tolerance))]
-    diverging = verdicts.count("diverges")
-    message = f"slopes of log RMS over log width; {len(verdicts) - diverging} of {len(found)} are further than"
+    wrong = [verdict for one in found if (verdict := one.verdict(tolerance))]
+    diverging = wrong.count("diverges")
+    message = f"slopes of log RMS over log width; {len(wrong) - diverging} of {len(found)} are further than"
     message += f" {tolerance:g} from what is promised"
     if diverging:
         message += f", and {diverging} diverge: a value is NaN or infinite at some width; lower the learning rate"

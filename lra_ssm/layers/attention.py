@@ -117,7 +117,7 @@ class Attention(nn.Module):
             (k, v) if cache is None else (torch.cat([old, new], 1) for old, new in zip(cache[:2], (k, v), strict=True))
         )
         mask = self._mask(x, lengths, document, cache)
-        y = self._attend(q, keys, values, mask)
+        y = self._attend(q, keys, values, mask, parted=document is not None or cache is not None)
         y = mask_padding(self.out_proj(y.flatten(2)), lengths)
         if not return_last_state:
             return y
@@ -195,10 +195,10 @@ class Attention(nn.Module):
             seen = seen & (torch.arange(L, device=x.device) < lengths[:, None])[:, None] | (behind == 0)
         return seen[:, None]
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, L, H, K). Of keys that a query does not see, inf and NaN count for nothing."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, parted: bool) -> Tensor:
+        """(B, L, H, K). parted: there are documents, of which one's inf and NaN count for nothing in another."""
         sees_bad = None
-        if mask is not None and not is_clean(k, v):  # a weight of 0 times NaN is NaN
+        if parted and mask is not None and not is_clean(k, v):  # a weight of 0 times NaN is NaN
             dtype = torch.promote_types(k.dtype, torch.float32)
             bad = is_nonfinite(k.sum((2, 3), dtype=dtype) + v.sum((2, 3), dtype=dtype))  # (B, T + L)
             sees_bad = (mask & bad[:, None, None]).any(-1).transpose(1, 2).unsqueeze(-1)  # (B, L, 1, 1)

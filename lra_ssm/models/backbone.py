@@ -120,7 +120,8 @@ class Backbone(nn.Module):
             after.append(state)
         if self.norm is not None:
             x = self.norm(x, lengths)
-        x = mask_padding(x, real)
+        if self.norm is not None or self.padding == "seen" or getattr(self.blocks[-1], "counts_padding", False):
+            x = mask_padding(x, real)  # elsewhere the last block has done it
         return (x, tuple(after)) if return_last_state else x
 
     def initial_state(self, batch_size: int) -> State:

@@ -262,8 +262,9 @@ class Scan:
 
     def summed(self, partial: Tensor) -> Tensor:
         """(segments, batch, W, N, D) -> (D, N) in the state's dtype."""
-        # A copy has the strides of its shape where a dimension is 1 too, which view_as_complex asks for in torch 2.10.
-        total = partial.sum((0, 1)).permute(2, 1, 0).clone(memory_format=torch.contiguous_format)
+        total = partial.sum((0, 1)).permute(2, 1, 0).contiguous()
+        # With the strides of its shape where a dimension is 1 too: torch 2.10's view_as_complex asks for them.
+        total = total.flatten().view(total.shape)
         return torch.view_as_complex(total) if self.complex else total.squeeze(-1)
 
     def summed_steps(self, partial: Tensor, like: Tensor) -> Tensor:
