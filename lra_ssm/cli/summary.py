@@ -19,7 +19,7 @@ def prepared_folders(root: Path) -> list[Path]:
 
 def unfinished(root: Path) -> list[Path]:
     """What preparations below a data root left that did not end: started again, they go on there."""
-    patterns = (".shards-*", ".parts-*", f"{UNFINISHED}*")
+    patterns = (".parts-*", f"{UNFINISHED}*")
     return sorted(path for pattern in patterns for path in root.glob(f"*/{pattern}"))
 
 

@@ -21,7 +21,7 @@ from lra_ssm.files import one_reason
 
 log = logging.getLogger(__name__)
 
-PART_BYTES = 64 << 20  # smaller files share a part with their neighbors
+PART_BYTES = 8 << 20  # smaller files share a part with their neighbors
 FORMS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
 
