@@ -165,7 +165,7 @@ def test_it_is_pushed_once_it_is_validated_and_its_card_names_what_runs(folder, 
         out = succeed(["validate", name, *other], folder).out
         assert "the text of other in the model's own tokens: characters, " in out and "val/bits_per_byte" in out
     data = json.loads((only_run(folder) / "validate-others.json").read_text())["others"][0]["data"]
-    assert data["tokenizer"]["specification"] == "the model's own" and data["source"]["path"] == "other"
+    assert data["tokenizer"]["specification"] == "the model's own" and data["source"]["source"] == "other"
     assert "own tokens" not in succeed(["validate", run], folder).out
     said = fail(["validate", run, *other, "--data.tokenizer=characters"], folder)  # which is made of that text
     assert "the checkpoint's tokenizer (sha256 " in said

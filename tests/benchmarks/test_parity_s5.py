@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from lra_ssm.datamodules.loading.batches import Batch
+from lra_ssm.datamodules.batches import Batch
 from torch import nn
 
 import s5_effects
