@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from lra_ssm.datamodules.batches import Batch
 from torch import nn
 
 import s5_effects
+from lra_ssm.datamodules.batches import Batch
 from s5_family import features, paired, public_schedule, start_as_flax
 
 
