@@ -1,4 +1,4 @@
-"""Scripts import their helper by name, as they do when they are started; what a script sets for its process is undone."""
+"""Scripts import their helper by name, as when they are started; what one sets for its process is undone."""
 
 import sys
 from collections.abc import Iterator
