@@ -31,7 +31,7 @@ SIZES = ("h", "logits'", "h'", "W'_readout", "W'_hidden", "W'_embedding")
 KEPT = {  # exponents of their RMS in table 3; ' is a gradient
     "SP": (0, 0, -0.5, 0, -0.5, -0.5), "SP+readout": (0, 0, -1, -0.5, -1, -1), "muP": (0, 0, -1, -0.5, -1, -0.5),
 }  # fmt: skip
-SMALL = (2, 4, 32)  # vocabularies that stand for O(1); 256 is beside them
+SMALL = (2, 4, 32)  # vocabularies of size O(1); 256 is shown next to them
 
 
 def cells(size: Size) -> list[Cell]:
