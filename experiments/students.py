@@ -1,7 +1,7 @@
 """Students of deep linear systems, many trained at once: shared by the scripts deep_fig3a, 3b, 3c, 5 and 6.
 
 A student is a channel of `DeepLinearSSM`. Adam is elementwise and the losses are added, so all channels of a layer
-train independently of each other. A linear student maps noise u to h * u, so its squared error on a batch of length T is
+train independently. A linear student maps noise u to h * u, so its squared error on a batch of length T is
 Δhᵀ G Δh with Δh = h - h_teacher at lags 0 … T-1 and G (T, T) the batch's own Gram matrix. That is the same loss, and
 the same gradient, as running the layer on the batch.
 
