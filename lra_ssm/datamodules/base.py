@@ -276,12 +276,8 @@ class PreparedData(DataModule):
     # -- what a dataset gives --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
-        """Return the arrays of each split (see `batches.py`); large ones may be memory-mapped files in `folder`.
-
-        Raises:
-            InputError: the source's files are missing or not as published.
-        """
+    def build(self, folder: Path) -> None:
+        """Write the splits and the manifest into a new folder. Raises InputError if the source is not as published."""
 
     @abstractmethod
     def make_dataset(self, split: Split, name: str) -> BatchDataset:
@@ -341,14 +337,7 @@ class PreparedData(DataModule):
         Raises:
             InputError: the root cannot be used, files are missing or not as published, or invalid settings.
         """
-        prepare(self.data_root, self.dataset, self.prepared_folder.name, self._build)
-
-    def _build(self, folder: Path) -> None:
-        entries = {}
-        for name, arrays in self.arrays(folder).items():
-            counts = count_examples(arrays, self.per_example, self.num_classes, f"{type(self).__name__}: split {name}")
-            entries[name] = {**counts, "arrays": save_split(folder, name, arrays)}
-        write_manifest(folder, {"dataset": self.dataset, **self.facts(), "splits": entries})
+        prepare(self.data_root, self.dataset, self.prepared_folder.name, self.build)
 
     def facts(self) -> dict[str, Any]:
         """Return what the manifest says besides the splits."""
@@ -385,3 +374,22 @@ class PreparedData(DataModule):
         parts += [f"from {self.source}"] if self.kind == "files" else []
         parts += [f"limit {self.limit}"] if self.limit is not None else []
         return "; ".join(parts)
+
+
+class ArrayData(PreparedData):
+    """Prepared data whose splits are dicts of arrays."""
+
+    @abstractmethod
+    def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
+        """Return the arrays of each split (see `batches.py`); large ones may be memory-mapped files in `folder`.
+
+        Raises:
+            InputError: the source's files are missing or not as published.
+        """
+
+    def build(self, folder: Path) -> None:
+        entries = {}
+        for name, arrays in self.arrays(folder).items():
+            counts = count_examples(arrays, self.per_example, self.num_classes, f"{type(self).__name__}: split {name}")
+            entries[name] = {**counts, "arrays": save_split(folder, name, arrays)}
+        write_manifest(folder, {"dataset": self.dataset, **self.facts(), "splits": entries})

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from lra_ssm.bars import with_bar
-from lra_ssm.datamodules.base import PreparedData
+from lra_ssm.datamodules.base import ArrayData
 from lra_ssm.datamodules.batches import Batch, BatchDataset
 from lra_ssm.datamodules.download import Hub, Remote, download, parquet_files, read_parquet
 from lra_ssm.datamodules.storage import Array, IntArray, Split
@@ -27,7 +27,7 @@ Pixels = npt.NDArray[np.uint8]
 Labelled = tuple[Pixels, IntArray]  # images (n, H, W, C) and their classes (n,)
 
 
-class ImageData(PreparedData):
+class ImageData(ArrayData):
     """Images with a class each, as sequences of pixels in row-major order.
 
     A dataset gives `image_size`, `transform` and `arrays`: `images` (n, H, W, C) uint8 and `labels` (n,) per split.

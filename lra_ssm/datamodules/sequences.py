@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from lra_ssm.datamodules.base import PreparedData, setting
+from lra_ssm.datamodules.base import ArrayData, setting
 from lra_ssm.datamodules.batches import NOT_SCORED, AnyBatch, Batch, BatchDataset, TokenBatch, pad
 from lra_ssm.datamodules.storage import Array, IntArray, Split
 from lra_ssm.errors import InputError
@@ -26,7 +26,7 @@ from lra_ssm.errors import InputError
 SPLITS = ("train", "val", "test")
 
 
-class SequenceData(PreparedData):
+class SequenceData(ArrayData):
     """A dataset of sequences, or pairs of them (`per_example` 2), made by a generator of examples.
 
     A dataset has class attributes: `vocabulary`, tokens in the order of their ids, the first of which pads (or only

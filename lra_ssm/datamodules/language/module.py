@@ -20,7 +20,7 @@ from lra_ssm.datamodules.language.tokenizer_spec import parse_tokenizer
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
 from lra_ssm.datamodules.loader import ResumableLoader
 from lra_ssm.datamodules.parts import PARTS, Parts
-from lra_ssm.datamodules.storage import Array, Split, ensure_root, prepare, write_manifest
+from lra_ssm.datamodules.storage import Split, ensure_root, prepare, write_manifest
 from lra_ssm.errors import InputError
 
 Order = Literal["shuffled", "streams"]
@@ -139,10 +139,7 @@ class LanguageDataModule(PreparedData):
         if (parts := self._parts_folder).exists():
             Parts(parts, 0).remove()
 
-    def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
-        raise NotImplementedError  # `_build` joins parts
-
-    def _build(self, folder: Path) -> None:
+    def build(self, folder: Path) -> None:
         preparation = self._preparation()
         try:
             preparation.tokenize()

@@ -62,6 +62,6 @@ class MadeUp(LanguageDataModule):
     def corpus(self) -> list[Input]:
         raise AssertionError("its tokens were never text")
 
-    def _build(self, folder: Path) -> None:
+    def build(self, folder: Path) -> None:
         texts = documents(self.lengths, self.text_seed)
         write_text(folder, {"train": texts, "val": texts[:5], "test": texts[:7]}, tokenizer=self.tokenizer_text)
