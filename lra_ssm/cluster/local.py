@@ -17,7 +17,7 @@ from lra_ssm.cluster.logs import begin_line, ended_line, last_attempt
 from lra_ssm.cluster.status import RunState, run_state, states
 from lra_ssm.cluster.table import redrawn, summary, titles
 from lra_ssm.errors import InputError
-from lra_ssm.machine import available_cores
+from lra_ssm.datamodules.processes import available_cores
 from lra_ssm.tables import duration, terminal_width
 
 _DRAWN_EVERY, _SAID_EVERY = 1.0, 60.0  # seconds: in a terminal, in a job's log

@@ -28,7 +28,7 @@ from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SIZES, setting
 from lra_ssm.datamodules.processes import ordered_map
 from lra_ssm.datamodules.storage import Array, IntArray
 from lra_ssm.errors import InputError
-from lra_ssm.machine import available_cores
+from lra_ssm.datamodules.processes import available_cores
 
 log = logging.getLogger(__name__)
 
