@@ -20,7 +20,10 @@ README = "index.md"
 
 def target_of(link: str, page: str) -> Path:
     """The file or folder of the repository that a link means; page: path of the page below docs/."""
-    return ROOT / posixpath.normpath(posixpath.join("" if page == README else "docs/" + posixpath.dirname(page), link))
+    file = "README.md" if page == README else f"docs/{page}"
+    if page.startswith("source/"):
+        file = page.removeprefix("source/")
+    return ROOT / posixpath.normpath(posixpath.join(posixpath.dirname(file), link))
 
 
 def place_of(target: Path) -> str:
@@ -55,19 +58,28 @@ def rewrite(text: str, page: str) -> str:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the README and everything outside docs/ that it and the pages link to."""
     files.append(File.generated(config, README, content=(ROOT / "README.md").read_text()))
+    pages = [file for file in files if file.is_documentation_page()]
     known = {file.src_uri for file in files}
-    for page in [file for file in files if file.is_documentation_page()]:
-        for link in LINK.findall(page.content_string):
+    for page in pages:  # it grows: a README of a folder has links too
+        for link in LINK.findall(page.content_string) if has_links(page.src_uri) else ():
             target = target_of(link, page.src_uri)
-            place = place_of(target) if target.exists() and target.is_relative_to(ROOT) else None
-            if place and place.startswith("source/") and place not in known:
+            place = place_of(target) if target.exists() else ""
+            if place.startswith("source/") and place not in known:
                 known.add(place)
                 whole = target.suffix in (".md", ".png")
                 source = {"abs_src_path": str(target)} if whole else {"content": shown(target)}
-                files.append(File.generated(config, place, **source))
+                pages.append(File.generated(config, place, **source))
+                files.append(pages[-1])
     return files
 
 
+def has_links(page: str) -> bool:
+    """Whether a page is Markdown of ours and not the content of a file, or a picture."""
+    return page.endswith(".md") and (
+        not page.startswith("source/") or target_of(posixpath.basename(page), page).exists()
+    )
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite a page's links; files of the repository are shown as they are."""
-    return markdown if page.file.src_uri.startswith("source/") else rewrite(markdown, page.file.src_uri)
+    """Rewrite a page's links."""
+    return rewrite(markdown, page.file.src_uri) if has_links(page.file.src_uri) else markdown
