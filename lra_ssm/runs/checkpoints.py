@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 import lightning
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import replacing
 from lra_ssm.runs.identity import CHECKPOINT_NEUTRAL
 
-_STOP = "lra_ssm_stopped"  # in a checkpoint: a callback had ended the fit
+_STOP = "lra_ssm_stopped"  # in a checkpoint: why the fit had ended before its last step
 # What a fit resumes from; a file with weights only lacks them.
 _TRAINING = ("loops", "optimizer_states", "lr_schedulers", "callbacks", "global_step")
 # Settings of an optimizer's groups that belong to the device that computes, not to the checkpoint.
@@ -148,7 +149,7 @@ class SaveLast(Checkpoint):
         self.every_n_steps = every_n_steps
         self.made_by = made_by or {}
         self.saved_at = 0
-        self.stopped = False  # by a callback, before the last step
+        self.reason = ""  # why the fit ended before its last step
         self._stop_requested = False
         self._loaded: dict[str, Any] | None = None
         self._check_val_every_n_epoch: int | None = None
@@ -176,9 +177,8 @@ class SaveLast(Checkpoint):
                 trainer.check_val_every_n_epoch = 1
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        ended = _is_last_step(trainer, trainer.global_step, trainer.is_last_batch)
-        out_of_time = any((timer.time_remaining() or 1) <= 0 for timer in _callbacks(trainer, Timer))
-        self.stopped = trainer.should_stop and not ended and not out_of_time
+        if trainer.should_stop and not _is_last_step(trainer, trainer.global_step, trainer.is_last_batch):
+            self.reason = _early_stop(trainer)
         self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
@@ -186,7 +186,7 @@ class SaveLast(Checkpoint):
         trainer.save_checkpoint(self.path)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint.update({**self.made_by, _STOP: self.stopped})
+        checkpoint.update({**self.made_by, _STOP: self.reason})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.check_val_every_n_epoch = self._check_val_every_n_epoch
@@ -197,11 +197,11 @@ class SaveLast(Checkpoint):
         self._loaded = checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.stopped = self._stop_requested = False
+        self.reason, self._stop_requested = "", False
         if self._loaded is None:
             return
-        self.stopped = bool(self._loaded.get(_STOP))
-        trainer.should_stop |= self.stopped
+        self.reason = str(self._loaded.get(_STOP, ""))
+        trainer.should_stop |= bool(self.reason)
         if trainer.precision == "64-true":  # Lightning loads weights before it makes the model float64
             # Where weights are averaged, the average is in state_dict and what trains is next to it.
             pl_module.load_state_dict(self._loaded.get("current_model_state", self._loaded["state_dict"]))
@@ -225,8 +225,20 @@ class SaveLast(Checkpoint):
         loop.epoch_loop.batch_progress.total.reset_on_restart()
 
 
-def _callbacks(trainer: Trainer, kind: type) -> list[Any]:
-    return [c for c in trainer.callbacks if isinstance(c, kind)]  # type: ignore[attr-defined]  # set when it is built
+def _early_stop(trainer: Trainer) -> str:
+    """Return why callbacks stop the fit, as in "stopped at step 20: val/loss did not improve in 3 validations".
+
+    Empty for `max_time`: more time lets the run train on.
+    """
+    step = f"stopped at step {trainer.global_step}"
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set when the trainer is built
+        if isinstance(callback, Timer) and (left := callback.time_remaining()) is not None and left <= 0:
+            return ""
+        if isinstance(callback, EarlyStopping) and callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED:
+            if callback.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
+                return f"{step}: {callback.monitor} did not improve in {callback.wait_count} validations"
+            return f"{step}: {callback.monitor}: {callback.stopping_reason.name.lower().replace('_', ' ')}"
+    return f"{step}: a callback stopped it"
 
 
 def _is_last_step(trainer: Trainer, step: int, is_last_batch: bool) -> bool:

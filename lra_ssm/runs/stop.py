@@ -1,4 +1,4 @@
-"""Stopping a fit: by a signal, at a step that is saved and that all processes share; and why one ended early."""
+"""Stopping a fit by a signal, at a step that is saved and that all processes share."""
 
 import os
 import signal
@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
-from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.callbacks import Checkpoint
 
 from lra_ssm.runs.checkpoints import SaveLast
 
@@ -99,14 +98,3 @@ def requeue(trainer: Trainer, signum: int) -> None:
     except (OSError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip()
         print(f"warning: job {job} is not queued again: {reason}", file=sys.stderr)
-
-
-def early_stop(trainer: Trainer) -> str:
-    """Return why the fit ended before its last step, as in "val/loss did not improve in 3 validations"; else ""."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set when the trainer is built
-        if not isinstance(callback, EarlyStopping) or callback.stopping_reason == EarlyStoppingReason.NOT_STOPPED:
-            continue
-        if callback.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
-            return f"{callback.monitor} did not improve in {callback.wait_count} validations"
-        return f"{callback.monitor}: {callback.stopping_reason.name.lower().replace('_', ' ')}"
-    return ""

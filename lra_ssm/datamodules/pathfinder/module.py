@@ -25,10 +25,9 @@ from lra_ssm.datamodules.pathfinder.blocks import draw_block
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION
 from lra_ssm.datamodules.pathfinder.reader import metadata_files, read_images, read_listing
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SIZES, settings_for
-from lra_ssm.datamodules.processes import ordered_map
+from lra_ssm.datamodules.processes import available_cores, ordered_map
 from lra_ssm.datamodules.storage import Array, IntArray
 from lra_ssm.errors import InputError
-from lra_ssm.datamodules.processes import available_cores
 
 log = logging.getLogger(__name__)
 
