@@ -25,8 +25,8 @@ class Bar(tqdm):  # type: ignore[type-arg]
     ) -> None:
         in_terminal = sys.stderr.isatty()
         super().__init__(
-            desc=what, total=total, unit="B" if in_bytes else f" {unit}", unit_scale=in_bytes, initial=done, leave=False,
-            delay=2 if in_terminal else 30, mininterval=0.1 if in_terminal else 30, dynamic_ncols=True,
+            desc=what, total=total, unit="B" if in_bytes else f" {unit}", unit_scale=in_bytes, initial=done,
+            leave=False, delay=2 if in_terminal else 30, mininterval=0.1 if in_terminal else 30, dynamic_ncols=True,
         )  # fmt: skip
 
     advance = tqdm.update

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, their digests, and a lock for what several processes write."""
+"""Files and folders that are written whole or not at all, their digests, and a lock for several processes."""
 
 import errno
 import hashlib
@@ -28,7 +28,7 @@ def unused(path: Path) -> Path:
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Give the OSError of a block, which writes to `path`, the file's name and the space that is left on a full disk."""
+    """Name `path` in the OSError of a block that writes it, and the space that is left on a full disk."""
     try:
         yield
     except OSError as error:

@@ -29,6 +29,7 @@ _MESSAGES = (
     "`weights_only` was not set",
     "to estimate number of stepping batches",
     "TPU available",
+    "`Trainer.fit` stopped: `max_",  # the run says that it is finished
     "Restoring states from the checkpoint",
     "Restored all states from the checkpoint",
     "Loaded model weights from the checkpoint",

@@ -10,7 +10,7 @@ from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.datamodules import ListOps
 from lra_ssm.errors import InputError
 from lra_ssm.runs.cost import _extrapolate, count_step, estimate
-from lra_ssm.runs.step_cost import Kernel, StepCost
+from lra_ssm.runs.cost import Kernel, StepCost
 from tests.runner import FIT, SHORT, everything_below, fail, run_here
 
 

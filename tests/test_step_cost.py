@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lra_ssm.runs.cost import GPUS, seconds_on
-from lra_ssm.runs.step_cost import CountStep
+from lra_ssm.runs.cost import CountStep
 
 CPU = torch.device("cpu")
 

@@ -34,7 +34,7 @@ COMMANDS = {
     "export": ("lra_ssm.cli.export:main", "write a checkpoint, or the average of several, as a saved model"),
     "inspect": ("lra_ssm.cli.inspect:main", "show what a trained model remembers, and what in it is near instability"),
     "coordcheck": ("lra_ssm.cli.coordcheck:main", "check over widths whether a model's settings hold for a wider one"),
-    "doctor": ("lra_ssm.cli.doctor:main", "show what a bug report needs, and run every backend"),
+    "doctor": ("lra_ssm.cli.doctor:doctor", "show what a bug report needs, and run every backend"),
 }
 
 HELP = f"""usage: lra-ssm COMMAND [options]      (also: lightning COMMAND, python -m lra_ssm COMMAND)

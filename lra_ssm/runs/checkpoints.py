@@ -1,7 +1,6 @@
 """Checkpoints of a run: best.ckpt and last.ckpt, how they are written and read, and how a fit resumes from one."""
 
 import io
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,7 +11,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from torch import Tensor
 
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import replacing

@@ -96,7 +96,7 @@ def check_strategy(trainer: Trainer) -> None:
         sizes = f"data_parallel_size={trainer.world_size} and trainer.strategy.tensor_parallel_size=1"
         raise InputError(f"trainer.strategy: weights are sharded by data parallelism only; give {sizes}")
     if strategy._save_distributed_checkpoint:
-        raise InputError("trainer.strategy.save_distributed_checkpoint is true: checkpoints are single files; use false")
+        raise InputError("trainer.strategy.save_distributed_checkpoint: checkpoints are single files; use false")
 
 
 def check_batches(trainer: Trainer, data: Any) -> None:
@@ -273,9 +273,7 @@ def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
         valid = valid.expand(len(inputs), L)
         mask = valid if inputs.dim() == 2 else valid[..., None]
         arguments = () if causal else (_lengths(inputs, L),)
-        first, second = (
-            _outputs(network, x, *arguments, length=L) for x in (one, torch.where(mask, one, other))
-        )
+        first, second = (_outputs(network, x, *arguments, length=L) for x in (one, torch.where(mask, one, other)))
         leak = next((name for name in first if name in second and _leaks(first[name], second[name], valid)), None)
     if leak is not None:
         name, kind = f"model.network.{leak}".rstrip("."), type(network.get_submodule(leak)).__name__
@@ -296,7 +294,7 @@ def _random_like(inputs: Tensor, task: Any) -> Tensor:
 
 
 def _outputs(network: nn.Module, *arguments: Tensor, length: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Run the network; return the input and output of each module that maps sequences to sequences, inner ones first."""
+    """Return input and output of each module that maps sequences to sequences, inner ones first."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     batch = len(arguments[0])
 

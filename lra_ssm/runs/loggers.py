@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lra_ssm.errors import squeeze
+from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import naming_file, replacing, write_json
 from lra_ssm.runs.provenance import now
 
@@ -64,6 +64,10 @@ class CSVRunLogger(Logger):
         rows = [row for row in self._read() if row["step"].isdecimal() and int(row["step"]) < step]
         if self._columns:
             self._write(rows)
+
+    def latest(self) -> dict[str, float]:
+        """Return the last value of each metric."""
+        return {name: float(value) for row in self._read() for name, value in row.items() if value}
 
     def _read(self) -> list[dict[str, str]]:
         """Read the whole rows: a kill may leave half of one at the end."""
@@ -185,7 +189,19 @@ def identify(loggers: Sequence[Any], folder: Path, record: Mapping[str, Any]) ->
             given.pop("anonymous", None)  # or wandb warns that it has no effect
         logger._id, logger._name, logger._save_dir = given["id"], given["name"], given["dir"]
         found = {"id": given["id"]}
+        _begin(logger)
     return found
+
+
+def _begin(logger: WandbLogger) -> None:
+    """Begin wandb's run. Raises InputError, such as for a missing account."""
+    import wandb
+
+    try:
+        logger.experiment  # noqa: B018
+    except wandb.Error as error:
+        remedy = "trainer.logger.offline=true (or WANDB_MODE=offline) needs no account and no server"
+        raise InputError(f"wandb: {str(error).rstrip('. ')}; {remedy}") from error
 
 
 def _wandb_settings() -> dict[str, Any]:
@@ -212,7 +228,7 @@ def attach(loggers: Sequence[Any], provenance: dict[str, Any]) -> None:
 
 
 def _log(logger: WandbLogger, metrics: Mapping[str, float], step: int | None = None) -> None:
-    """Log as the logger does; go on without wandb if its own process has ended: a job's signal reaches that one, too."""
+    """Log as the logger does; go on without wandb if its process has ended: a job's signal reaches that, too."""
     try:
         type(logger).log_metrics(logger, metrics, step)
     except OSError as error:

@@ -20,7 +20,9 @@ from lra_ssm.errors import is_installed
 from lra_ssm.files import sha256
 from lra_ssm.runs.identity import TRAINER_NEUTRAL
 
-SOURCE = "lra_ssm_source"  # what a checkpoint calls the result of `user_source`; in run.json each start has it as "source"
+SOURCE = (
+    "lra_ssm_source"  # what a checkpoint calls the result of `user_source`; in run.json each start has it as "source"
+)
 _ROOT = Path(__file__).parents[1]
 # The code that can change a run's numbers: not the commands, nor how a run is recorded.
 _COMPUTES = ("ops", "layers", "models", "tasks", "datamodules", "callbacks.py", "runs/checkpoints.py")

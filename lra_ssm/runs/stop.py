@@ -76,7 +76,7 @@ class StopOnSignal(Checkpoint):
             self.last.save(trainer)
             raise Stopped(signum, trainer.global_step, trainer.is_global_zero)
 
-    def _restore(self, *_: Any) -> None:
+    def _restore(self, *_: Any, **__: Any) -> None:
         for signum, before in self._before.items():
             signal.signal(signum, before)
         self._before = {}
