@@ -10,7 +10,7 @@ import yaml
 
 from lra_ssm import shipped
 from lra_ssm.cli.configs import readiness
-from lra_ssm.cli.run_facts import _config_file
+from lra_ssm.cli.model_provenance import _config_file
 from lra_ssm.cluster.folder import folder_of
 from lra_ssm.cluster.script import read_profile
 from lra_ssm.cluster.sweep import read_sweep

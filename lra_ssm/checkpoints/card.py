@@ -53,7 +53,9 @@ def model_card(
     layer, data = _layers_of(network), get_nested(source, "data")
     dataset, kind = str(data.get("dataset", "")), str(get_nested(data, "source").get("kind", ""))
     title, repository = _DATA.get(dataset, (dataset or "data of its author's own", None))
-    task = "text-generation" if cls == "LanguageModel" else f"{'image' if dataset in _IMAGES else 'text'}-classification"
+    task = (
+        "text-generation" if cls == "LanguageModel" else f"{'image' if dataset in _IMAGES else 'text'}-classification"
+    )
     metrics = get_nested(source, "metrics")
     results = [
         EvalResult(
@@ -84,7 +86,7 @@ def model_card(
         header,
         template_path=str(Path(__file__).with_name("card.md")),
         source=source,
-        cls=cls,
+        network=cls,
         layer=layer,
         title=title,
         repository=repository,

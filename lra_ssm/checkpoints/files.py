@@ -125,7 +125,9 @@ class ModelFiles:
                     f"{self.name}: {min(pickles)} is a pickle, which can run code when it is read:"
                     f" allow_pickle=True (--allow-pickle) reads only its tensors; or give a {WEIGHTS}"
                 )
-            found = self._whole_or_parts(PICKLE if len(pickles) > 1 else pickles[0])
+            found = self._whole_or_parts(PICKLE)
+            if not found and len(pickles) == 1:
+                found = self._whole_or_parts(pickles[0])
         if not found:
             raise InputError(f"{self.name}: has no {WEIGHTS}{self._source.missing()}")
         return found
@@ -197,4 +199,4 @@ def check_shapes(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str)
     if wrong:
         first = f"{wrong[0]} is {shape(theirs, wrong[0])} in the checkpoint, {shape(ours, wrong[0])} in the model"
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise InputError(f"checkpoint {where} does not fit the model: {first}{more}")
+        raise InputError(f"checkpoint {where} is of another shape: {first}{more}")

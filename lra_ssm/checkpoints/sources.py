@@ -148,7 +148,7 @@ def _repository(given: str, revision: str | None) -> Repository:
         raise InputError(f"{given}: there is no such folder, and it is not a valid name of a Hub repository")
     if "/" not in given:
         raise InputError(
-            f"{given}: there is no such folder, and lra_ssm ships no such model (it has {', '.join(shipped())});"
+            f"{given}: there is no such folder, and no such model comes with lra_ssm, which has {', '.join(shipped())};"
             " a repository of the Hub is owner/name"
         )
     return Repository(name, revision or stated or None)

@@ -69,8 +69,8 @@ def check_shareable(run: RunRecord, file: Path) -> None:
         why = "" if command == "test" else " (its data has no test split)"
         option = "" if file.name == "best.ckpt" else f" --ckpt_path={file}"
         raise InputError(
-            f"{run.path}: no {what} of its {file.name} on the whole split is recorded{why}: lightning {command} --config"
-            f" {run.path / 'config.yaml'}{option}, or --unfinished to push it without a {what} figure"
+            f"{run.path}: no {what} of its {file.name} on the whole split is recorded{why}: lightning {command}"
+            f" --config {run.path / 'config.yaml'}{option}, or --unfinished to push it without a {what} figure"
         )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lra_ssm.cli.command import call
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import one_reason
 
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
 
     from lra_ssm.cli.find_model import NamedNetwork
     from lra_ssm.results.collect import RunRecord
-
-
-def main(command: str, arguments: list[str]) -> int:
-    return call({"pull": pull, "push": push, "export": export}[command], command, arguments)
 
 
 def _check_destination(folder: Path, force: bool) -> None:
@@ -37,7 +32,7 @@ def pull(
     *,
     to: Path | None = None,
     force: bool = False,
-    trust: list[str] | None = None,
+    trust: list[str] = [],  # noqa: B006
     allow_pickle: bool = False,
     list: bool = False,
 ) -> int:
@@ -56,10 +51,10 @@ def pull(
         list: show the known names; needs no network
 
     Examples:
-          lra-ssm pull --list
-          lra-ssm pull state-spaces/mamba-130m-hf
-          lra-ssm pull me/s4d-mnist@v1 --to ./models/s4d
-          lra-ssm pull wandb:me/lra/s4d-mnist:v0
+        lra-ssm pull --list
+        lra-ssm pull state-spaces/mamba-130m-hf
+        lra-ssm pull me/s4d-mnist@v1 --to ./models/s4d
+        lra-ssm pull wandb:me/lra/s4d-mnist:v0
     """
     if list and name is None:
         print(_known_models())
@@ -76,14 +71,14 @@ def pull(
         _check_destination(to, force)
     files = ModelFiles(name)
     found = files.fetch(allow_pickle)
-    cls = check_pretrained(files, allow_pickle, trust or ()).__name__
+    cls = check_pretrained(files, allow_pickle, trust).__name__
     if to is not None:
         with atomic_folder(to) as folder:
             for file, path in found.items():
                 shutil.copyfile(path, folder / file)
     print(squeeze(f"{files.name}: {cls}, {len(found)} files, {decimal(sum(p.stat().st_size for p in found.values()))}"))
     print(squeeze(str(to or found["config.json"].parent)))
-    flags = ["--allow-pickle"] * allow_pickle + [f"--trust {path}" for path in trust or ()]
+    flags = ["--allow-pickle"] * allow_pickle + [f"--trust {path}" for path in trust]
     given = " ".join([shlex.quote(str(to or name)), *flags])
     if cls == "LanguageModel":
         print(squeeze(f'use it: lra-ssm generate {given} --prompt "The"'))
@@ -108,7 +103,7 @@ def _known_models() -> str:
         source = get_nested(read_json(sources.SHIPPED / name / sources.CONFIG, name), "source")
         task = get_nested(source, "data").get("dataset", "") + ", lossy pixels" * card.is_lossy(source)
         size = decimal((sources.SHIPPED / name / sources.WEIGHTS).stat().st_size)
-        score, count = card.headline(get_nested(source, "metrics", "test")), f"{source['parameters']:,}"
+        score, count = card.headline(get_nested(source, "metrics", "test")), f"{source.get('parameters', 0):,}"
         rows.append((name, task, score, "comes with lra_ssm", count, size))
     for name, entry in yaml.safe_load(Path(sources.__file__).with_name("known.yaml").read_bytes()).items():
         count, note = entry["parameters"], "a pickle: --allow-pickle" if entry.get("pickle") else ""
@@ -120,8 +115,7 @@ def _known_models() -> str:
 
 
 def export(
-    checkpoints: list[str],
-    *,
+    *checkpoints: str,
     to: Path | None = None,
     average: bool = False,
     format: Literal["lra_ssm", "hf"] = "lra_ssm",
@@ -141,12 +135,14 @@ def export(
         force: replace a saved model in that folder
 
     Examples:
-          lra-ssm export runs/mnist/s4d/38722f686f --to saved/s4d
-          lra-ssm export runs/lm/quickstart/38722f686f/checkpoints/last.ckpt --to saved/lm --format=hf
-          lra-ssm export --average a/best.ckpt b/best.ckpt c/best.ckpt --to saved/mean
+        lra-ssm export runs/mnist/s4d/38722f686f --to saved/s4d
+        lra-ssm export runs/lm/quickstart/38722f686f/checkpoints/last.ckpt --to saved/lm --format=hf
+        lra-ssm export --average a/best.ckpt b/best.ckpt c/best.ckpt --to saved/mean
     """
     if to is None:
         raise InputError("--to is missing: the folder of the saved model")
+    if not checkpoints:
+        raise InputError("give a run's directory, or a .ckpt")
     if average != (len(checkpoints) > 1):
         raise InputError("--average needs several checkpoints" if average else "several checkpoints need --average")
     from lra_ssm.checkpoints import check_finite
@@ -242,10 +238,10 @@ def push(
         pull_request: open a pull request on the repository instead
 
     Examples:
-          lra-ssm push runs/mnist/s4d/38722f686f ./models/s4d --license=apache-2.0
-          lra-ssm push runs/mnist/s4d/38722f686f me/s4d-mnist --private
-          lra-ssm push runs/mnist/s4d/38722f686f lab/s4d-mnist --pull-request
-          lra-ssm push runs/mnist/s4d/38722f686f wandb:me/lra/s4d-mnist
+        lra-ssm push runs/mnist/s4d/38722f686f ./models/s4d --license=apache-2.0
+        lra-ssm push runs/mnist/s4d/38722f686f me/s4d-mnist --private
+        lra-ssm push runs/mnist/s4d/38722f686f lab/s4d-mnist --pull-request
+        lra-ssm push runs/mnist/s4d/38722f686f wandb:me/lra/s4d-mnist
     """
     import tempfile
 
@@ -271,7 +267,9 @@ def push(
     model = named_network(str(file))
     with tempfile.TemporaryDirectory(prefix="lra_ssm-push-") as temporary:
         folder = Path(name) if kind == "folder" else Path(temporary) / "model"
-        use = _write(folder, destination if kind == "folder" else name, record, file, model, license)
+        at = f"@{revision}" if revision else ""
+        names = {"folder": destination, "hub": f"{name}{at}", "wandb": f"wandb:{name}:latest"}
+        use = _write(folder, names[kind], record, file, model, license)
         if kind == "hub":
             message = f"{record.experiment}/{record.path.resolve().name}"
             place = _to_hub(folder, name, message, private, revision, pull_request)
@@ -299,9 +297,7 @@ def _parse_destination(given: str) -> _Destination:
         raise InputError(f"{given}: a repository of the Hub is owner/name")
     owner = name.partition("/")[0]
     if name == given and Path(owner).is_dir():
-        raise InputError(
-            f"{given}: a folder in {owner}, or a repository of the Hub? Give ./{given}, or {HUB}{given}"
-        )
+        raise InputError(f"{given}: a folder in {owner}, or a repository of the Hub? Give ./{given}, or {HUB}{given}")
     return _Destination("hub", name)
 
 
@@ -354,7 +350,7 @@ def _to_hub(
         )
     except Exception as error:  # huggingface_hub's, the Hub's answer, the network's
         raise InputError(f"{repository}: cannot be pushed ({one_reason(error)})") from error
-    return str(commit.pr_url or commit.commit_url)
+    return f"{commit.pr_url} (once it is merged)" if commit.pr_url else str(commit.commit_url)
 
 
 def _to_wandb(folder: Path, name: str, run: RunRecord) -> str:
@@ -387,5 +383,5 @@ def _to_wandb(folder: Path, name: str, run: RunRecord) -> str:
     except Exception as error:  # wandb's, its server's, the network's
         raise InputError(f"wandb:{name}: cannot be pushed ({one_reason(error)})") from error
     if logged.offline:
-        return f"kept in {run.path / 'wandb'} (WANDB_MODE=offline; `wandb sync` sends it)"
+        return f"kept in {run.path / 'wandb'} (WANDB_MODE=offline) until `wandb sync` sends it"
     return f"wandb:{'/'.join(project)}/{artifact_name}:{artifact.version}"

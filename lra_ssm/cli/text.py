@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import random
 import sys
 import time
@@ -12,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lra_ssm.cli.command import call
+from jsonargparse.typing import PositiveInt
+
 from lra_ssm.errors import InputError, printable, squeeze
 
 if TYPE_CHECKING:
@@ -27,10 +29,6 @@ if TYPE_CHECKING:
 
 _LENGTH = 2048  # tokens of a window if no run says: what Mamba's public models were trained on
 _TOKENS = 8192  # scored at a time
-
-
-def main(command: str, arguments: list[str]) -> int:
-    return call({"generate": generate, "score": score}[command], command, arguments)
 
 
 # --- the model and the texts ---
@@ -54,10 +52,8 @@ def _naming(model: str) -> Iterator[None]:
     """Name the model in an error about something that it cannot do."""
     try:
         yield
-    except InputError:
-        raise
     except ValueError as error:
-        raise InputError(f"{model}: {error}") from error
+        raise error if isinstance(error, InputError) else InputError(f"{model}: {error}") from error
 
 
 def _read_input(file: str) -> tuple[str, bytes]:
@@ -78,21 +74,21 @@ def _unknown(texts: Iterable[str], tokenizer: TextTokenizer) -> str:
 def generate(
     model: str,
     *,
-    prompt: list[str] | None = None,
+    prompt: list[str] = [],  # noqa: B006
     prompt_file: str | None = None,
-    num_samples: int = 1,
-    max_new_tokens: int = 100,
+    num_samples: PositiveInt = 1,
+    max_new_tokens: PositiveInt = 100,
     temperature: float = 0.8,
     top_k: int = 50,
     top_p: float = 1.0,
     repetition_penalty: float = 1.0,
     seed: int | None = None,
-    stop: list[str] | None = None,
+    stop: list[str] = [],  # noqa: B006
     begin_document: bool | None = None,
-    batch_size: int = 8,
+    batch_size: PositiveInt = 8,
     device: str | None = None,
     tokenizer: str | None = None,
-    trust: list[str] | None = None,
+    trust: list[str] = [],  # noqa: B006
     allow_pickle: bool = False,
 ) -> int:
     """Continue prompts with a language model, token by token, in memory that does not grow with the text.
@@ -121,29 +117,22 @@ def generate(
         allow_pickle: read a saved model's weights from a pickle (only tensors)
 
     Examples:
-          lra-ssm generate runs/lm/quickstart/38722f686f --prompt "The list of"
-          lra-ssm generate runs/lm/quickstart/38722f686f --prompt "One" --prompt "Two" --temperature=0 --stop "."
-          lra-ssm generate state-spaces/mamba-130m-hf --prompt_file=prompts.txt --top_p=0.9 --seed=1 > texts.txt
-          lra-ssm generate state-spaces/mamba-130m --allow-pickle --tokenizer=EleutherAI/gpt-neox-20b --prompt "Once"
+        lra-ssm generate runs/lm/quickstart/38722f686f --prompt "The list of"
+        lra-ssm generate runs/lm/quickstart/38722f686f --prompt "One" --prompt "Two" --temperature=0 --stop "."
+        lra-ssm generate state-spaces/mamba-130m-hf --prompt_file=prompts.txt --top_p=0.9 --seed=1 > texts.txt
+        lra-ssm generate state-spaces/mamba-130m --allow-pickle --tokenizer=EleutherAI/gpt-neox-20b --prompt "Once"
     """
-    for name, value in {"num_samples": num_samples, "max_new_tokens": max_new_tokens, "batch_size": batch_size}.items():
-        if value < 1:
-            raise InputError(f"--{name} is {value}; it must be at least 1")
-    if "" in (stop or ()):
+    if "" in stop:
         raise InputError("--stop is empty: every text would end at once")
-    prompts = [*(prompt or []), *_read_prompts(prompt_file)] or [""]
+    prompts = [*prompt, *(_read_prompts(prompt_file) if prompt_file else [])] or [""]
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
     from lra_ssm.cli.find_model import load_language_model
     from lra_ssm.models.generation import MAX_SEED, Generation, check_settings, row_seeds
 
-    settings: dict[str, Any] = {
-        "temperature": temperature,
-        "top_k": top_k or None,
-        "top_p": None if top_p == 1 else top_p,
-        "repetition_penalty": repetition_penalty,
-    }
+    penalty, top_p_ = repetition_penalty, None if top_p == 1 else top_p
+    settings: Any = dict(temperature=temperature, top_k=top_k or None, top_p=top_p_, repetition_penalty=penalty)
     drawn = random.SystemRandom().randint(0, MAX_SEED) if seed is None else seed
     try:
         check_settings(**settings)
@@ -151,14 +140,14 @@ def generate(
     except ValueError as error:
         raise InputError(f"--{error}") from error
     place = _device(device)
-    loaded = load_language_model(model, tokenizer, allow_pickle, trust or ())
+    loaded = load_language_model(model, tokenizer, allow_pickle, trust)
     before = loaded.before
     if begin_document is not None:
         before = (loaded.tokenizer.end_of_text,) if begin_document else ()
     for number, given in enumerate(prompts, 1):
         if unknown := _unknown([given], loaded.tokenizer):
             raise InputError(f"prompt {number}: the model's vocabulary has no {unknown}")
-    texts = [_Text(given, loaded, before, stop or []) for given in prompts for _ in range(num_samples)]
+    texts = [_Text(given, loaded, before, stop) for given in prompts for _ in range(num_samples)]
     loaded.model.to(place)
     began, made = time.perf_counter(), 0
     with _naming(model):
@@ -182,9 +171,7 @@ def generate(
     return 0
 
 
-def _read_prompts(file: str | None) -> list[str]:
-    if file is None:
-        return []
+def _read_prompts(file: str) -> list[str]:
     where, data = _read_input(file)
     try:
         text = data.decode("utf-8-sig")
@@ -200,22 +187,26 @@ def _run(generation: Generation, texts: list[_Text], live: bool) -> None:
     """Generate a batch of texts; with `live`, show the only one as it comes."""
     import torch
 
-    for tokens in generation:
-        for text, token in zip(texts, tokens.tolist(), strict=True):
-            text.add(token)
-        generation.ended |= torch.tensor([text.ended for text in texts], device=tokens.device)
-        if live:
-            texts[0].show()
+    if live:
+        texts[0].show()
+    try:
+        for tokens in generation:
+            for text, token in zip(texts, tokens.tolist(), strict=True):
+                text.add(token)
+            generation.ended |= torch.tensor([text.ended for text in texts], device=tokens.device)
+            if live:
+                texts[0].show()
+    except KeyboardInterrupt:
+        print()  # the error begins its own line
+        raise
     for text in texts:
         text.end()
 
 
 class _Text:
-    """A prompt and what is made of it.
+    """A prompt, whose tokens are `prompt_ids`, and what is made of it.
 
-    Attributes:
-        prompt_ids: the prompt's tokens.
-        ended: it has its end-of-text token, a stop, or as many tokens as it may have.
+    ended: it has its end-of-text token, a stop, or as many tokens as it may have.
     """
 
     def __init__(self, prompt: str, loaded: LoadedLanguageModel, before: tuple[int, ...], stops: list[str]) -> None:
@@ -255,10 +246,7 @@ class _Text:
     def show(self) -> None:
         """Print what is new of the text; the prompt, which comes first, is bold in a terminal."""
         if not self._begun and self._prompt:
-            from rich.console import Console
-
-            console = Console()
-            bold = console.is_terminal and not console.no_color
+            bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
             sys.stdout.write("\033[1m" * bold)
             _show(self._prompt)
             sys.stdout.write("\033[0m" * bold)
@@ -280,11 +268,10 @@ def _show(text: str) -> None:
 
 def score(
     model: str,
-    files: list[str],
-    *,
+    *files: str,
     device: str | None = None,
     tokenizer: str | None = None,
-    trust: list[str] | None = None,
+    trust: list[str] = [],  # noqa: B006
     allow_pickle: bool = False,
 ) -> int:
     """Say how well a language model predicts texts.
@@ -305,20 +292,22 @@ def score(
         allow_pickle: read a saved model's weights from a pickle (only tensors)
 
     Examples:
-          lra-ssm score lm-imdb-b2s6 review.txt
-          lra-ssm score runs/lm/quickstart/38722f686f chapters/*.txt
-          git log | lra-ssm score state-spaces/mamba-130m-hf --tokenizer=EleutherAI/gpt-neox-20b -
+        lra-ssm score lm-imdb-b2s6 review.txt
+        lra-ssm score runs/lm/quickstart/38722f686f chapters/*.txt
+        git log | lra-ssm score state-spaces/mamba-130m-hf --tokenizer=EleutherAI/gpt-neox-20b -
     """
     from lra_ssm.bars import Bar
     from lra_ssm.cli.find_model import load_language_model
     from lra_ssm.tables import table, terminal_width, wrapped
 
+    if not files:
+        raise InputError("give files with text, or - for standard input")
     contents = [_read_input(file) for file in files]  # before a model is loaded
     for name, data in contents:
         if not data.decode(errors="replace").strip():
             raise InputError(f"{name}: {'holds only white space' if data else 'is empty'}; give a text")
     place = _device(device)
-    loaded = load_language_model(model, tokenizer, allow_pickle, trust or ())
+    loaded = load_language_model(model, tokenizer, allow_pickle, trust)
     texts = [_tokenized(name, data, loaded.tokenizer) for name, data in contents]
     loaded.model.to(place)
     sums, evaluation = list[tuple[float, int, int]](), ""
@@ -332,13 +321,11 @@ def score(
         rows.append(_cells("all", *(sum(column) for column in zip(*sums, strict=True))))
     columns = ("text", "tokens", "bytes", "loss", "perplexity", "bits per byte")
     print(table(columns, rows, width=terminal_width()))
-    unknown = [
-        f"{text.name}: the vocabulary has no {text.unknown}; what is scored there is <unk>"
-        for text in texts
-        if text.unknown
-    ]
-    for note in (f"loss in nats per token; {evaluation}", *unknown):
-        print(wrapped(squeeze(note)))
+    print(wrapped(f"loss in nats per token; {evaluation}"))
+    for text in texts:
+        if text.unknown:
+            note = f"{text.name}: the vocabulary has no {text.unknown}; what is scored there is <unk>"
+            print(wrapped(squeeze(note)))
     return 0
 
 
