@@ -15,7 +15,7 @@ import yaml
 
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.cli.find_model import load_network
-from lra_ssm.cli.model_provenance import portable
+from lra_ssm.cli.model_provenance import portable, shipped_config
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.models import Classifier, LanguageModel
 from tests.hub_models import Hub, serving
@@ -172,6 +172,12 @@ def test_what_is_not_finished_or_tested_is_refused_unless_told(run: Path, capsys
     shutil.copy(run / "checkpoints/best.ckpt", "alone.ckpt")
     assert "is not a run's directory" in refused(["push", "alone.ckpt", "./pushed"], capsys)
     assert "does not exist" in refused(["push", "nowhere", "./pushed"], capsys)
+
+
+def test_a_card_names_the_config_that_was_used():
+    assert shipped_config("lightning fit --config mnist/s4d") == "configs/mnist/s4d.yaml"
+    assert shipped_config("lightning fit --config=configs/mnist/s4d.yaml --seed=1") == "configs/mnist/s4d.yaml"
+    assert shipped_config(f"lightning fit --config my.yaml --experiment=mnist/s4d --model={'x' * 300}") is None
 
 
 def test_places_on_this_machine_are_left_out() -> None:

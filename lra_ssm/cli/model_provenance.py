@@ -25,8 +25,6 @@ def provenance(run: RunRecord, file: Path, model: NamedNetwork) -> dict[str, Any
     best = "best " if file.name == "best.ckpt" else "val/"
     validation = {k.removeprefix("best "): v for k, v in record.get("metrics", {}).items() if k.startswith(best)}
     command = _command(starts[0].get("command") or [])
-    configs = re.findall(r"(?:--config|-c)[ =](\S+)", command)
-    shipped = next((f"configs/{name}.yaml" for given in configs if (name := name_of("config", given))), None)
     hardware = starts[-1].get("hardware") or {}
     found = {
         "experiment": run.experiment,
@@ -44,7 +42,7 @@ def provenance(run: RunRecord, file: Path, model: NamedNetwork) -> dict[str, Any
         "begun": starts[0].get("time"),
         "seconds": run.seconds and run.seconds[0],
         "command": command,
-        "config": shipped,
+        "config": shipped_config(command),
         "in_python": True if "settings" in run.config else None,  # a Trainer of the user's own: see Run.of
     }
     return {key: value for key, value in found.items() if value not in (None, "", {}, [])}
@@ -104,3 +102,9 @@ def _command(words: list[str]) -> str:
     parts = [word.partition("=") for word in words[words.index("fit") :]]
     kept = [f"{_without_folders(name)}{equals}{_without_folders(value)}" for name, equals, value in parts]
     return shlex.join(["lightning", *kept])
+
+
+def shipped_config(command: str) -> str | None:
+    """Return the shipped config that a fit's command line names, as its path in a checkout; None if there is none."""
+    given = re.findall(r"(?:--config|-c)[ =](\S+)", command)
+    return next((f"configs/{name}.yaml" for each in given if (name := name_of("config", each))), None)
