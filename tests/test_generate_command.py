@@ -339,9 +339,9 @@ def test_a_prompt_of_other_characters_or_words_is_one_line(tmp_path, capsys):
     "option, said",
     [
         ("--temperature=-1", "--temperature is -1.0; it must be at least 0"),
-        ("--top_k=-1", "--top_k is -1; it must be at least 1"),
-        ("--top_p=0", "--top_p is 0.0"),
-        ("--repetition_penalty=0", "--repetition_penalty is 0.0"),
+        ("--top_k=-1", "--top-k is -1; it must be at least 1"),
+        ("--top_p=0", "--top-p is 0.0"),
+        ("--repetition_penalty=0", "--repetition-penalty is 0.0"),
         ("--seed=-1", "--seed is -1; it must be 0 to 4294967295"),
         ("--max_new_tokens=0", "--max-new-tokens: "),
         ("--batch_size=0", "--batch-size: "),
@@ -350,8 +350,8 @@ def test_a_prompt_of_other_characters_or_words_is_one_line(tmp_path, capsys):
         ("--stop=", "--stop is empty"),
         ("--device=nonsense", "--device nonsense: there is no such device here"),
         ("--prompt_file=nowhere.txt", "nowhere.txt: cannot be read or written (No such file or directory)"),
-        ("--prompt_file=blank.txt", "--prompt_file blank.txt: has no prompt"),
-        ("--prompt_file=latin.txt", "--prompt_file latin.txt: is not UTF-8, at byte 1"),
+        ("--prompt_file=blank.txt", "--prompt-file blank.txt: has no prompt"),
+        ("--prompt_file=latin.txt", "--prompt-file latin.txt: is not UTF-8, at byte 1"),
         ("--nonsense", "unknown option --nonsense; "),
     ],
 )

@@ -93,7 +93,7 @@ def generate(
 ) -> int:
     """Continue prompts with a language model, token by token, in memory that does not grow with the text.
 
-    A text ends where the model ends it. Without a prompt it begins a document. --temperature and --top_k have litgpt's
+    A text ends where the model ends it. Without a prompt it begins a document. --temperature and --top-k have litgpt's
     defaults; those of transformers are 1.0 and 50.
 
     Args:
@@ -119,7 +119,7 @@ def generate(
     Examples:
         lra-ssm generate runs/lm/quickstart/38722f686f --prompt "The list of"
         lra-ssm generate runs/lm/quickstart/38722f686f --prompt "One" --prompt "Two" --temperature=0 --stop "."
-        lra-ssm generate state-spaces/mamba-130m-hf --prompt_file=prompts.txt --top_p=0.9 --seed=1 > texts.txt
+        lra-ssm generate state-spaces/mamba-130m-hf --prompt-file=prompts.txt --top-p=0.9 --seed=1 > texts.txt
         lra-ssm generate state-spaces/mamba-130m --allow-pickle --tokenizer=EleutherAI/gpt-neox-20b --prompt "Once"
     """
     if "" in stop:
@@ -138,7 +138,7 @@ def generate(
         check_settings(**settings)
         seeds = row_seeds(drawn, len(prompts) * num_samples)  # so that a text does not depend on its batch
     except ValueError as error:
-        raise InputError(f"--{error}") from error
+        raise InputError(f"--{str(error).replace('_', '-', 1)}") from error
     place = _device(device)
     loaded = load_language_model(model, tokenizer, allow_pickle, trust)
     before = loaded.before
@@ -176,10 +176,10 @@ def _read_prompts(file: str) -> list[str]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"--prompt_file {where}: is not UTF-8, at byte {error.start}") from error
+        raise InputError(f"--prompt-file {where}: is not UTF-8, at byte {error.start}") from error
     lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
     if not lines:
-        raise InputError(f"--prompt_file {where}: has no prompt, a line with text")
+        raise InputError(f"--prompt-file {where}: has no prompt, a line with text")
     return lines
 
 
