@@ -12,13 +12,13 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Trainer
+from lra_ssm.runs.saving import CheckpointSettings
 
 import lra_ssm
 from lra_ssm.layers import S4D, NetworkSpec
 from lra_ssm.layers.spec import import_object
 from lra_ssm.models import Backbone, Classifier, DualEncoder, Regressor
 from lra_ssm.runs.identity import AS_BEFORE
-from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.tasks import Classification, OptimizerSettings
 from lra_ssm.tasks.base import NetworkTask
 from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_rates

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lra_ssm.runs.cost import GPUS, seconds_on
-from lra_ssm.runs.cost import CountStep
+from lra_ssm.runs.cost import GPUS, CountStep, seconds_on
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoi
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, hint, squeeze
 from lra_ssm.files import replacing
 from lra_ssm.runs.identity import CHECKPOINT_NEUTRAL
 
@@ -89,9 +89,9 @@ def load_checkpoint(path: Path, resuming: bool = False) -> dict[str, Any]:
     remedy = f"; {best} is a complete checkpoint, too: copy it over this one" if path.name == "last.ckpt" else ""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except OSError as error:
-        raise InputError(f"checkpoint {path} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # of zipfile, pickle or torch, whatever is wrong with the file
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        raise InputError(f"checkpoint {path} cannot be read: {error.strerror}") from error
+    except Exception as error:  # of the system, pickle or torch, whatever is wrong with the file
         reason = squeeze(str(error))[:200]
         raise InputError(f"checkpoint {path} is damaged or not a checkpoint: {reason}{remedy}") from error
     if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict):
@@ -102,12 +102,21 @@ def load_checkpoint(path: Path, resuming: bool = False) -> dict[str, Any]:
 
 
 class SaveBest(ModelCheckpoint):
-    """best.ckpt, the checkpoint with the best `monitor`; a metric that validation does not log is an error at once."""
+    """best.ckpt, the checkpoint with the best `monitor`.
+
+    A monitor, also one of early stopping, that validation does not log is an error before training.
+    """
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking and self.monitor not in trainer.callback_metrics:
-            logged = ", ".join(sorted(trainer.callback_metrics))
-            raise InputError(f"checkpoint.monitor is {self.monitor!r}, which validation does not log; it logs {logged}")
+        if trainer.sanity_checking:
+            _check_monitor("checkpoint.monitor", self.monitor, trainer)
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set when the trainer is built
+                if (
+                    isinstance(callback, EarlyStopping)
+                    and callback.strict
+                    and not callback.monitor.startswith("train/")
+                ):
+                    _check_monitor(f"{type(callback).__name__}'s monitor", callback.monitor, trainer)
         super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -128,6 +137,12 @@ class SaveBest(ModelCheckpoint):
         here = {"dirpath": self.dirpath, "best_model_path": name, "kth_best_model_path": name, "last_model_path": ""}
         values = {"best_model_score": score, "kth_value": score, "best_k_models": {name: score}}
         super().load_state_dict({**state_dict, **here, **values})
+
+
+def _check_monitor(what: str, name: str | None, trainer: Trainer) -> None:
+    if name not in trainer.callback_metrics:
+        near = hint(str(name), sorted(trainer.callback_metrics), "it logs")
+        raise InputError(f"{what} is {name!r}, which validation does not log; {near}")
 
 
 class SaveLast(Checkpoint):
@@ -247,7 +262,7 @@ def _is_last_step(trainer: Trainer, step: int, is_last_batch: bool) -> bool:
 
 def _validates_after(trainer: Trainer, batch_idx: int) -> bool:
     """Whether a validation follows the optimizer step that begins with this batch."""
-    batches, every = trainer.accumulate_grad_batches, trainer.val_check_batch
+    batches, every = trainer.accumulate_grad_batches, getattr(trainer, "val_check_batch", None)
     ends_epoch = batch_idx + batches >= trainer.num_training_batches
     if _is_last_step(trainer, trainer.global_step + 1, ends_epoch):
         return True

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.provenance import SOURCE, changed, code_version
 
 EXAMPLES = 3  # odd, so that another size is not easily mistaken for the batch's
-_LENGTH = 64  # positions of the random sequences that `check_layers` sends
+_LENGTH = 61  # positions of the random sequences of `check_layers`; no width is as large
 _PADDING = 128  # the largest number to whose multiple vocabularies are padded; others pad to 8, 16 or 64
 
 
@@ -106,7 +107,7 @@ def check_batches(trainer: Trainer, data: Any) -> None:
     """
     if not hasattr(data, "train_batches"):
         return
-    limit, every = trainer.limit_train_batches, trainer.val_check_interval
+    limit, every = trainer.limit_train_batches, getattr(trainer, "val_check_interval", None)  # None: by time
     whole = data.train_batches(trainer.world_size)
     batches = min(whole, limit) if isinstance(limit, int) else int(whole * limit)
     if batches < 1:
@@ -253,63 +254,57 @@ def try_network(task: Any, data: Any, trainer: Trainer) -> None:
 def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
     """Refuse a layer that looks ahead in a language model, or that lets padding into its outputs.
 
-    Three random sequences go through the network twice, the second time with another future or other padding. What
-    must not change may change by rounding only. Leaves no trace, as `try_network`. Raises InputError that names the
-    innermost module whose inputs agree and whose outputs do not.
+    Three random sequences go through the network twice: the second time with another future, or with less padding of
+    other content. Valid positions may change by rounding only. Leaves no trace, as `try_network`. Raises InputError
+    that names the innermost module whose inputs agree and whose outputs do not.
     """
     network = getattr(task, "network", None)
     if not isinstance(network, nn.Module) or not hasattr(data, "sample") or not _runs_plainly(trainer):
         return
     with _dry_run(task, trainer) as to_device:
         batch = to_device(data.sample(EXAMPLES))
-        inputs, lengths = batch[0], getattr(batch, "lengths", None)
-        causal = hasattr(batch, "targets")
-        padded = lengths is not None and _network_settings(task).get("padding") != "seen"
-        if inputs.dim() != 2 + inputs.is_floating_point() or not (causal or padded):
-            return  # pairs, or nothing that could leak
+        inputs, causal = batch[0], hasattr(batch, "targets")
+        padded = getattr(batch, "lengths", None) is not None and _network_settings(task).get("padding") != "seen"
         L = min(inputs.shape[1], _LENGTH)
+        if inputs.dim() != 2 + inputs.is_floating_point() or not (causal or padded) or L < 4:
+            return  # pairs of sequences, or nothing that could leak
+        lengths = torch.tensor([3 * L // 4, L // 2, L // 4], device=inputs.device)[: len(inputs)]
+        ends = lengths.new_full((len(inputs),), L // 2) if causal else lengths  # of what must not change
+        valid = torch.arange(L, device=inputs.device) < ends[:, None]
         one, other = (_random_like(inputs[:, :L], task) for _ in range(2))
-        valid = torch.arange(L, device=inputs.device) < (L // 2 if causal else _lengths(inputs, L)[:, None])
-        valid = valid.expand(len(inputs), L)
-        mask = valid if inputs.dim() == 2 else valid[..., None]
-        arguments = () if causal else (_lengths(inputs, L),)
-        first, second = (_outputs(network, x, *arguments, length=L) for x in (one, torch.where(mask, one, other)))
-        leak = next((name for name in first if name in second and _leaks(first[name], second[name], valid)), None)
+        other = torch.where(valid if inputs.dim() == 2 else valid[..., None], one, other)
+        if causal:
+            first, second = _outputs(network, one), _outputs(network, other)
+        else:
+            first, second = _outputs(network, one, lengths), _outputs(network, other[:, : 3 * L // 4], lengths)
+        leak = next((name for name in first if name in second and _leaks(first[name], second[name], ends)), None)
     if leak is not None:
         name, kind = f"model.network.{leak}".rstrip("."), type(network.get_submodule(leak)).__name__
         what = "looks ahead: its outputs change with the future" if causal else "lets padding into its outputs"
         raise InputError(f"{name} ({kind}) {what}; --check_layer=false trains it all the same")
 
 
-def _lengths(inputs: Tensor, L: int) -> Tensor:
-    return torch.tensor([L, max(1, L // 2), max(1, L // 4)], device=inputs.device)[: len(inputs)]
-
-
 def _random_like(inputs: Tensor, task: Any) -> Tensor:
     """Draw tokens, or features."""
     if inputs.is_floating_point():
         return torch.randn_like(inputs)
-    tokens = _network_settings(task).get("vocab_size") or int(inputs.max()) + 1
-    return torch.randint_like(inputs, tokens)
+    return torch.randint_like(inputs, _network_settings(task).get("vocab_size") or int(inputs.max()) + 1)
 
 
-def _outputs(network: nn.Module, *arguments: Tensor, length: int) -> dict[str, tuple[Tensor, Tensor]]:
+def _outputs(network: nn.Module, *arguments: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Return input and output of each module that maps sequences to sequences, inner ones first."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
-    batch = len(arguments[0])
+    shape = arguments[0].shape[:2]
 
     def is_sequence(x: Any) -> bool:
-        return isinstance(x, Tensor) and x.dim() >= 2 and x.shape[:2] == (batch, length)
+        return isinstance(x, Tensor) and x.dim() >= 2 and x.shape[:2] == shape
 
     def keep(name: str, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
         output = output[0] if isinstance(output, tuple) else output
         if name not in seen and given and is_sequence(given[0]) and is_sequence(output):
             seen[name] = given[0].clone(), output.clone()  # in-place operations may follow
 
-    handles = [
-        module.register_forward_hook(lambda m, x, y, name=name: keep(name, m, x, y))
-        for name, module in network.named_modules()
-    ]  # fmt: skip
+    handles = [module.register_forward_hook(partial(keep, name)) for name, module in network.named_modules()]
     try:
         network(*arguments)
     finally:
@@ -318,14 +313,15 @@ def _outputs(network: nn.Module, *arguments: Tensor, length: int) -> dict[str, t
     return seen
 
 
-def _leaks(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], valid: Tensor) -> bool:
-    """Whether outputs differ at valid positions, (B, L), though inputs do not."""
+def _leaks(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], ends: Tensor) -> bool:
+    """Whether outputs differ before their ends, (B,), though inputs do not."""
     (x, y), (x_, y_) = first, second
+    valid = torch.arange(x_.shape[1], device=x.device) < ends[:, None]
     tolerance = 1e-4 if y.dtype in (torch.float32, torch.float64) else 0.05
 
     def differ(a: Tensor, b: Tensor) -> bool:
-        a, b = a[valid], b[valid]
-        return bool((a - b).abs().max() > tolerance * b.abs().max()) if a.numel() else False
+        a, b = a[:, : b.shape[1]][valid], b[valid]
+        return bool((a - b).abs().max() > tolerance * b.abs().max())
 
     return not differ(x, x_) and differ(y, y_)
 
