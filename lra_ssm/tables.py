@@ -13,7 +13,7 @@ from lra_ssm.errors import printable
 
 
 def terminal_width(stream: IO[str] | None = None) -> int | None:
-    """Return the columns of a stream's terminal (default: the standard output); None for a file, a pipe or a notebook."""
+    """Return the width of a stream's terminal (default: the standard output); None if it is not a terminal."""
     if not (stream or sys.stdout).isatty() or os.environ.get("TERM") == "dumb":
         return None
     return shutil.get_terminal_size().columns
@@ -39,7 +39,7 @@ class _Wrapper(textwrap.TextWrapper):
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, width: int | None = None) -> str:
-    """Return rows under their columns' names; the first `left` columns are aligned to the left, the others to the right.
+    """Return rows under their columns' names; the first `left` columns are aligned to the left.
 
     width: columns of the terminal, in which cells that are too long take several lines; None for no limit. Raises
     ValueError for a row of another length.

@@ -130,13 +130,7 @@ def cache(folders: list[Path]) -> Finding:
 
 
 def slurm() -> Finding:
-    from lra_ssm.cluster.slurm import partitions
-
-    try:
-        return Finding(partitions() or "no Slurm here")
-    except InputError as error:
-        said = f"sbatch is here, but {error}: lra-ssm submit needs it, submit --local does not"
-        return Finding("does not answer", notes=[said])
+    return Finding(shutil.which("sbatch") or "no Slurm here")
 
 
 def wandb() -> Finding:

@@ -50,7 +50,7 @@ def main(command: str, arguments: list[str]) -> int:
     from lra_ssm.cli.export import check_destination
     from lra_ssm.cli.named_network import find, named_network
     from lra_ssm.cli.run_facts import check_shareable
-    from lra_ssm.results.collect import read_run
+    from lra_ssm.runs.record import RunRecord
 
     kind, destination = _destination(options)
     found = find(options.run)
@@ -62,7 +62,7 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError(f"{found.run} has no {file.name}{remedy}")
     if kind == "folder":
         check_destination(Path(destination), options.force)
-    run = read_run(found.run)
+    run = RunRecord.read(found.run)
     check_shareable(run, file, options.unfinished)
     model = named_network(str(file))
     if kind == "folder":

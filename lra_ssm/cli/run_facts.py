@@ -10,8 +10,7 @@ from typing import Any
 
 from lra_ssm.datamodules.storage import num_examples
 from lra_ssm.errors import InputError
-from lra_ssm.results.collect import RunRecord, read_run
-from lra_ssm.runs.record import data_digests, is_of_the_end, read_object
+from lra_ssm.runs.record import RunRecord, data_digests, is_of_the_end, read_object
 from lra_ssm.shipped import name_of
 
 # Of a configuration, what belongs to the machine that it ran on: another one has its own.
@@ -104,7 +103,7 @@ def _over_seeds(run: RunRecord, file: Path, tested: dict[str, float]) -> dict[st
     """Mean and standard deviation of the test metrics over this run and those beside it of other seeds."""
     by_seed = {run.seed: tested}
     for path in sorted(run.path.resolve().parent.glob("*/run.json")):
-        other = read_run(path.parent)
+        other = RunRecord.read(path.parent)
         same = other.settings == run.settings and other.data[1] == run.data[1]
         if same and not other.missing and other.seed not in by_seed:
             if metrics := scores_of(other, other.path / "checkpoints" / file.name, "test"):

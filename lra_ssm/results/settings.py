@@ -15,14 +15,18 @@ ABSENT = "default"  # shown for a setting that a run does not set
 def differing(several: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the settings that are not the same in all, each with its values; ABSENT where a run does not set it.
 
-    Where two classes differ, the settings that only one of them has are left out: the class is the difference.
+    Where a class differs, settings of it that do not vary within either class are left out: the class says it.
     """
     given = list(several)
     keys = sorted({key for settings in given for key in settings})
     columns = {key: [settings.get(key, ABSENT) for settings in given] for key in keys}
-    found = {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
-    classes = tuple(f"{key}." for key in found if any(other.startswith(f"{key}.") for other in keys))
-    return {key: values for key, values in found.items() if not (key.startswith(classes) and ABSENT in values)}
+    found = {key: values for key, values in columns.items() if len({*map(exact, values)}) > 1}
+
+    def is_said_by(above: str, key: str) -> bool:
+        pairs = {(exact(cls), exact(value)) for cls, value in zip(found[above], found[key], strict=True)}
+        return key.startswith(f"{above}.") and len(pairs) == len({cls for cls, _ in pairs})
+
+    return {key: values for key, values in found.items() if not any(is_said_by(above, key) for above in found)}
 
 
 def format_value(value: Any) -> str:

@@ -3,7 +3,6 @@
 A run is a row of one DataFrame (`runs_frame`); runs that differ only in the seed are a row of the table (`Rows`).
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +43,7 @@ def runs_frame(runs: Sequence[RunRecord], metric: str | None = None, by: Sequenc
 
     Columns: run, task, model, seed, metric, published (the Row, or None), the keys of a table's row, value (accuracies
     in percent), parameters, steps, seconds, at_least, why (the reason if the run does not count, else empty), and a
-    column per name of `by`: settings that separate rows. Raises InputError for a name that no run has.
+    column "by NAME" per name of `by`: settings that separate rows. Raises InputError for a name that no run has.
     """
     known = [run for run in runs if run.config.get("model")]
     names = {name: resolve(name, {key for run in known for key in run.all_settings}) for name in by}
@@ -60,14 +59,16 @@ def runs_frame(runs: Sequence[RunRecord], metric: str | None = None, by: Sequenc
                "published": row, "by": exact([*values.values()]), "settings": exact(run.settings),
                "data": run.data[1], "weights": run.weights[1], "value": value, "parameters": run.parameters,
                "steps": run.step, "seconds": seconds, "at_least": at_least, "why": why}  # fmt: skip
-        lines.append(own | values)
+        lines.append(own | {f"by {name}": each for name, each in values.items()})
     frame = pd.DataFrame(lines, dtype=object)
     if frame.empty:
         return frame
+    same = frame.groupby(_KEYS[:4]).data.transform("max")  # a run that failed early does not know its data
+    frame["data"] = frame.data.where((frame.data != "") | (frame.why == ""), same)
     models = list(published()["models"])
     frame["order"] = [
         (LRA.index(task) if task in LRA else 6, task, models.index(model) if model in models else 999, model,
-         [sort_key(line[name]) for name in by])
+         [sort_key(line[f"by {name}"]) for name in by])
         for task, model, line in zip(frame.task, frame.model, lines, strict=True)
     ]  # fmt: skip
     frame = frame.sort_values("order", kind="stable").drop(columns="order")
@@ -162,7 +163,7 @@ def groups_of(frame: pd.DataFrame, by: Sequence[str] = ()) -> list[Group]:
     for _, members in frame.groupby(_KEYS, sort=False):
         counted = members[members.why == ""]
         metric = counted.metric.iloc[0] if len(counted) else known.get(members.task.iloc[0], members.metric.iloc[0])
-        groups.append(Group(members, metric, {name: members[name].iloc[0] for name in by}))
+        groups.append(Group(members, metric, {name: members[f"by {name}"].iloc[0] for name in by}))
     for same in _by_task_and_model(groups).values():
         _name_variants(same, by)
     for task in dict.fromkeys(g.task for g in groups):
@@ -186,7 +187,9 @@ def _name_variants(same: Sequence[Group], by: Sequence[str]) -> None:
     columns = []
     for what, values in (("data", [g.first.data for g in same]), ("weights", [g.first.weights for g in same])):
         if len({digest for _, digest in values}) > 1:
-            columns.append([f"{what}: {words or 'unknown'}{_digest(words, digest, values)}" for words, digest in values])
+            columns.append(
+                [f"{what}: {words or 'unknown'}{_digest(words, digest, values)}" for words, digest in values]
+            )
     found = differing(g.first.settings for g in same)
     short = short_names({key for g in same for key in g.first.settings})
     given = {resolve(name, {key for g in same for key in g.first.all_settings}) for name in by}
@@ -250,7 +253,6 @@ def _latex(text: str) -> str:
 
 def results_table(groups: Sequence[Group], more: Sequence[str] = ()) -> Table:
     """Return a row per task, model and whatever else differs. more: further notes."""
-    by = list(groups[0].by) if groups else []
     metrics = list(dict.fromkeys(metric_name(g.metric) for g in groups))
     figure = f"{metrics[0] if len(metrics) == 1 else 'value'} ± std"
     letters = _letters(groups)
@@ -288,7 +290,7 @@ def grid(groups: Sequence[Group], more: Sequence[str] = ()) -> Table:
         text = f"{g.figure}{seeds} {', '.join(letters[note] for note in g.notes)}".rstrip()
         cells.setdefault(name, {})[g.task] = text
         cells.setdefault(f"{g.model}, published", {})[g.task] = g.row.figure if g.row else NONE
-        for line, value in ((name, g.mean), (f"{g.model}, published", g.row and g.row.value)):
+        for line, value in ((name, g.mean), (f"{g.model}, published", g.row.value if g.row else None)):
             if value is not None:
                 means.setdefault(line, {})[g.task] = value
     cells = {name: line for name, line in cells.items() if {*line.values()} != {NONE} or name in means}
@@ -315,7 +317,7 @@ def to_csv(groups: Sequence[Group]) -> str:
          "settings_that_differ": "; ".join(g.differences[1]) if g.differences else None, "notes": " | ".join(g.notes)}
         for g in groups
     ]  # fmt: skip
-    return _csv(pd.DataFrame(lines))
+    return _csv(pd.DataFrame(lines, dtype=object))
 
 
 def runs_to_csv(frame: pd.DataFrame) -> str:
@@ -324,7 +326,7 @@ def runs_to_csv(frame: pd.DataFrame) -> str:
     found = frame.drop(columns=drop).assign(
         run=[str(run.path) for run in frame.run],
         status=[run.status for run in frame.run],
-        data=[run.data[0] for run in frame.run],
+        source=[run.data[0] for run in frame.run],
         code=[run.code for run in frame.run],
         hardware=[run.hardware for run in frame.run],
     )
@@ -335,7 +337,7 @@ def runs_to_csv(frame: pd.DataFrame) -> str:
 
 def _csv(frame: pd.DataFrame) -> str:
     # As text: pandas writes a value that is nan and one that is missing alike.
-    texts = frame.astype(object).map(lambda cell: None if cell is None else str(cell))
+    texts = frame.map(lambda cell: None if cell is None else str(cell))
     return str(texts.to_csv(index=False, lineterminator="\n"))
 
 

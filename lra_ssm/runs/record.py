@@ -24,7 +24,7 @@ SILENT_AFTER = 600.0  # seconds without a sign of a run on another machine, whos
 _SIGNS = ("progress.json", "metrics.csv", "run.json")  # files that a run writes while it trains
 
 
-@dataclass
+@dataclass(eq=False)
 class RunRecord:
     """One run as its directory has it; empty dicts where a file is missing or damaged."""
 
@@ -47,7 +47,7 @@ class RunRecord:
                     raise ValueError(f"it holds a {type(found[name]).__name__}")
             except FileNotFoundError:
                 found[name] = {}
-                if name == "config.yaml":
+                if name == "config.yaml" and files["run.json"].exists():
                     problems.append("it has no config.yaml")
             except (OSError, ValueError, RecursionError) as error:
                 found[name] = {}
@@ -176,7 +176,7 @@ class RunRecord:
         ended, began = self.last_start.get("ended"), score.get("began") or score.get("time")
         if ended and began and began < ended:
             return "tested before it was finished"
-        file = Path(str(score.get("checkpoint", "best.ckpt")))
+        file = Path(str(score.get("checkpoint", "checkpoints/best.ckpt")))
         digests = best.get("sha256"), score.get("checkpoint_sha256")
         own = digests[0] == digests[1] if all(digests) else self._is_own(file)
         if not own:
@@ -311,7 +311,11 @@ def result_settings(config: dict[str, Any], neutral: Any = None) -> dict[str, An
     """Return the settings of a configuration that can change a result. neutral: the data's settings that cannot."""
     from lra_ssm.runs.identity import CHECKPOINT_NEUTRAL, OPTIONS_NEUTRAL
 
-    names = {"": OPTIONS_NEUTRAL, "checkpoint": CHECKPOINT_NEUTRAL, "data": DATA_NEUTRAL if neutral is None else neutral}
+    names = {
+        "": OPTIONS_NEUTRAL,
+        "checkpoint": CHECKPOINT_NEUTRAL,
+        "data": DATA_NEUTRAL if neutral is None else neutral,
+    }
     return what_counts({"trainer": {}, **config}, names)
 
 

@@ -77,8 +77,10 @@ class _Processes:
         done = not record.missing
         result = ", ".join(f"{name} {value:.4g}" for name, value in record.tested.get("metrics", {}).items())
         took = duration(time.monotonic() - began)
-        print(f"run {run.index} done after {took}: {result or 'no test split'}" if done else
-              f"run {run.index} not done after {took}: {last_line(run) or record.missing} ({run.log})", flush=True)  # fmt: skip
+        if done:
+            print(f"run {run.index} done after {took}: {result or 'no test split'}", flush=True)
+        else:
+            print(f"run {run.index} not done after {took}: {last_line(run) or record.missing} ({run.log})", flush=True)
         return done
 
     def _call(self, arguments: list[str], log: Any) -> int:
@@ -88,7 +90,7 @@ class _Processes:
             # A process group of its own: the terminal sends Ctrl-C to this process only, which passes it on once.
             command = [sys.executable, "-m", "lra_ssm", *arguments]
             given = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "env": self._environment}
-            process = subprocess.Popen(command, process_group=0, **given)  # type: ignore[call-overload]
+            process = subprocess.Popen(command, process_group=0, **given)
             self._running.add(process)
         code = process.wait()
         with self._lock:

@@ -2,7 +2,7 @@
 
 <runs_dir>/sweeps/<name>-<digest>/
     sweep.yaml, configs/   copies: a config that its user edits later changes no run that waits
-    runs.txt               a line per run: its directory and the options of `lra-ssm fit`
+    runs.txt               a line per run: its directory below <runs_dir> and the options of `lra-ssm fit`
     submit.sbatch          the array's script
     jobs.txt               a line per submission: the time, Slurm's job, the runs
     logs/<number>.log      what run <number> printed, in all its attempts
@@ -41,6 +41,7 @@ class FolderRun:
 
     index: int  # from 1: the array's task
     path: Path  # its directory
+    experiment: str
     options: list[str]  # of `lra-ssm fit` and `lra-ssm test`
     log: Path
 
@@ -51,7 +52,9 @@ class FolderRun:
 
     @cached_property
     def record(self) -> RunRecord:
-        return RunRecord.read(self.path)
+        found = RunRecord.read(self.path)
+        found.config.setdefault("experiment", self.experiment)  # of a run that has not begun
+        return found
 
 
 class SweepFolder:
@@ -64,7 +67,9 @@ class SweepFolder:
         except OSError as error:
             raise InputError(f"{path} is not a sweep's folder: runs.txt cannot be read ({error.strerror})") from error
         self.runs = [
-            FolderRun(index, Path(directory), options, self.logs / f"{index}.log")
+            FolderRun(
+                index, path.parent.parent / directory, str(Path(directory).parent), options, self.logs / f"{index}.log"
+            )
             for index, (directory, *options) in enumerate(lines, 1)
         ]
 
@@ -99,7 +104,7 @@ class SweepFolder:
             if directory in lines:
                 raise InputError(f"sweep {sweep.file}: run {number} is the same as run {[*lines].index(directory) + 1}")
             copy = path.absolute() / "configs" / copies[run.config]
-            lines[directory] = [str(directory), *run.options(copy, sweep.runs_dir)]
+            lines[directory] = [str(directory.relative_to(sweep.runs_dir)), *run.options(copy, sweep.runs_dir)]
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(path) as partial:
             for name in ("logs", "configs"):
@@ -140,7 +145,12 @@ def array_script(
     ours = {_option(line) for line in more} | {*_OURS}
     asked = [line for i in places if _option((line := lines[i]).partition(" ")[2].strip()) not in ours]
     array = ranges(indices) + (f"%{at_once}" if at_once else "")
-    head = {"job-name": folder.path.name, "array": array, "output": folder.path / "logs" / "%a.log", "chdir": Path.cwd()}
+    head = {
+        "job-name": folder.path.name,
+        "array": array,
+        "output": folder.path / "logs" / "%a.log",
+        "chdir": Path.cwd(),
+    }
     options = shlex.quote(str(folder.path / "runs.txt"))
     return "\n".join([
         "#!/bin/bash",
@@ -166,8 +176,11 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if " " in text else text
 
 
-def submit(folder: SweepFolder, indices: Sequence[int], script: str) -> str:
-    """Submit these runs as one array; return Slurm's job. Raises InputError with Slurm's words if it refuses."""
+def submit_array(folder: SweepFolder, indices: Sequence[int]) -> str:
+    """Submit the folder's script, made for these runs; return Slurm's job.
+
+    Raises InputError with Slurm's words if it refuses.
+    """
     if shutil.which("sbatch") is None:
         raise InputError("there is no sbatch here: submit from a machine of the cluster, or use --local N")
     folder.logs.mkdir(exist_ok=True)  # without it every task fails silently
@@ -201,7 +214,9 @@ def _ask(command: list[str], patience_s: float) -> str:
     """Return what a command of Slurm prints. Raises InputError with Slurm's words if it fails or is too slow."""
     name = command[0]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=patience_s, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=patience_s, check=False
+        )
     except subprocess.TimeoutExpired:
         raise InputError(f"{name} did not answer within {patience_s:g} s") from None
     if done.returncode:

@@ -71,7 +71,7 @@ def read_sweep(given: str | Path) -> Sweep:
         groups = content.get("groups", [{}])
         if not isinstance(groups, list) or not groups:
             raise InputError("groups is not a list; each group has configs, seeds, set, grid or variants")
-        runs = []
+        runs: list[SweepRun] = []
         for number, group in enumerate(groups, 1):
             where = f"groups[{number}]." if "groups" in content else ""
             group = _mapping(group, f"groups[{number}]")
@@ -137,7 +137,8 @@ def _experiment(given: str, config: Path, variant: str, where: str) -> str:
 
 def as_option(value: Any) -> str:
     """Return a value from YAML as the command line takes it."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    is_json = value is None or isinstance(value, (bool, int, float, list, dict))  # a date is its text
+    return json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
