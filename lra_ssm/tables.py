@@ -22,8 +22,9 @@ def terminal_width(stream: IO[str] | None = None) -> int | None:
 def wrapped(line: str, indent: int = 2) -> str:
     """Break a line between words where the terminal ends, and indent its further lines."""
     width = terminal_width() or 10_000
-    kept = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(line, width, subsequent_indent=" " * indent, **kept)
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * indent)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.fill(line)
 
 
 def duration(seconds: float, at_least: bool = False) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lra_ssm.cli import sweeps as command
+from lra_ssm.cli import status
 from lra_ssm.results import plot
 from lra_ssm.results.table import groups_of, runs_frame
 from tests.results.made import make_run, read
@@ -41,7 +41,7 @@ def test_a_real_run_is_scored_and_shown(tmp_path, trained, capsys, monkeypatch):
     assert f"{100 * score:.2f}" in out and "data: tiny: generated" in out and "not counted" not in out
     out = printed(["status"], capsys).splitlines()
     assert out[1].split()[:3] == [path.name, "tiny", "done"] and f"{100 * score:.2f} %" in out[1]
-    assert out[-1] == "1 run: 1 done"
+    assert out[-1] == "1 in all: 1 done"
 
 
 def test_formats_and_files(made, capsys):
@@ -148,18 +148,17 @@ def test_a_folders_runs_are_listed_with_what_differs(made, capsys):
         made, seed=3, changes={LR: 0.1}, status="interrupted", step=40, tested=False, curve=[(20, 0.5)], metrics={}
     )
     out = printed(["status", "runs"], capsys).splitlines()
-    assert out[0].split() == ["run", "experiment", "settings", "state", "step", "val", "accuracy", "test", "accuracy",
-                              "time"]  # fmt: skip
+    assert out[0].split() == ["run", "experiment", "settings", "state", "step", "validation", "test", "time"]
     assert out[1].split()[1:7] == ["lra/listops/s4d", "seed", "0,", "lr", "0.001", "done"]
-    assert "seed 3, lr 0.1    stopped  40/80,000" in out[7] and "… 50.00 %" in out[7]
-    assert out[-2:] == ["0000000006 failed: the loss is nan", "8 runs: 6 done, 1 stopped, 1 failed"]
+    assert "seed 3, lr 0.1    stopped  40/80,000" in out[7] and "… accuracy 50.00 %" in out[7]
+    assert out[-2:] == ["0000000006 failed: the loss is nan", "8 in all: 6 done, 1 stopped, 1 failed"]
     records = json.loads(printed(["status", "--json"], capsys))
     assert [record["state"] for record in records] == ["done"] * 6 + ["stopped", "failed"]
 
 
 @pytest.mark.parametrize("columns", [80, 100])
 def test_a_list_fits_the_terminal(columns, made, capsys, monkeypatch):
-    monkeypatch.setattr(command, "terminal_width", lambda *_: columns)
+    monkeypatch.setattr(status, "terminal_width", lambda *_: columns)
     lines = printed(["status"], capsys).splitlines()
     assert max(map(len, lines)) <= columns
     assert sum("lra/listops/s4d" in line for line in lines) == 6

@@ -25,7 +25,7 @@ COMMANDS = {
     "results": ("lra_ssm.cli.sweeps:results", "what runs gave: a table next to the published rows, curves, plots"),
     "prepare": ("lra_ssm.cli.prepare:main", "prepare a dataset: download, generate, or read its files"),
     "submit": ("lra_ssm.cli.sweeps:submit", "train the runs of a sweep: one Slurm array, or some at a time here"),
-    "status": ("lra_ssm.cli.sweeps:status", "show how far runs are, of a sweep or of a folder"),
+    "status": ("lra_ssm.cli.status:status", "show how far runs are, of a sweep or of a folder"),
     "generate": ("lra_ssm.cli.generate:main", "continue texts with a language model"),
     "score": ("lra_ssm.cli.score:main", "print a language model's perplexity and bits per byte of any text"),
     "pull": ("lra_ssm.cli.pull:main", "fetch a saved model: the Hub, wandb; or list the names we know"),

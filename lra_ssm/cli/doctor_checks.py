@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lra_ssm.errors import InputError
 from lra_ssm.files import one_reason
 
 _LITTLE = 1e9  # bytes free: less is said

@@ -1,11 +1,9 @@
-"""`lra-ssm submit`, `status` and `results`: many runs, from a sweep file to a table."""
+"""`lra-ssm submit` and `lra-ssm results`: many runs, from a sweep file to a table."""
 
 import glob
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from json import dumps
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,14 +11,14 @@ from jsonargparse.typing import PositiveInt
 
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
-from lra_ssm.results.settings import differing, format_value, short_names
+from lra_ssm.results.settings import format_value, short_names
 from lra_ssm.runs.identity import SEED, run_identity
 from lra_ssm.runs.record import RunRecord, find_runs
 from lra_ssm.shipped import find, name_of
-from lra_ssm.sweeps.local import last_line, run_local
+from lra_ssm.sweeps.local import run_local
 from lra_ssm.sweeps.submit import FolderRun, SweepFolder, array_script, queue_of, ranges, submit_array, write_script
 from lra_ssm.sweeps.sweep import SweepRun, read_sweep
-from lra_ssm.tables import duration, table, terminal_width, wrapped
+from lra_ssm.tables import table, terminal_width, wrapped
 
 _FORMATS = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".txt": "text"}
 _MAX_SETTINGS = 4  # that status shows of a run
@@ -185,182 +183,6 @@ def _config_name(run: FolderRun) -> str:
     return Path(run.options[0].partition("=")[2]).stem
 
 
-# -- status ------------------------------------------------------------------------------------------------------------
-
-
-def status(*runs: str, json: bool = False) -> None:
-    """Show how far runs are: of a sweep, or of folders of runs.
-
-    A run is waiting, running, done (trained and tested), finished (not tested), failed, stopped by a signal (its step
-    is saved), killed, or not started. The runs' directories are read and squeue is asked once. A validation metric
-    with … is the last one of a run that has not ended.
-
-    Args:
-        runs: a sweep (its name, file or folder), run directories or folders of runs; default: runs
-        json: print a list of records, for scripts
-
-    Examples:
-        lra-ssm status lra
-        lra-ssm status runs/lra/listops
-        watch -n 10 lra-ssm status lra
-    """
-    shown, notes = [], []
-    for sweep, records in _collect(runs or ("runs",)):
-        queue: dict[int, str] = {}
-        if sweep is not None:
-            try:
-                queue = queue_of(sweep)
-            except InputError as error:
-                notes.append(f"{error}; the table is without it")
-            shown += [_State.of(run.record, str(run.index), run, queue) for run in sweep.runs]
-        else:
-            shown += [_State.of(record, record.path.name) for record in records]
-    if json:
-        print(dumps([{"run": str(s.record.path), "state": s.state, "reason": s.reason, "step": s.record.step,
-                           "of": s.record.planned_steps} for s in shown], indent=1))  # fmt: skip
-        return
-    print(_status_table(shown, terminal_width()))
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for one in shown:
-        if one.reason:
-            reasons.setdefault((one.state, one.reason), []).append(one.label)
-    for (state, reason), labels in reasons.items():
-        named = (
-            ranges(map(int, labels))
-            if all(label.isdigit() and len(label) < 6 for label in labels)
-            else ", ".join(labels)
-        )
-        print(wrapped(f"{named} {state}: {reason}"))
-    counts = Counter(one.state for one in shown)
-    print(f"{_runs(len(shown))}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
-    for note in notes:
-        print(note, file=sys.stderr)
-
-
-@dataclass(frozen=True)
-class _State:
-    record: RunRecord
-    label: str  # the number in its sweep, else its id
-    experiment: str
-    state: str
-    reason: str
-    changes: dict[str, Any]  # a sweep's; empty for a folder's run
-
-    @classmethod
-    def of(
-        cls, record: RunRecord, label: str, run: FolderRun | None = None, queue: dict[int, str] | None = None
-    ) -> "_State":
-        """Combine what the run's directory, its log and Slurm's queue say."""
-        state = record.status
-        state = "stopped" if state == "interrupted" or state.startswith("stopped") else state
-        reason = record.problem or str(record.record.get("reason") or record.record.get("stop") or "")
-        if state == "finished" and not record.missing:
-            state = "done"
-        elif state == "finished":
-            reason = record.missing.removeprefix("finished, ")
-        if run is not None and state != "done":
-            logged = run.log.exists() and run.log.stat().st_mtime > _changed(record.path / "run.json") - 1
-            if run.index in (queue or {}):
-                state, reason = ("waiting", queue[run.index]) if queue and queue[run.index] else ("running", "")
-            elif logged and state != "running" and (line := last_line(run)):
-                state, reason = ("failed" if state == "not started" else state), reason or line
-        return cls(record, label, record.experiment, state, reason, run.changes if run else {})
-
-
-def _runs(count: int) -> str:
-    return f"{count:,} run{'' if count == 1 else 's'}"
-
-
-def _changed(file: Path) -> float:
-    return file.stat().st_mtime if file.exists() else 0.0
-
-
-def _status_table(shown: Sequence[_State], width: int | None) -> str:
-    settings = _settings_of(shown)
-    columns: dict[str, list[str]] = {
-        "run": [s.label for s in shown],
-        "experiment": [s.experiment for s in shown],
-        "settings": settings,
-        "state": [s.state for s in shown],
-        "step": [_step(s.record) for s in shown],
-        "left": [_left(s) for s in shown],
-        **_metric_column("val", [_validation(s.record) for s in shown]),
-        **_metric_column("test", [_tested(s.record) for s in shown]),
-        "time": ["" if s.record.seconds is None else duration(*s.record.seconds) for s in shown],
-    }
-    columns = {name: cells for name, cells in columns.items() if any(cells) or name == "run"}
-    for name in ("time", "left"):
-        if width is not None and sum(max(map(len, [name, *cells])) + 1 for name, cells in columns.items()) > width:
-            columns.pop(name, None)
-    return table(
-        [*columns], [list(row) for row in zip(*columns.values(), strict=True)], 4 if any(settings) else 3, width
-    )
-
-
-def _settings_of(shown: Sequence[_State]) -> list[str]:
-    """What distinguishes each run from others of its experiment, at most so many settings."""
-    of = {id(s): s.changes or {SEED: s.record.seed, **s.record.settings} for s in shown}
-    groups: dict[str, list[_State]] = {}
-    for s in shown:
-        groups.setdefault(s.experiment, []).append(s)
-    found = {}
-    for same in groups.values():
-        differ = differing(of[id(s)] for s in same)
-        differ.pop("experiment", None)
-        short = short_names({key for s in same for key in of[id(s)]})
-        keys = sorted(differ, key=lambda key: key != SEED)
-        for i, s in enumerate(same):
-            told = [f"{short[key]} {format_value(differ[key][i])}" for key in keys[:_MAX_SETTINGS]]
-            found[id(s)] = ", ".join(told) + (", …" if len(keys) > _MAX_SETTINGS else "")
-    return [found[id(s)] for s in shown]
-
-
-def _step(record: RunRecord) -> str:
-    if record.step is None:
-        return ""
-    return (
-        f"{record.step:,}"
-        if record.finished or not record.planned_steps
-        else f"{record.step:,}/{record.planned_steps:,}"
-    )
-
-
-def _left(s: _State) -> str:
-    rate, of, step = s.record.progress.get("rate"), s.record.planned_steps, s.record.step
-    if s.state != "running" or not rate or of is None or step is None:
-        return ""
-    return duration(max(0.0, (of - step) / rate))
-
-
-def _metric_column(split: str, pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """A column of metrics; the metric's name stands above it if all have the same."""
-    names = {name for name, figure in pairs if figure}
-    title = f"{split} {next(iter(names))}" if len(names) == 1 else split
-    return {title: [figure if len(names) == 1 or not figure else f"{name} {figure}" for name, figure in pairs]}
-
-
-def _validation(record: RunRecord) -> tuple[str, str]:
-    """The best monitored metric of a run that has ended, else the last one with …"""
-    metric = record.monitor
-    best = (record.record.get("metrics") or {}).get(f"best {metric}")
-    if isinstance(best, (int, float)):
-        return metric.removeprefix("val/"), _figure(metric, best)
-    curve = record.curve(metric)
-    return metric.removeprefix("val/"), f"… {_figure(metric, curve[max(curve)])}" if curve else ""
-
-
-def _tested(record: RunRecord) -> tuple[str, str]:
-    metrics = {} if record.missing else record.tested.get("metrics") or {}
-    for name in ("accuracy", "perplexity", "loss"):
-        if f"test/{name}" in metrics:
-            return name, _figure(name, metrics[f"test/{name}"])
-    return "", ""
-
-
-def _figure(name: str, value: float) -> str:
-    return f"{100 * value:.2f} %" if name.endswith("accuracy") else f"{value:.4g}"
-
-
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
@@ -409,7 +231,7 @@ def results(
         raise InputError("--each needs CSV: add --format=csv or --out=FILE.csv")
     from lra_ssm.results import table as tables
 
-    every = [record for _, found in _collect(runs or ("runs",)) for record in found]
+    every = [record for _, found in collect_runs(runs or ("runs",)) for record in found]
     records = list({record.path.resolve(): record for record in every}.values())
     frame = tables.runs_frame(records, metric, names)
     groups = tables.groups_of(frame, names)
@@ -418,7 +240,7 @@ def results(
     if waiting := [record for record in unknown if not record.problem]:
         named = ", ".join(record.name for record in waiting[:4])
         more = f" and {len(waiting) - 4} more" if len(waiting) > 4 else ""
-        notes.append(f"{_runs(len(waiting))} {'has' if len(waiting) == 1 else 'have'} not begun: {named}{more}")
+        notes.append(f"not started: {named}{more}")
     if not groups:
         text = "\n".join(notes)
     elif form == "csv":
@@ -445,7 +267,7 @@ def results(
             print(plot)
 
 
-def _collect(given: Iterable[str]) -> Iterator[tuple[SweepFolder | None, list[RunRecord]]]:
+def collect_runs(given: Iterable[str]) -> Iterator[tuple[SweepFolder | None, list[RunRecord]]]:
     """Yield for each argument its sweep, if it is one, and its runs. Raises InputError if there are none."""
     for name in given:
         paths = [Path(name)] if Path(name).exists() else [Path(path) for path in sorted(glob.glob(name))]

@@ -296,8 +296,7 @@ def test_status_says_where_each_run_stands(here, capsys, monkeypatch):
     assert [line.split()[4] for line in out[1:9]] == [
         "done", "running", "failed", "stopped", "failed", "waiting", "running", "killed"
     ]  # fmt: skip
-    assert out[0].split() == ["run", "experiment", "settings", "state", "step", "left", "val", "accuracy", "test",
-                              "accuracy", "time"]  # fmt: skip
+    assert out[0].split() == ["run", "experiment", "settings", "state", "step", "left", "validation", "test", "time"]
     assert out[2].split() == [
         "2",
         "tiny",
@@ -316,7 +315,7 @@ def test_status_says_where_each_run_stands(here, capsys, monkeypatch):
     assert out[1].split()[-2:] == ["75.00", "%"]
     assert out[9:] == [
         "3 failed: the loss is nan", "4 stopped: stopped by SIGTERM at step 40, saved", "5 failed: no data root",
-        "6 waiting: Resources", "8 runs: 1 done, 2 running, 2 failed, 1 stopped, 1 waiting, 1 killed",
+        "6 waiting: Resources", "8 in all: 1 done, 2 running, 2 failed, 1 stopped, 1 waiting, 1 killed",
     ]  # fmt: skip
     stand_in("squeue", "echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1")
     code, out, err = in_process(["status", str(folder())], capsys)
@@ -332,7 +331,7 @@ def test_results_of_a_sweep_name_what_has_not_begun(here, capsys):
         printed([name, *first.options], capsys)
     out = printed(["results", "sweep.yaml"], capsys)
     assert out.splitlines()[1].split()[:2] == ["tiny", "tiny"]
-    assert f"1 run has not begun: tiny/{second.path.name}" in out
+    assert f"not started: tiny/{second.path.name}" in out
     assert printed(["results", str(folder())], capsys) == out
 
 
