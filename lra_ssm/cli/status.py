@@ -45,9 +45,7 @@ def status(*runs: str, json: bool = False) -> None:
         own = [None] * len(records) if sweep is None else sweep.runs
         states += [_State.of(record, run, queue) for record, run in zip(records, own, strict=True)]
     if json:
-        records = [one.record for one in states]
-        print(dumps([{"run": str(record.path), "state": one.state, "reason": one.reason, "step": record.step,
-                      "of": record.planned_steps} for one, record in zip(states, records, strict=True)], indent=1))  # fmt: skip
+        print(dumps([one.as_json() for one in states], indent=1))
         return
     print(_table(states, terminal_width()))
     reasons: dict[tuple[str, str], list[_State]] = {}
@@ -71,6 +69,11 @@ class _State:
     state: str
     reason: str
     settings: dict[str, Any]  # by which it may differ from others
+
+    def as_json(self) -> dict[str, Any]:
+        record = self.record
+        of = {"state": self.state, "reason": self.reason, "step": record.step, "of": record.planned_steps}
+        return {"run": str(record.path), **of}
 
     @classmethod
     def of(cls, record: RunRecord, run: FolderRun | None, queue: dict[int, str]) -> Self:

@@ -359,7 +359,7 @@ def data_digests(manifest: dict[str, Any]) -> dict[str, str]:
     for split in (manifest.get("splits") or {}).values():
         for arrays in split.get("shards", [split.get("arrays") or {}]):
             files += arrays.values()
-    return {file["file"]: file["sha256"] for file in files}
+    return {file["file"].removesuffix(".npy"): file["sha256"] for file in files}
 
 
 def same_data(one: dict[str, Any], other: dict[str, Any]) -> bool:
