@@ -157,7 +157,7 @@ def test_every_setting_of_model_and_data_stands_in_the_file(path):
         takes = inspect.signature(cls).parameters
         missing = {name for name, parameter in takes.items() if parameter.default is not none} - given.keys()
         settings = cls is OptimizerSettings or issubclass(cls, NetworkTask)
-        missing -= OFF_NAMES if settings else {"padding", "embedding_std", "discretization"}
+        missing -= {*OFF_NAMES, "roles"} if settings else {"padding", "embedding_std", "discretization"}
         assert not missing and given.keys() <= takes.keys(), f"{path} leaves {missing} of {cls.__name__} to a default"
 
 
@@ -220,9 +220,19 @@ def load(name):
 
 
 def lines(name):
-    """Last part of a setting's name -> (value, comment or ""), of those that no two settings share."""
-    found = re.findall(r"^ *(\w+): (\S.*?)(?:  # (.*))?$", (CONFIGS / f"{name}.yaml").read_text(), re.MULTILINE)
-    return {key: (yaml.safe_load(value), comment) for key, value, comment in found if key != "class_path"}
+    """Last part of a setting's name, after its role where it has one -> (value, comment or "")."""
+    text = (CONFIGS / f"{name}.yaml").read_text()
+    comments = [line.partition("  # ")[2] for line in text.splitlines()]
+
+    def leaves(node, role=""):
+        for key, value in node.value:
+            if isinstance(value, yaml.MappingNode) and (role or not value.flow_style):
+                yield from leaves(value, f"{role}{key.value}." if role else "" if key.value != "roles" else " ")
+            elif key.value != "class_path":
+                comment = comments[value.start_mark.line]
+                yield f"{role}{key.value}".strip(), (yaml.safe_load(yaml.serialize(value)), comment)
+
+    return dict(leaves(yaml.compose(text)))
 
 
 def published(source, task):
@@ -267,7 +277,7 @@ def test_b2s6_takes_from_its_authors_earlier_code_what_its_paper_leaves_out(task
     ours = lines(f"lra/{task}/b2s6")
     # Of its steps and warm-up our choice is a tenth of the run's; table 4 gives epochs.
     left = published("freqbias", task).keys() - published("table4", task).keys() - {"max_steps", "warmup_steps"}
-    assert {"dropout", "d_state", "delta_min", "recurrent_lr", "pooling"} <= left
+    assert {"dropout", "d_state", "delta_min", "recurrent.lr", "pooling"} <= left
     for key in left:
         assert ours[key][1].startswith("FreqBiasSSM"), f"{task}: {key}"
     assert ours["warmup_steps"][0] == 0.1 and ours["warmup_steps"][1].startswith("ours")
@@ -276,10 +286,8 @@ def test_b2s6_takes_from_its_authors_earlier_code_what_its_paper_leaves_out(task
 @pytest.mark.parametrize("task", LRA)
 def test_b2s6_trains_delta_below_its_base_rate(task):
     """Yu & Erichson 2025, section 6."""
-    ours = {key: value for key, (value, _) in lines(f"lra/{task}/b2s6").items()}
-    factor = ours["delta_lr_factor"]
-    rate = ours["recurrent_lr"] if factor is None else factor * ours["lr"]
-    assert 0 < rate < ours["lr"]
+    ours = OptimizerSettings.of(parsed(CONFIGS / f"lra/{task}/b2s6.yaml")["model"]["init_args"]["optimizer"])
+    assert 0 < ours.of_role("delta").lr < ours.lr
 
 
 NETWORK, OPTIMIZER = "model.init_args.network.init_args.", "model.init_args.optimizer."
@@ -349,7 +357,7 @@ def test_lru_has_every_setting_of_its_paper_and_the_rest_of_minimal_lru(task):
     assert len(settings) > 18
     for key, value in settings.items():
         assert same(lru[key][0], value) and lru[key][1].startswith(SOURCES["orvieto"]["cite"]), f"{task}: {key}"
-    for key, value in {"lr": 0.001, "decay_biases_and_norms": True, "precision": "32-true"}.items():
+    for key, value in {"lr": 0.001, "no_decay.weight_decay": 0.05, "precision": "32-true"}.items():
         assert same(lru[key][0], value) and lru[key][1].startswith("NicolasZucchet/minimal-LRU"), f"{task}: {key}"
     assert lru["min_lr_factor"][0] * lru["lr"][0] == pytest.approx(1e-7)
 
@@ -427,8 +435,7 @@ def test_what_decays_in_language_models_decays_in_the_code_they_cite(name):
     """AnnanYu/mamba-bare's train/optim/param_grouping.py exempts biases, A and D, nn.Embedding and torch's own norms;
     Mamba's RMSNorm is none of these. Of Δ we have one decay for all (docs/reproduction-language.md)."""
     built = on_meta(f"lm/{name}", n_layers=2)
-    settings = load(f"lm/{name}")
-    given = {key.removeprefix(OPTIMIZER): value for key, value in settings.items() if key.startswith(OPTIMIZER)}
+    given = parsed(CONFIGS / f"lm/{name}.yaml")["model"]["init_args"]["optimizer"]
     groups = parameter_groups(built, parameter_rates(built, OptimizerSettings.of(given)))
     names = {id(p): full for full, p in built.named_parameters()}
     decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}

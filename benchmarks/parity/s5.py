@@ -13,6 +13,7 @@ Shapes: B batch, L length, D channels, N states (conjugate pairs), K directions,
 import argparse
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +30,7 @@ from compare import RESULTS, STEPS, From, Names, TorchPeer, compare, load_weight
 from jax_peer import Annealing, JaxPeer, flat, options
 from lra_ssm.layers import S5, BlockSpec, LayerSpec, S5Block
 from lra_ssm.models import Classifier, DualEncoder, LinearHead, NLIHead
-from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks import OptimizerSettings, RoleSettings
 from lra_ssm.tasks.optim import parameter_groups, parameter_rates
 from s5_family import generated, loss_on_features, paired, public_schedule
 
@@ -209,11 +210,11 @@ class TanhNLIHead(NLIHead):
 
 def our_settings(given: Namespace) -> OptimizerSettings:
     """As in configs/lra/*/s5.yaml."""
-    return OptimizerSettings(
-        lr=given.lr_factor * given.ssm_lr_base, recurrent_lr=given.ssm_lr_base, weight_decay=given.weight_decay,
-        decay_biases_and_norms=True, delta_lr_factor=1.0 if given.dt_global else None,
-        delta_weight_decay=given.weight_decay if given.dt_global else 0.0,
-    )  # fmt: skip
+    decaying = RoleSettings(weight_decay=given.weight_decay)
+    roles = {"recurrent": RoleSettings(lr=given.ssm_lr_base), "no_decay": decaying}
+    if given.dt_global:
+        roles["delta"] = replace(decaying, lr_factor=1.0)
+    return OptimizerSettings(lr=given.lr_factor * given.ssm_lr_base, weight_decay=given.weight_decay, roles=roles)
 
 
 def our_peer(network: nn.Module, given: Namespace, case: Case) -> TorchPeer:

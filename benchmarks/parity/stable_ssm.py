@@ -136,7 +136,7 @@ def main() -> None:
         for (inputs, lengths, labels), _ in zip(data.train_dataloader(), range(options.steps), strict=False)
     ]
     settings = yaml.safe_load(CONFIG.read_text())["model"]["init_args"]["optimizer"]
-    settings = OptimizerSettings.of(settings | {"lr": RATE, "recurrent_lr": RATE})
+    settings = OptimizerSettings.of(settings | {"lr": RATE})
     table = names()
     group = {each.theirs if isinstance(each, From) else each: group_of(ours) for ours, each in table.items()}
     for form in options.forms:
