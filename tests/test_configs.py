@@ -15,6 +15,7 @@ from lightning.pytorch import Trainer
 
 import lra_ssm
 from lra_ssm.layers import S4D, NetworkSpec
+from lra_ssm.layers.roles import ROLES
 from lra_ssm.layers.spec import import_object
 from lra_ssm.models import Backbone, Classifier, DualEncoder, Regressor
 from lra_ssm.runs.identity import AS_BEFORE
@@ -133,7 +134,6 @@ OFF_IN_NETWORKS = {
     "model.init_args.network.init_args.layer.init_args.discretization": AS_BEFORE["S4D.discretization"],
 }
 OFF_NAMES = {name.rpartition(".")[2] for name in OFF}
-OFF_IN_FULL = {f"model.init_args.{name.removeprefix('model.')}": AS_BEFORE[name] for name in OFF} | OFF_IN_NETWORKS
 
 
 def test_what_need_not_stand_in_a_file_is_off_by_default_and_changes_no_runs_id():
@@ -168,12 +168,9 @@ def test_one_step_of_every_file_as_it_stands_with_nothing_added(path, tmp_path, 
         more = ["--model.network.d_model=64"]
         assert parameters(str(path.relative_to(CONFIGS).with_suffix(""))) > 1e4  # at its width it can be built
     given, taken = one_step(path, more, tmp_path, monkeypatch, capsys)
-    for key, value in taken.items():
-        key = key if key in given else key.removesuffix(".class_path")  # one without arguments is its path alone
-        off = key not in given and key in OFF_IN_FULL and value == OFF_IN_FULL[key]
-        if key.startswith(("model.", "data.", "checkpoint.")) and not off:
-            assert key in given, f"{path} leaves {key} to a default"
-            assert given[key] == value or list(given[key]) == list(value), key
+    for key, value in given.items():
+        found = taken[key] if key in taken else taken[f"{key}.class_path"]  # a class by its path only
+        assert found == value or list(found) == list(value), key
 
 
 @pytest.mark.parametrize("path", STRATEGIES, ids=lambda p: p.stem)
@@ -215,24 +212,43 @@ def test_every_comment_names_its_source_and_the_head_says_what_none_means(path):
         assert not comment or re.search(ORIGIN, comment), f"{path}: neither a source nor ours: {line}"
 
 
+NETWORK, OPTIMIZER = "model.init_args.network.init_args.", "model.init_args.optimizer."
+LAYER = NETWORK + "layer.init_args."
+
+
 def load(name):
-    return dict(values(parsed(CONFIGS / f"{name}.yaml")))
+    """Every setting that a config comes to, defaults too; of each role its rate and decay."""
+    path = CONFIGS / f"{name}.yaml"
+    found = {key: value for key, value in resolved(path).items() if not key.startswith(f"{OPTIMIZER}roles")}
+    settings = OptimizerSettings.of(parsed(path)["model"]["init_args"]["optimizer"])
+    return found | {f"{OPTIMIZER}roles.{role}": settings.of_role(role)[:2] for role in ROLES[1:]}
+
+
+def leaves(node, path=()):
+    """(dotted name as in `values`, what stands there) of a composed file; a role's entry is a leaf for each setting."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        inside = (*path, key.value)
+        if isinstance(value, yaml.MappingNode) and (not value.flow_style or "roles" in path):
+            yield from leaves(value, inside)
+        else:
+            yield ".".join(inside), value
+
+
+def settings_of(path):
+    """Dotted name -> (value, comment or "") of every setting in a file."""
+    text = path.read_text()
+    comments = [line.partition("  # ")[2] for line in text.splitlines()]
+    found = leaves(yaml.compose(text, yaml.CSafeLoader))
+    return {key: (yaml.safe_load(yaml.serialize(node)), comments[node.start_mark.line]) for key, node in found}
 
 
 def lines(name):
-    """Last part of a setting's name, after its role where it has one -> (value, comment or "")."""
-    text = (CONFIGS / f"{name}.yaml").read_text()
-    comments = [line.partition("  # ")[2] for line in text.splitlines()]
-
-    def leaves(node, role=""):
-        for key, value in node.value:
-            if isinstance(value, yaml.MappingNode) and (role or not value.flow_style):
-                yield from leaves(value, f"{role}{key.value}." if role else "" if key.value != "roles" else " ")
-            elif key.value != "class_path":
-                comment = comments[value.start_mark.line]
-                yield f"{role}{key.value}".strip(), (yaml.safe_load(yaml.serialize(value)), comment)
-
-    return dict(leaves(yaml.compose(text)))
+    """Last part of a setting's name, with its role where it has one -> (value, comment or "")."""
+    return {
+        key.partition(".roles.")[2] or key.rpartition(".")[2]: found
+        for key, found in settings_of(CONFIGS / f"{name}.yaml").items()
+        if not key.endswith("class_path")
+    }
 
 
 def published(source, task):
@@ -290,10 +306,6 @@ def test_b2s6_trains_delta_below_its_base_rate(task):
     assert 0 < ours.of_role("delta").lr < ours.lr
 
 
-NETWORK, OPTIMIZER = "model.init_args.network.init_args.", "model.init_args.optimizer."
-LAYER = NETWORK + "layer.init_args."
-
-
 @pytest.mark.parametrize("task", [f"lra/{task}" for task in LRA] + ["scifar"])
 def test_s6_is_the_control_of_b2s6(task):
     b2s6, s6 = load(f"{task}/b2s6"), load(f"{task}/s6")
@@ -326,7 +338,7 @@ def test_stable_ssm_differs_from_s4d_in_its_layer_alone(task):
     changed = {key for key in s4d.keys() & stable.keys() if s4d[key] != stable[key]}
     assert changed == {"experiment", NETWORK + "layer.class_path", LAYER + "parameterization"}
     assert {key for key in s4d.keys() ^ stable.keys()} == {
-        LAYER + key for key in ("tie_A", "tie_B", "tie_C", "form", "readout", "delta", "learn_B")
+        LAYER + key for key in ("tie_A", "tie_B", "tie_C", "form", "readout", "delta", "learn_B", "discretization")
     }
     assert stable[LAYER + "parameterization"] == "best" and stable[LAYER + "form"] == "s4d"
 
@@ -369,21 +381,14 @@ def test_lru_has_the_settings_of_colored_images_on_gray_ones():
 
 
 def test_what_configs_take_from_each_other_is_the_same():
-    own = {"experiment", "model.class_path", NETWORK + "layer.class_path", "data.class_path"}
     checked = 0
     for path in FILES:
-        text = path.read_text()
-        ours = dict(values(parsed(path)))
-        for line in text.splitlines():
-            found = re.match(r"\s*(\w+): .*#.*configs/([\w/]+)\.yaml", line)
-            if found:
-                key, source = found.groups()
-                if key == "class_path":
-                    continue
-                # A name that block and layer share is both's.
-                mine = [v for k, v in ours.items() if k.split(".")[-1] == key and k not in own]
-                theirs = [v for k, v in load(source).items() if k.split(".")[-1] == key and k not in own]
-                assert mine and mine == theirs, f"{path}: {key} is not {source}'s"
+        for key, (value, comment) in settings_of(path).items():
+            found = re.match(r"configs/([\w/]+)\.yaml", comment)
+            if found and not key.endswith("class_path"):
+                source = dict(values(parsed(CONFIGS / f"{found[1]}.yaml"))) if ".roles." in key else load(found[1])
+                theirs = source[key] if key in source else source[f"{key}.class_path"]
+                assert theirs == value, f"{path}: {key} is not {found[1]}'s"
                 checked += 1
     assert checked > 100
 

@@ -3,6 +3,7 @@
 import torch
 
 from lra_ssm.layers import BlockSpec, HyenaBlock, LayerSpec, StableSSM
+from lra_ssm.layers.roles import ROLES
 from lra_ssm.models import LanguageModel
 from tests.test_configs import LAYER, NETWORK, OPTIMIZER, lines, load, on_meta, parameters, published, same
 
@@ -34,10 +35,9 @@ def test_the_large_one_has_three_billion_parameters_and_the_small_ones_settings(
     assert 2.95e9 < parameters(LARGE) < 3.05e9 and all(p.is_meta for p in model.parameters())
     assert model(torch.zeros(2, 16, dtype=torch.int64, device="meta")).shape == (2, 16, 50257)
     small, large = load(SMALL), load(LARGE)
-    assert {key for key in small.keys() | large.keys() if small.get(key) != large.get(key)} == {
+    assert {key for key in small.keys() | large.keys() if small[key] != large[key]} == {
         "experiment", "trainer.precision", NETWORK + "d_model", NETWORK + "n_layers",
-        NETWORK + "activation_checkpointing", OPTIMIZER + "lr", OPTIMIZER + "roles.recurrent.lr",
-        OPTIMIZER + "roles.recurrent.lr_factor", OPTIMIZER + "roles.recurrent.weight_decay",
+        NETWORK + "activation_checkpointing", OPTIMIZER + "lr", *(OPTIMIZER + f"roles.{role}" for role in ROLES[1:]),
     }  # fmt: skip
     assert large[OPTIMIZER + "lr"] == 0.01 and large[LAYER + "parameterization"] == "best"  # table 6
 
