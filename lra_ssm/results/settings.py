@@ -78,14 +78,12 @@ def resolve(name: str, keys: Collection[str]) -> str:
 
 
 def matching(name: str, keys: Collection[str]) -> list[str]:
-    """Return the settings called by a name or the end of one: `lr` is the optimizer's, not a role's."""
-    if name in keys:
-        return [name]
-    found = sorted(key for key in keys if key.endswith(f".{name}"))
-    return [key for key in found if ".roles." not in key] or found
+    """Return the settings called by a name or the end of one."""
+    return [name] if name in keys else sorted(key for key in keys if name in _ends(key))
 
 
 def _ends(key: str) -> list[str]:
-    """A dotted name's ends, the shortest first."""
+    """A dotted name's ends, the shortest first. A role's rate is `recurrent.lr`; `lr` is only the optimizer's."""
     parts: Sequence[str] = key.split(".")
-    return [".".join(parts[i:]) for i in range(len(parts) - 1, -1, -1)]
+    shortest = 2 if ".roles." in key else 1
+    return [".".join(parts[i:]) for i in range(len(parts) - shortest, -1, -1)]

@@ -192,12 +192,12 @@ def test_labels_distinguish_rows_and_the_grid_has_each(several, labels, tmp_path
 
 
 def test_a_row_of_many_differences_names_the_rest_in_its_note(tmp_path):
-    keys = ("lr", "recurrent_lr", "weight_decay", "warmup_steps", "delta_weight_decay")
+    keys = ("lr", "roles.recurrent.lr", "weight_decay", "warmup_steps", "roles.delta.weight_decay")
     make_run(tmp_path)
     make_run(tmp_path, changes={f"model.init_args.optimizer.{key}": 0.77 for key in keys})
     other = group(tmp_path)[1]
     assert other.variant.count("=") == 4 and other.variant.endswith(", 1 more")
-    assert all(f"{key}=0.77" in other.variant + note(other, "differs also in ") for key in keys)
+    assert all(f"{key.removeprefix('roles.')}=0.77" in other.variant + note(other, "differs also in ") for key in keys)
 
 
 def test_a_value_that_is_nan_makes_the_mean_nan(tmp_path):
