@@ -42,7 +42,7 @@ def inspect(
         against: a second model
         out: the figure: .png, .pdf or .svg; default: inspect.png in the run's directory, for a saved model in this one
         random: use random inputs that fit the first model, and no data
-        examples: validation examples; default: 2
+        examples: validation examples
         trust: a class of other packages that a saved model, or its data, may be made with; may be repeated
         allow_pickle: read a saved model's weights from a pickle (only tensors)
 
@@ -102,9 +102,11 @@ def _write(out: Path, networks: list[Measures]) -> None:
     from lra_ssm.analysis.figure import draw
     from lra_ssm.analysis.measure import summary
     from lra_ssm.files import replacing
+    from lra_ssm.tables import terminal_width, wrapped
 
     for measures in networks:
-        print(f"{measures.title}: {'; '.join(measures.facts)}\n{summary(measures)}\n")
+        print(wrapped(f"{measures.title}: {'; '.join(measures.facts)}"))
+        print(f"{summary(measures, terminal_width())}\n")
     figure = draw(networks)
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out, "wb") as file:
