@@ -13,15 +13,17 @@ _LITTLE = 1e9  # bytes
 B, D, N, L = 1, 32, 8, 256  # batch, channels, states, length of the scan that is tried
 
 
-def doctor(*, root: str | None = None) -> int:
+def doctor(*, root: str | None = None, verify: bool = False) -> int:
     """Print versions, hardware, free space and prepared data, and run every backend of the scans once against the
     reference. The exit code is 1 if a backend gives wrong values or fails, or if there is no space.
 
     Args:
         root: data root; default: LRA_SSM_DATA, else ./data.
+        verify: read all prepared data and compare its digests.
 
     Examples:
         lra-ssm doctor
+        lra-ssm doctor --root=/data/lra --verify
         lra-ssm doctor > report.txt
     """
     import torch
@@ -32,7 +34,7 @@ def doctor(*, root: str | None = None) -> int:
     print()
     for device in devices:
         problems += _show_backends(torch.device(device))
-    problems += _show_data(root)
+    problems += _show_data(root, verify)
     print()
     for line in problems:
         print(wrapped(f"WRONG: {squeeze(line)}", 7))
@@ -145,9 +147,9 @@ def _largest_error(device: Any, backend: str, discretization: str) -> float:
     return float(torch.stack(errors).max())
 
 
-def _show_data(root: str | None) -> list[str]:
+def _show_data(root: str | None, compare: bool) -> list[str]:
     """Return what is wrong."""
-    from lra_ssm.datamodules.storage import MANIFEST, load, resolve_root
+    from lra_ssm.datamodules.storage import MANIFEST, load, resolve_root, verify
     from lra_ssm.errors import InputError
 
     folder = resolve_root(root)
@@ -156,13 +158,15 @@ def _show_data(root: str | None) -> list[str]:
     rows = []
     for path in sorted(folder.glob(f"*/[!.]*/{MANIFEST}")):
         try:
-            manifest = load(path.parent).manifest
+            prepared = load(path.parent)
+            if compare:
+                verify(prepared)
         except InputError as error:
             problems.append(str(error))
             continue
-        for name, split in manifest["splits"].items():
+        for name, split in prepared.manifest["splits"].items():
             unit = "examples" if "examples" in split else "tokens"
-            kind = (manifest.get("source") or {}).get("kind", "")
+            kind = (prepared.manifest.get("source") or {}).get("kind", "")
             rows.append((f"{path.parent.parent.name}/{path.parent.name}", str(kind), name, f"{split[unit]:,} {unit}"))
     if rows:
         print(table(("prepared", "source", "split", "size"), rows, 3, terminal_width()))
