@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lra_ssm import shipped
-from lra_ssm.cli.configs import readiness
+from lra_ssm.cli.data import readiness
 from lra_ssm.cli.run_facts import _config_file
 from lra_ssm.cluster.folder import folder_of
 from lra_ssm.cluster.script import read_profile

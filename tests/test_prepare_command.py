@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from lra_ssm import datamodules
-from lra_ssm.cli.prepare import DATASETS, LANGUAGE
-from lra_ssm.cli.run_options import read_fit_options
+from lra_ssm.cli.config import read_fit_options
+from lra_ssm.cli.datasets import DATASETS, LANGUAGE
 from lra_ssm.cluster.folder import SweepFolder
 from lra_ssm.datamodules import ListOps, Text
 from tests.runner import FIT, SHORT, fail, in_process, printed, refused, run_here, succeed

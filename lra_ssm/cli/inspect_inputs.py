@@ -1,24 +1,22 @@
 """What `inspect` and `coordcheck` measure models on: examples of data that is prepared here, or random inputs."""
 
-import json
+import inspect
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from lightning import LightningDataModule
 from torch import Tensor, nn
 
 from lra_ssm.analysis.network import Example
-from lra_ssm.cli.datasets import DATASETS
+from lra_ssm.cli.config import build_data
 from lra_ssm.cli.named_network import NamedNetwork
-from lra_ssm.cli.parser import RunParser, cause
-from lra_ssm.cli.prepared_settings import LOADING, fit_options, other_source, say_other_source, what_is_prepared
 from lra_ssm.cli.starting_weights import check_start_tokenizer
 from lra_ssm.datamodules.base import DataModule, PreparedData
 from lra_ssm.errors import InputError
-from lra_ssm.layers.spec import import_object
+from lra_ssm.layers.spec import import_object, public_path
 from lra_ssm.runs.checks import check_data, check_vocabulary, differing_settings
+from lra_ssm.runs.identity import plain
 
 
 class Data(NamedTuple):
@@ -33,48 +31,23 @@ def open_data(opened: Sequence[NamedNetwork], options: Sequence[str], root: str 
 
     Raises InputError: none does, it cannot be made so, or it is not prepared; nothing is ever made here.
     """
-    parser = RunParser()
-    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True, required=False)
-    sections = [f"--data={json.dumps(one.data, default=str)}" for one in opened if one.data]
-    parsed = parser.parse_args([*sections[:1], *options])
-    if parsed.data is None:
+    found = [one.data for one in opened if one.data]
+    module = build_data(found[0] if found else None, options)
+    if module is None:
         unknown = f"{opened[0].name}: no config.yaml says what data it was trained on"
         instead = "--data=CLASS and its settings (--data.source=…), or --random for random inputs"
         raise InputError(f"{unknown}: give {instead}")
-    try:
-        if root is not None and "root" in parsed.data.init_args:
-            parsed.data.init_args["root"] = root
-        given = parsed.data.get("init_args") or {}
-        if source := other_source(parsed.data.class_path, {**given}):
-            given["source"] = source
-            say_other_source(source)
-        settings = json.loads(parser.dump(parsed, skip_unset=False, skip_validation=True, format="json"))["data"]
-        module = parser.instantiate_classes(parsed).data
-    except ValueError as error:  # a constructor refused its arguments
-        raise InputError(str(cause(error))) from error
+    if root is not None and hasattr(module, "root"):
+        module.root = root
+    names = inspect.signature(type(module)).parameters
+    values = {each: plain(getattr(module, each)) for each in names if hasattr(module, each)}
+    settings = {"class_path": public_path(type(module)), "init_args": values}
     name, instead = type(module).__name__, "--random takes random inputs"
     if not isinstance(module, DataModule):
         raise InputError(f"{name} is a data module of another kind than ours: {instead}")
     if isinstance(module, PreparedData) and not module.is_prepared():
-        raise InputError(f"{_unprepared(module, settings.get('init_args') or {})}; {instead}")
+        raise InputError(f"{name} is not prepared below {module.data_root} with these settings; {instead}")
     return Data(module, settings)
-
-
-def _unprepared(module: Any, settings: dict[str, Any]) -> str:
-    """What to write instead: the options of what is prepared, else the command for it."""
-    name = type(module).__name__
-    said = f"{name} is not prepared below {module.data_root} with these settings"
-    try:
-        _ = module.prepared_folder
-    except InputError as error:  # its files are missing
-        said = str(error)
-    if there := what_is_prepared(module, settings):
-        return f"{said}; {there}: give these options"
-    known = next((each for each, (cls, _) in DATASETS.items() if cls == name), None)
-    options = fit_options(module, {}, settings)
-    if known is None or options is None:
-        return said
-    return f"{said}; `{' '.join(['lra-ssm prepare', known, *options])}` makes it ready"
 
 
 def check_takes(one: NamedNetwork, module: Any) -> None:
@@ -99,7 +72,8 @@ def other_data(one: NamedNetwork, data: Data) -> list[str]:
 
     def decisive(section: dict[str, Any]) -> dict[str, Any]:
         arguments = (section.get("init_args") or {}).items()
-        kept = {k: v for k, v in arguments if k not in LOADING | {"root", "limit"}}
+        affects = getattr(import_object(section["class_path"]), "affects", {}) if "class_path" in section else {}
+        kept = {k: v for k, v in arguments if affects.get(k, "data") == "data" and k not in ("root", "limit")}
         return {"data": {"class_path": section.get("class_path"), "init_args": kept}}
 
     if one.data is None:

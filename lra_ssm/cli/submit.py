@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -124,18 +123,11 @@ def _folder(given: str) -> SweepFolder:
     sweep = read_sweep(path)
     if folder_of(sweep).is_dir():
         return SweepFolder(folder_of(sweep))
-    from lra_ssm.cli.prepared_settings import say_other_source
     from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
-
-    told = set[str]()
 
     def resolve(run: SweepRun) -> Resolved:
         configured = read_fit_options(run.options(run.config))
-        other = configured.other_source
-        if other and other not in told:
-            told.add(other)
-            say_other_source(other)
-        return Resolved(configured.path, configured.stored_data, [f"--data.source={other}"] if other else [])
+        return Resolved(configured.path, configured.stored_data, [])
 
     return SweepFolder.make(sweep, resolve, lambda runs: with_bar(runs, "checking the runs", len(runs)))
 
@@ -159,10 +151,6 @@ def _show_done(folder: SweepFolder, done: list[FolderRun]) -> None:
 
 
 def _changed_inputs(run: FolderRun) -> str:
-    from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
-
-    with suppress(InputError):  # a config of an earlier version
-        return read_fit_options(run.options).changed_inputs(run.directory.record)
     return ""
 
 
