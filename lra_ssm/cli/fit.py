@@ -33,8 +33,10 @@ from lra_ssm.runs.ending import ending
 from lra_ssm.runs.identity import differences, set_beyond_defaults
 from lra_ssm.runs.provenance import now
 from lra_ssm.runs.record import load_yaml
-from lra_ssm.runs.run import (
-    Run,
+from lra_ssm.runs.run import Run
+from lra_ssm.runs.signals import Ended
+from lra_ssm.runs.source import user_source
+from lra_ssm.runs.trainer import (
     as_list,
     chosen_loggers,
     final_metrics,
@@ -42,8 +44,6 @@ from lra_ssm.runs.run import (
     show_metrics,
     trainer_arguments,
 )
-from lra_ssm.runs.signals import Ended
-from lra_ssm.runs.source import user_source
 from lra_ssm.runs.wandb_logging import finish, identify, summarize
 from lra_ssm.tasks.base import NetworkTask
 

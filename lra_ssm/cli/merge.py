@@ -152,7 +152,11 @@ class MergedConfig:
         for new, old in dict.fromkeys(self._kept.values()):
             names = [where.rpartition(".")[2] for where, pair in self._kept.items() if pair == (new, old)]
             print(f"note: {new} keeps what {old} was given: {', '.join(names)}", file=sys.stderr)
-        found = {}
+        found: dict[str, Any] = {}
+        if logger := (self.config.get("trainer") or {}).get("logger"):
+            several = isinstance(logger, list)
+            given = [_with_folder(each) for each in logger] if several else _with_folder(logger)
+            self.config["trainer"] = {**self.config["trainer"], "logger": given}
         for name, value in self.config.items():
             if name in ("model", "data"):
                 found[name] = check_value(value, LightningModule, name)
@@ -160,9 +164,6 @@ class MergedConfig:
                 found[name] = _checked_names(value or {}, cls, name)
             else:
                 found[name] = value
-        if logger := found.get("trainer", {}).get("logger"):
-            several = isinstance(logger, list)
-            found["trainer"]["logger"] = [_with_folder(each) for each in logger] if several else _with_folder(logger)
         if not found.get("model"):
             remedy = "give --config CONFIG (`lra-ssm configs` lists ours), or --model and --data"
             raise InputError(f"no model is given: {remedy}")

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, write_json
 from lra_ssm.runs.provenance import now
-from lra_ssm.runs.record import read_object, read_record, same_data
+from lra_ssm.runs.record import is_of_the_end, read_object, read_record, same_data
 
 _LOCK_TIMEOUT_S = 1.0  # a reader may hold the lock for a moment to see whether it is taken
 
@@ -107,6 +107,11 @@ class RunDirectory:
             print(f"recorded in {file}, not as the run's result: it is of {why}")
         write_json(file, score)
 
+    @property
+    def tested(self) -> bool:
+        """Until the reader of runs is rewritten."""
+        return is_of_the_end(read_object(self.path / "test.json"), self.record.get("starts", []))
+
     # -- the lock --------------------------------------------------------------------------------------------------
 
     def lock(self) -> None:
@@ -121,7 +126,7 @@ class RunDirectory:
         try:
             lock.acquire(timeout=_LOCK_TIMEOUT_S)
         except Timeout:
-            who = {"pid": "?", "host": "?", "since": "?", **read_object(holder)}
+            who = self.holder
             raise InputError(
                 f"{self.path} is in use by process {who['pid']} on {who['host']} since {who['since']}; "
                 "wait for it, stop it, or start another run with --fresh"
@@ -135,6 +140,11 @@ class RunDirectory:
     def held(self) -> bool:
         """Whether this process holds the directory."""
         return self._lock is not None
+
+    @property
+    def holder(self) -> dict[str, Any]:
+        """pid, host and since of the process that holds the directory, or held it last, as far as they are known."""
+        return {"pid": "?", "host": "?", "since": "?", **read_object(self.path / ".holder.json")}
 
     def release(self) -> None:
         if self._lock is not None:

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,15 +10,13 @@ from typing import Any, Protocol
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
-from lightning.pytorch.utilities import rank_zero_only
 
-from lra_ssm.callbacks import LEARNING_RATE, fit_callbacks
+from lra_ssm.callbacks import fit_callbacks
 from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import replacing, sha256, write_json
-from lra_ssm.progress import of_one_batch, quiet, shown_by_us
+from lra_ssm.progress import of_one_batch, quiet
 from lra_ssm.runs import start
-from lra_ssm.runs.checkpoints import AtomicCheckpointIO
-from lra_ssm.runs.checks import check_callbacks, check_end, check_same_data, load_checkpoint, newest
+from lra_ssm.runs.checks import check_end, check_same_data, load_checkpoint, newest
 from lra_ssm.runs.curves import draw_curves
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.ending import ending
@@ -48,6 +46,15 @@ from lra_ssm.runs.source import (
     weights_fingerprint,
 )
 from lra_ssm.runs.stopping import EndFit
+from lra_ssm.runs.trainer import (
+    as_list,
+    chosen_loggers,
+    final_metrics,
+    is_first_process,
+    results,
+    show_metrics,
+    trainer_arguments,
+)
 from lra_ssm.runs.wandb_logging import attach, finish, identify, summarize
 from lra_ssm.tables import wrapped
 
@@ -304,7 +311,7 @@ class Run(RunDirectory):
     def end(self, trainer: Trainer) -> dict[str, float]:
         """Record how the fit ended; return its metrics, the best one by name among them."""
         # Nothing is logged if the last step was made before a kill: then metrics.csv has it.
-        metrics = final_metrics(trainer) or _results(latest(self.path / "metrics.csv"), "step", "epoch")
+        metrics = final_metrics(trainer) or results(latest(self.path / "metrics.csv"), "step", "epoch")
         batch = sorted(of_one_batch(trainer) & metrics.keys())
         if not trainer.is_global_zero or trainer.interrupted:
             return metrics
@@ -392,56 +399,6 @@ def _described(thing: Any) -> dict[str, Any] | None:
         return None
     settings = thing.record() if hasattr(thing, "record") else dict(thing.hparams)
     return {"class_path": f"{type(thing).__module__}.{type(thing).__qualname__}", "init_args": plain(settings)}
-
-
-def is_first_process() -> bool:
-    """Whether this is the process that writes, of those that train together."""
-    return getattr(rank_zero_only, "rank", 0) == 0
-
-
-def trainer_arguments(
-    given: Mapping[str, Any], added: Sequence[Any], loggers: Any, scoring: bool = False
-) -> dict[str, Any]:
-    """Return the arguments of a Trainer of ours: the user's, with our callbacks behind theirs, and checkpoints that are
-    written whole. scoring: as of `AtomicCheckpointIO`.
-
-    Raises InputError for a callback that overrules the configuration."""
-    own = as_list(given.get("callbacks"))
-    check_callbacks(own)
-    return {
-        **given,
-        "callbacks": [*own, *shown_by_us(given, own), *added],
-        "enable_model_summary": False,  # ours is among the callbacks, or the user's
-        "logger": loggers,
-        "plugins": [*as_list(given.get("plugins")), AtomicCheckpointIO(scoring)],
-    }
-
-
-def final_metrics(trainer: Trainer) -> dict[str, float]:
-    """Return what was logged, by name."""
-    return _results({name: float(value) for name, value in trainer.callback_metrics.items()})
-
-
-def _results(logged: Mapping[str, float], *others: str) -> dict[str, float]:
-    """By name; learning rates are not results."""
-    return {n: logged[n] for n in sorted(logged) if n not in others and not n.startswith(LEARNING_RATE)}
-
-
-def chosen_loggers(logger: Any) -> list[Any]:
-    """Return the loggers that a configuration names."""
-    return [] if logger in (None, True, False) else as_list(logger)
-
-
-def as_list(value: Any) -> list[Any]:
-    """Return what a Trainer takes as one or several, or None, as a list."""
-    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
-
-
-def show_metrics(metrics: Mapping[str, float], of_last_batch: Collection[str] = ()) -> None:
-    """Print one line each, values under each other; those of one batch are marked."""
-    width = max(map(len, metrics), default=0)
-    for name, value in metrics.items():
-        print(f"  {name:<{width}}  {value:<10.6g}{'of the last batch' if name in of_last_batch else ''}".rstrip())
 
 
 def _changed_compute(starts: Sequence[dict[str, Any]]) -> str:
