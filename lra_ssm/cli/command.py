@@ -135,7 +135,8 @@ def _spellings(name: str) -> list[str]:
 
 def _one_of_each(options: list[str]) -> list[str]:
     """Options without the spelling with underscores of those that have dashes."""
-    return [each for each in options if "_" not in each or each.replace("_", "-") not in options]
+    named = [each for each in options if each.startswith("--") and each != "--print_shtab"]  # jsonargparse's own
+    return [each for each in named if "_" not in each or each.replace("_", "-") not in options]
 
 
 def read_docstring(function: Callable[..., Any]) -> dict[str, str]:
@@ -163,7 +164,7 @@ class PlainHelp(DefaultHelpFormatter):
         return "\n".join(lines)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        shown = _one_of_each(list(action.option_strings))
+        shown = _one_of_each(list(action.option_strings)) or action.option_strings
         if not shown:
             return super()._format_action_invocation(action)
         metavar = self._get_default_metavar_for_optional(action)

@@ -97,13 +97,15 @@ def _prepare_named(name: str, options: list[str]) -> None:
     cls = getattr(datamodules, class_name)
     parser = _parser(f"lra-ssm prepare {name}", description=f"Prepares {name}.",
                      epilog=f"example: lra-ssm prepare {name} --root=data")  # fmt: skip
-    not_prepared = {each for each, affects in cls.affects.items() if affects != "data" and each != "root"}
+    is_image = issubclass(cls, datamodules.ImageData)
+    kept = ("data", "batches") if is_image else ("data",)  # --picture shows an image as the model sees it
+    not_prepared = {each for each, affects in cls.affects.items() if affects not in kept and each != "root"}
     parser.add_class_arguments(cls, skip=not_prepared)
     if name in LANGUAGE:
         about = "i/n: make only every n-th part of the corpus, from the i-th on; on any machine"
         parser.add_argument("--shard", type=str | None, help=about)
         parser.add_argument("--merge", action="store_true", help="put all parts together")
-    elif issubclass(cls, datamodules.ImageData):
+    elif is_image:
         parser.add_argument("--picture", type=str | None, help="draw one training batch as the model sees it")
     parser.add_argument("--summary", action="store_true", help="then show a table of everything that is prepared")
     parser.set_defaults(defaults)

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
 
@@ -21,7 +22,7 @@ from lightning.pytorch import LightningModule, callbacks, loggers
 
 from lra_ssm.cli.help import CHOICES
 from lra_ssm.errors import InputError, hint
-from lra_ssm.layers.spec import annotations, import_object, public_path, wants_specification
+from lra_ssm.layers.spec import annotations, import_object, public_path
 from lra_ssm.runs.identity import item_of, members
 from lra_ssm.shipped import find
 
@@ -44,7 +45,8 @@ class MergedConfig:
 
     def add_file(self, given: str) -> None:
         """Merge a YAML file, or a shipped config by its name. Raises InputError if it is not a valid one."""
-        path = find("config", given)
+        path = Path(given)
+        path = path if path.exists() and not path.is_dir() else find("config", given)  # a pipe is not a file
         try:
             content = get_loader("yaml")(path.read_text(encoding="utf-8"))
         except yaml.MarkedYAMLError as error:
@@ -101,7 +103,7 @@ class MergedConfig:
             value = node[name] = {}
             if default is not None and inspect.isclass(default.default) and default.default is not default.empty:
                 value["class_path"] = public_path(default.default)
-            elif where in ("model", "data") or kind is not None and wants_specification(kind) and owner:
+            elif where in ("model", "data") or owner and any(get_origin(each) is Callable for each in _flat(kind)):
                 instead = "give it, or a --config that does, before its arguments"
                 raise InputError(f"{where}: no class is given here; {instead}")
         if not isinstance(value, dict):
@@ -265,4 +267,4 @@ def _takes_only_classes(kind: Any) -> bool:
 
 def _flat(kind: Any) -> list[Any]:
     """What an annotation is made of: its members, and what lists of them hold."""
-    return [inner for each in members(kind) for inner in (members(item_of(each)) if item_of(each) else [each])]
+    return [x for each in members(kind) for x in (members(item_of(each)) if get_origin(each) is list else [each])]

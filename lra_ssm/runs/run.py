@@ -48,6 +48,7 @@ from lra_ssm.runs.source import (
 from lra_ssm.runs.stopping import EndFit
 from lra_ssm.runs.trainer import (
     as_list,
+    changed_compute,
     chosen_loggers,
     final_metrics,
     is_first_process,
@@ -277,7 +278,7 @@ class Run(RunDirectory):
         write_json(self.path / "run.json", record)  # without the reason or the metrics of a start before
         self._begun = True
         print(f"run {self.path}" + (f", going on from {self.checkpoint}" if self.checkpoint else ""), flush=True)
-        if changed := _changed_compute(record["starts"]):
+        if changed := changed_compute(record["starts"]):
             print(f"note: it computes in another way than before: {changed}")
         state = load_checkpoint(self.checkpoint) if self.checkpoint else {}
         for logger in trainer.loggers:
@@ -366,9 +367,7 @@ class Run(RunDirectory):
             self.release()
 
     def finish_loggers(self, code: int) -> None:
-        """End wandb's run, if there is one: it may wait for a server, so everything else is done before.
-
-        code: 0 if the run came to its end, by which wandb calls it finished; else it is failed there."""
+        """End wandb's run, if there is one, last: it may wait for a server. code: 0 if the run came to its end."""
         finish(self._loggers, code)
 
 
@@ -399,12 +398,3 @@ def _described(thing: Any) -> dict[str, Any] | None:
         return None
     settings = thing.record() if hasattr(thing, "record") else dict(thing.hparams)
     return {"class_path": f"{type(thing).__module__}.{type(thing).__qualname__}", "init_args": plain(settings)}
-
-
-def _changed_compute(starts: Sequence[dict[str, Any]]) -> str:
-    """Which settings of how it computes differ between the last start and the one before."""
-    if len(starts) < 2:
-        return ""
-    before, now = (each.get("compute") or {} for each in starts[-2:])
-    changed = [name for name in now if before.get(name, now[name]) != now[name]]
-    return ", ".join(f"compute.{name} {before[name]} -> {now[name]}" for name in changed)

@@ -60,3 +60,12 @@ def show_metrics(metrics: Mapping[str, float], of_last_batch: Collection[str] = 
     width = max(map(len, metrics), default=0)
     for name, value in metrics.items():
         print(f"  {name:<{width}}  {value:<10.6g}{'of the last batch' if name in of_last_batch else ''}".rstrip())
+
+
+def changed_compute(starts: Sequence[dict[str, Any]]) -> str:
+    """Return which settings of how it computes differ between the last start and the one before."""
+    if len(starts) < 2:
+        return ""
+    before, now = (each.get("compute") or {} for each in starts[-2:])
+    changed = [name for name in now if before.get(name, now[name]) != now[name]]
+    return ", ".join(f"compute.{name} {before[name]} -> {now[name]}" for name in changed)

@@ -10,7 +10,6 @@ from lra_ssm.results.collect import RunRecord
 from lra_ssm.results.groups import group
 from lra_ssm.results.settings import shown
 from lra_ssm.results.tables import grid
-from lra_ssm.runs.identity import AS_BEFORE
 from tests.results.made import DATA, make_run, read
 
 LR = "model.init_args.optimizer.lr"
@@ -27,25 +26,6 @@ def test_seeds_are_averaged_with_the_samples_deviation(tmp_path):
     make_run(tmp_path, "lra/image/lru")
     one = group(read(tmp_path))[1]
     assert one.task == "image" and one.std is None
-
-
-def test_spellings_of_one_setting_are_averaged(tmp_path, monkeypatch):
-    changes = [{"trainer.gradient_clip_val": clip, "trainer.precision": precision, "trainer.max_steps": 7}
-               for clip, precision in ((1, "32-true"), (1.0, 32), (1.0, "32"))]  # fmt: skip
-    for seed, its in enumerate(changes):
-        make_run(tmp_path, seed=seed, value=0.1 * (seed + 1), changes=its)
-    for by in ([], ["precision", "gradient_clip_val"]):
-        (found,) = group(read(tmp_path), by=by)
-        assert found.values == [pytest.approx(v) for v in (10, 20, 30)] and [*found.by.values()] in (
-            [],
-            ["32-true", 1.0],
-        )
-        assert not any("precision" in note for note in found.notes)
-    # A setting that came later, which the runs before have not: as before it is no other row.
-    make_run(tmp_path, seed=3, value=0.4, changes=changes[0] | {"model.init_args.optimizer.later": "adamw"})
-    assert len(group(read(tmp_path))) == 2
-    monkeypatch.setitem(AS_BEFORE, "optimizer.later", "adamw")
-    assert [len(g.values) for g in group(read(tmp_path))] == [4]
 
 
 def test_other_settings_and_other_data_are_other_rows(tmp_path):
