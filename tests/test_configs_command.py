@@ -1,9 +1,10 @@
-"""Configs, sweeps and profiles by name, in any directory; their list."""
+"""Configs, sweeps and templates by name, in any directory; their list."""
 
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,10 @@ import yaml
 
 from lra_ssm import shipped
 from lra_ssm.cli.data import readiness
-from lra_ssm.cluster.folder import folder_of
-from lra_ssm.cluster.script import read_profile
-from lra_ssm.cluster.sweep import read_sweep
 from lra_ssm.datamodules import ListOps
 from lra_ssm.results.published import row_of
+from lra_ssm.sweeps.submit import folder_of
+from lra_ssm.sweeps.sweep import read_sweep
 from tests.results.made import make_run, read
 from tests.runner import fail, printed, refused
 
@@ -51,22 +51,22 @@ def test_a_file_of_that_name_goes_first(tmp_path, capsys):
 
 def test_what_is_nowhere_is_one_line(tmp_path):
     said = fail(["fit", "--config", "lra/listops/b2s"], tmp_path)
-    assert said == "no config lra/listops/b2s: neither such a file nor one of ours; did you mean 'lra/listops/b2s6'?"
+    assert said == "no config lra/listops/b2s: not a file and not one of ours; did you mean 'lra/listops/b2s6'?"
     assert fail(["fit", "--config=none.yaml"], tmp_path).endswith("`lra-ssm configs` lists ours")
     assert "our sweeps are ablation-scifar, " in fail(["submit", "none", "--dry-run"], tmp_path)
-    said = fail(["submit", "lra", "--dry-run", "--profile=one-gp"], tmp_path)
-    assert said.endswith("did you mean 'one-gpu'?") and "no profile one-gp" in said
+    said = fail(["submit", "lra", "--dry-run", "--template=one-gp"], tmp_path)
+    assert said.endswith("did you mean 'one-gpu'?") and "no template one-gp" in said
 
 
-def test_sweeps_and_profiles_have_names_too(tmp_path):
-    sweep = read_sweep(Path("lra"))
+def test_sweeps_and_templates_have_names_too(tmp_path):
+    sweep = read_sweep("lra")
     assert len(sweep.runs) == 90 and {run.config.name for run in sweep.runs} == {"s4d.yaml", "mamba.yaml", "b2s6.yaml"}
     os.chdir(ROOT)  # whose configs/ has the same files: the sweep's folder is the same
-    assert folder_of(read_sweep(Path("slurm/sweeps/lra.yaml"))) == folder_of(sweep)
+    assert folder_of(read_sweep("slurm/sweeps/lra.yaml")) == folder_of(sweep)
     os.chdir(tmp_path)
-    assert read_profile(Path("one-gpu"))["gpus"] == 1
+    assert shipped.find("template", "one-gpu").is_file()
     for name in shipped.names("sweep"):
-        assert read_sweep(Path(name)).runs
+        assert read_sweep(name).runs
     os.mkdir("small")  # a folder of that name hides no sweep
     said = fail(["status", "small"], tmp_path)
     assert "sweep small was not submitted from here" in said
@@ -124,3 +124,47 @@ def test_a_config_is_printed_with_every_setting(capsys):
     config = yaml.safe_load(printed(["configs", "lra/listops/b2s6", "--resolved"], capsys))
     assert config["model"]["init_args"]["network"]["init_args"]["padding"] == "masked"
     assert "--resolved prints one config" in refused(["configs", "--resolved"], capsys)
+
+
+def test_a_wheel_has_them_all():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["lra_ssm"]
+    package = ROOT / "lra_ssm"
+    taken = {file.resolve() for pattern in settings for file in package.glob(pattern)}
+    assert {*(ROOT / "slurm").glob("*.sbatch")} <= taken
+    assert {*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "slurm/sweeps").glob("*.yaml")} <= taken
+
+
+UNTYPED = """
+from lightning import LightningModule
+from torch import nn
+class MyTask(LightningModule):
+    def __init__(self, network):
+        super().__init__()
+class Bare(LightningModule):
+    def __init__(self):
+        super().__init__()
+class Net(nn.Module):
+    pass
+class Base(LightningModule):
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        assert isinstance(net, Net)
+class Derived(Base):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+"""
+
+
+def test_what_a_beginner_leaves_out_is_one_line_that_says_what_to_write(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "no model is given: give --config CONFIG (`lra-ssm configs`" in refused(["fit"], capsys)
+    for early in (["--model.network.layer.help", "lra_ssm.layers.B2S6"], ["--data.limit=3"]):
+        assert "no class is given here; give it, or a --config" in refused(["fit", *early], capsys)
+    Path("bad.yaml").write_text("experiment: x\nmodel: [1,\n  b: c: d\n")
+    assert refused(["fit", "--config=bad.yaml"], capsys).startswith("bad.yaml, line 3: this is not valid YAML: ")
+    Path("untyped_task.py").write_text(UNTYPED)
+    said = refused(["fit", "--config=quickstart", "--model=untyped_task.MyTask"], capsys)
+    assert "MyTask takes 'network' without a type" in said and "`network: NetworkFactory`" in said
+    for model in (["Bare"], ["Derived", "--model.net=untyped_task.Net"]):
+        said = refused(["fit", f"--model=untyped_task.{model[0]}", *model[1:], "--data=FirstToken"], capsys)
+        assert "training_step" in said  # Lightning's own word: they were built

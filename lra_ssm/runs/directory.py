@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, write_json
 from lra_ssm.runs.provenance import now
-from lra_ssm.runs.record import is_of_the_end, read_object, read_record, same_data
+from lra_ssm.runs.record import read_object, read_record, same_data
 
 _LOCK_TIMEOUT_S = 1.0  # a reader may hold the lock for a moment to see whether it is taken
 
@@ -107,11 +107,6 @@ class RunDirectory:
             print(f"recorded in {file}, not as the run's result: it is of {why}")
         write_json(file, score)
 
-    @property
-    def tested(self) -> bool:
-        """Until the reader of runs is rewritten."""
-        return is_of_the_end(read_object(self.path / "test.json"), self.record.get("starts", []))
-
     # -- the lock --------------------------------------------------------------------------------------------------
 
     def lock(self) -> None:
@@ -150,22 +145,3 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-
-def is_held(file: Path) -> bool:
-    """Until the reader of runs is rewritten."""
-    import fcntl
-
-    try:
-        descriptor = os.open(file, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return False

@@ -10,8 +10,7 @@ import hashlib
 import inspect
 import json
 import os
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from enum import Enum
 from types import UnionType
@@ -199,23 +198,3 @@ def plain(value: Any) -> Any:
     names = [name for name in inspect.signature(type(value)).parameters if hasattr(value, name)]
     return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}",
             "init_args": {name: plain(getattr(value, name)) for name in names}}  # fmt: skip
-
-
-def spelled_one_way(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Until the reader of runs is rewritten."""
-    precision = str(trainer.get("precision"))
-    return {**trainer, **({"precision": PRECISIONS[precision]} if precision in PRECISIONS else {})}
-
-
-def short_names(keys: Collection[str]) -> dict[str, str]:
-    """Until the reader of runs is rewritten."""
-    count = Counter(end for key in keys for end in ends(key))
-    named = {key: next(end for end in ends(key) if count[end] == 1 or end == key) for key in keys}
-    return named | ({SEED: "seed"} if SEED in named else {})
-
-
-def ends(key: str) -> list[str]:
-    """A dotted name's ends, the shortest first. A role is a part of each: its rate is `recurrent.lr`, not `lr`."""
-    parts = key.split(".")
-    shortest = 2 if ".roles." in key else 1
-    return [".".join(parts[i:]) for i in range(len(parts) - shortest, -1, -1)]
