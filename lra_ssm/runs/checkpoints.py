@@ -3,7 +3,7 @@
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import lightning
 import torch
@@ -14,7 +14,6 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from lra_ssm.errors import InputError, hint, squeeze
 from lra_ssm.files import replacing
-from lra_ssm.runs.identity import CHECKPOINT_NEUTRAL
 
 _STOP = "lra_ssm_stopped"  # in a checkpoint: why the fit had ended before its last step
 # What a fit resumes from; a file with weights only lacks them.
@@ -35,8 +34,6 @@ class CheckpointSettings:
     Raises:
         InputError: every_n_steps is below 1.
     """
-
-    neutral: ClassVar = CHECKPOINT_NEUTRAL
 
     every_n_steps: int = 500
     monitor: str = "val/accuracy"

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -19,6 +20,7 @@ from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.errors import is_installed
 from lra_ssm.files import sha256
 from lra_ssm.runs.identity import TRAINER_NEUTRAL
+from lra_ssm.runs.record import INPUTS, data_digests
 
 SOURCE = (
     "lra_ssm_source"  # what a checkpoint calls the result of `user_source`; in run.json each start has it as "source"
@@ -157,6 +159,42 @@ def other_code(record: Mapping[str, Any], now: Mapping[str, str]) -> str:
             found.append(f"lra_ssm was {made_by}, this is {code_version()}")
         found.append(changed(start.get("source"), now))
     return "; ".join(dict.fromkeys(filter(None, found)))
+
+
+def changed_inputs(record: Mapping[str, Any], data: Any, init_from: str | None) -> str:
+    """Return which data files of the user's, prepared data and starting weights differ from a recorded run's, as text.
+
+    Empty if that is not known, or if the files are gone. Data files are compared by size and time; data that was
+    prepared again from files that were only touched is the same.
+    """
+    inputs, manifest = record.get(INPUTS, {}), None
+    names = ""
+    with suppress(ValueError, OSError):  # gone
+        names = changed(inputs.get("data"), input_digests(data, None)["data"])
+        manifest = data.manifest() if hasattr(data, "manifest") and data.is_prepared() else None
+    if manifest is not None:
+        before, now = data_digests(record.get("data") or {}), data_digests(manifest)
+        differing = sorted(name for name in before | now if before.get(name) != now.get(name)) if before else []
+        names = f"{', '.join(differing)} differ" if differing and not names else names if differing else ""
+    weights = changed_weights(record, init_from)
+    return "; ".join(filter(None, [names and f"other data: {names}", weights]))
+
+
+def changed_weights(record: Mapping[str, Any], init_from: str | None) -> str:
+    """Return which starting weights differ from a recorded run's, as text."""
+    known = record.get(INPUTS, {}).get("weights") or {}
+    with suppress(ValueError, OSError):
+        now = weight_digests(init_from) if known else {}
+        pairs = ({name: digests[0] for name, digests in each.items()} for each in (known, now))
+        names = changed(*pairs)
+        return f"other weights: {names}" if names else ""
+    return ""
+
+
+def input_digests(data: Any, init_from: str | None) -> dict[str, dict[str, Any]]:
+    """Return what a run's record holds of the data files that its user names, and of its starting weights."""
+    files = data.source_digests() if hasattr(data, "source_digests") else {}
+    return {"data": files, "weights": weight_digests(init_from)}
 
 
 def weight_digests(path: str | None) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from lra_ssm.machine import available_cores
+from lra_ssm.datamodules.processes import available_cores
 from lra_ssm.runs.provenance import now
 from lra_ssm.runs.record import RunRecord
 from lra_ssm.sweeps.submit import FolderRun, SweepFolder
