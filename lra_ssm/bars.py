@@ -4,12 +4,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from tqdm import tqdm
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 Item = TypeVar("Item")
 
 
-class Bar(tqdm):  # type: ignore[type-arg]
+class Bar(tqdm):
     """Shows how much is done, how fast, and what time is left, on the standard error; nothing of what is soon over.
 
     Args:

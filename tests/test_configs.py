@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Trainer
-from lra_ssm.runs.checkpoints import CheckpointSettings
 
 import lra_ssm
 from lra_ssm.layers import S4D, NetworkSpec

@@ -126,7 +126,7 @@ def _largest_error(device: Any, backend: str, discretization: str) -> float:
     def randn(*size: int) -> torch.Tensor:
         return torch.randn(*size, generator=random)
 
-    inputs = {"u": randn(B, D, L), "delta": 0.1 * randn(B, D, L), "D": randn(D), "delta_bias": randn(D) - 4}
+    inputs: dict[str, Any] = {"u": randn(B, D, L), "delta": 0.1 * randn(B, D, L), "D": randn(D), "delta_bias": randn(D) - 4}
     if discretization == "euler":
         inputs |= {"A": ops.initialize_A("real", N).repeat(D, 1), "B": randn(B, 1, N, L), "C": randn(B, 1, N, L)}
     else:
@@ -136,10 +136,10 @@ def _largest_error(device: Any, backend: str, discretization: str) -> float:
     weights = randn(B, D, L)
 
     def results(dtype: Any, by: str) -> list[torch.Tensor]:
-        own = {name: x.to(device, dtype.to_complex() if x.is_complex() else dtype) for name, x in inputs.items()}
+        own: dict[str, Any] = {name: x.to(device, dtype.to_complex() if x.is_complex() else dtype) for name, x in inputs.items()}
         own = {name: x.requires_grad_() for name, x in own.items()}
         options: dict[str, Any] = {"delta_softplus": True, "discretization": discretization, "backend": by}
-        y = ops.selective_scan(**own, **options)
+        y: Any = ops.selective_scan(**own, **options)
         return [y.detach(), *torch.autograd.grad(y, list(own.values()), weights.to(y))]
 
     pairs = zip(results(torch.float32, backend), results(torch.float64, "reference"), strict=True)

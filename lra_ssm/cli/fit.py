@@ -90,7 +90,7 @@ def fit(config: Config) -> None:
         run.fit(
             trainer, built.task, built.data, ckpt_path=given.ckpt_path if given.ckpt_path != "last" else None,
             init_from=weights, prepare=_preparing(config, built.data),
-            strict=config.options.get("strict_resume", False), check_layer=config.options.get("check_layer", True),
+            strict=config.options.get("strict_resume", False), check_layer=given.check_layer,
             command="fit",
         )  # fmt: skip
 
