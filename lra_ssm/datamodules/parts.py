@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lra_ssm.datamodules.storage import Array
+from lra_ssm.datamodules.storage import Array, write_array
 from lra_ssm.errors import InputError
 from lra_ssm.files import new_folder, write_json
 
@@ -72,12 +72,7 @@ class Parts:
         """Concatenate an array of the parts, or of some in this order, into a new .npy file; return it, mapped."""
         arrays = self.mapped(name, numbers)
         shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
-        joined = np.lib.format.open_memmap(path, "w+", arrays[0].dtype, shape)
-        start = 0
-        for array in arrays:
-            joined[start : start + len(array)] = array
-            start += len(array)
-        return joined
+        return write_array(path, arrays[0].dtype, shape, arrays)
 
     def remove(self) -> None:
         """Remove all parts, which the prepared data has taken over."""

@@ -3,7 +3,7 @@
     <root>/<dataset>/<name>/manifest.json            settings, source, vocabulary; per split its arrays and counts
     <root>/<dataset>/<name>/<split>_<array>.npy      one file per array of a split
 
-Which arrays a split has is the dataset's decision: see `SequenceDataset` and `ImageDataset` in `batches.py`.
+The dataset decides which arrays a split has: see `SequenceDataset` (sequences.py) and `ImageDataset` (images.py).
 """
 
 import errno
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,17 +115,28 @@ def _remove_if_unused(folder: Path) -> None:
             folder.rmdir()
 
 
+def write_array(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...], blocks: Iterable[Array]) -> Array:
+    """Write blocks, which concatenated have this shape, as a .npy file; return it, mapped.
+
+    Not written through a memory map: on a full disk that would kill the process instead of raising an error.
+    """
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+        for block in blocks:
+            file.write(np.ascontiguousarray(block, dtype).data)
+    return np.load(path, mmap_mode="r")
+
+
 def save_split(folder: Path, name: str, arrays: Mapping[str, Array]) -> dict[str, Any]:
     """Write the arrays of a split as <name>_<array>.npy and return their entries for the manifest.
 
-    An array that is already memory-mapped from its own file there (`np.lib.format.open_memmap`) is only flushed.
+    An array that is already mapped from its own file there (`write_array`) is not written again.
     """
     entries = {}
     for key, array in arrays.items():
         path = folder / f"{name}_{key}.npy"
-        if isinstance(array, np.memmap) and array.filename is not None and Path(array.filename) == path:
-            array.flush()
-        else:
+        if not (isinstance(array, np.memmap) and array.filename is not None and Path(array.filename) == path):
             np.save(path, array)
         with open(path, "rb") as file:
             os.fsync(file.fileno())

@@ -19,6 +19,7 @@ from lra_ssm.datamodules.storage import (
     resolve_root,
     save_split,
     verify,
+    write_array,
     write_manifest,
 )
 from lra_ssm.errors import InputError
@@ -139,8 +140,7 @@ def test_the_manifest_describes_arrays_that_numpy_can_read(tmp_path: Path) -> No
 
 
 def test_arrays_that_were_written_in_place_are_kept(tmp_path: Path) -> None:
-    images = np.lib.format.open_memmap(tmp_path / "train_images.npy", "w+", np.uint8, (3, 4))
-    images[:] = 7
+    images = write_array(tmp_path / "train_images.npy", np.uint8, (3, 4), [np.full((n, 4), 7) for n in (1, 2)])
     inode = (tmp_path / "train_images.npy").stat().st_ino
     arrays = save_split(tmp_path, "train", {"images": images})
     assert (tmp_path / "train_images.npy").stat().st_ino == inode and arrays["images"]["shape"] == [3, 4]

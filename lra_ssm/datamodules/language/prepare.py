@@ -115,19 +115,19 @@ class Preparation:
             numbers = [number for number, record in enumerate(records) if split in record["splits"]]
             if not numbers:
                 continue
-            names = {key: f"{split}_{key}" for key in ("tokens", "starts")}
-            arrays = {key: self.parts.join(folder / f"{name}.npy", name, numbers) for key, name in names.items()}
-            sources, begin, first = defaultdict[str, TextCounts](TextCounts), 0, 0
-            for number in numbers:  # a part counts its documents' starts from its own first token
-                of_part = records[number]["splits"][split]
-                arrays["starts"][first : first + of_part["starts"]] += begin
-                first += of_part["starts"]
-                for name, counts in of_part["sources"].items():
+            tokens = self.parts.join(folder / f"{split}_tokens.npy", f"{split}_tokens", numbers)
+            # A part counts its documents' starts from its own first token.
+            sizes = [len(part) for part in self.parts.mapped(f"{split}_tokens", numbers)]
+            begins = np.cumsum([0, *sizes[:-1]])
+            starts = np.concatenate([*map(np.add, self.parts.mapped(f"{split}_starts", numbers), begins)])
+            sources = defaultdict[str, TextCounts](TextCounts)
+            for number in numbers:
+                for name, counts in records[number]["splits"][split].items():
                     sources[name] = add_counts((sources[name], TextCounts(*counts)))
-                    begin += TextCounts(*counts).tokens
             by_source = {name: sources[name]._asdict() for name in sorted(sources)}
             total = add_counts(sources.values())._asdict()
-            splits[split] = {**total, "sources": by_source, "arrays": save_split(folder, split, arrays)}
+            arrays = save_split(folder, split, {"tokens": tokens, "starts": starts})
+            splits[split] = {**total, "sources": by_source, "arrays": arrays}
         return {
             "vocab_size": tokenizer.vocab_size,
             "end_of_text": tokenizer.end_of_text,
@@ -175,7 +175,7 @@ class Preparation:
         arrays, records = dict[str, Array](), dict[str, Any]()
         for split, writer in writers.items():
             arrays[f"{split}_tokens"], arrays[f"{split}_starts"] = writer.tokens(), np.concatenate(writer.starts)
-            records[split] = {"starts": len(arrays[f"{split}_starts"]), "sources": writer.sources}
+            records[split] = writer.sources
         return arrays, {"splits": records, "empty": empty}
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.bars import Bar
+from lra_ssm.bars import Bar, with_bar
 from lra_ssm.datamodules.base import setting
 from lra_ssm.datamodules.download import fetch_lra, find_lra
 from lra_ssm.datamodules.images import ImageData, Pixels, PixelSequence, random_split
@@ -26,7 +26,7 @@ from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION
 from lra_ssm.datamodules.pathfinder.reader import metadata_files, read_images, read_listing
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SIZES, settings_for
 from lra_ssm.datamodules.processes import ordered_map
-from lra_ssm.datamodules.storage import Array, IntArray
+from lra_ssm.datamodules.storage import Array, IntArray, write_array
 from lra_ssm.errors import InputError
 from lra_ssm.machine import available_cores
 
@@ -197,11 +197,6 @@ class Pathfinder(ImageData):
 
 def _write_images(path: Path, numbers: IntArray, load: Load, shape: tuple[int, ...]) -> Array:
     """Write images as a .npy file, some at a time; return it, mapped."""
-    with open(path, "wb") as file, Bar(f"writing {len(numbers):,} images", len(numbers)) as bar:
-        # Not written through a memory map: on a full disk that would kill the process instead of raising an error.
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        for start in range(0, len(numbers), CHUNK):
-            images = load(numbers[start : start + CHUNK])
-            file.write(np.ascontiguousarray(images).data)
-            bar.advance(len(images))
-    return np.load(path, mmap_mode="r")
+    chunks = np.split(numbers, range(CHUNK, len(numbers), CHUNK))
+    images = (load(chunk) for chunk in with_bar(chunks, f"writing {len(numbers):,} images", len(chunks)))
+    return write_array(path, np.uint8, shape, images)
