@@ -82,7 +82,7 @@ class SequenceData(ArrayData):
         try:
             for name, inputs, answer in self.examples():
                 if name not in writers:
-                    if name not in ("train", "val", "test"):
+                    if name not in SPLITS:
                         raise InputError(
                             f"{type(self).__name__}: {name!r} is not a split; they are train, val and test"
                         )
@@ -124,17 +124,18 @@ class _SequenceWriter:
                     raise self.error(f"{values.shape[1]} features per position; d_input is {self.data.d_input}")
             self.file.write(np.ascontiguousarray(values, self.dtype).data)
             self.ends.append(self.ends[-1] + len(values))
-        if answer is not None and np.ndim(answer) and self.data.num_outputs is None:
-            answer = np.asarray(answer)
-            self.check(np.where(answer == NOT_SCORED, 0, answer), self.data.num_classes or 0, "target")
-            if len(answer) != self.ends[-1] - self.ends[-2]:
-                raise self.error(f"{len(answer)} targets for {self.ends[-1] - self.ends[-2]} positions")
+        if answer is not None and self.data.num_outputs is None:
+            answer, positions = np.asarray(answer), self.ends[-1] - self.ends[-2]
+            if answer.ndim and len(answer) != positions:
+                raise self.error(f"{len(answer)} targets for {positions} positions")
+            scored = np.where(answer == NOT_SCORED, 0, answer) if answer.ndim else answer
+            self.check(scored, self.data.num_classes or 0, "target" if answer.ndim else "label")
         self.answers.append(answer)
         self.count += 1
 
     def check(self, values: Array, size: int, what: str) -> None:
         if values.dtype.kind not in "iu":
-            raise self.error(f"its {what}s are {values.dtype}; they must be integers")
+            raise self.error(f"{what}s are {values.dtype}; they must be integers")
         if (low := values.min()) < 0 or (high := values.max()) >= size:
             raise self.error(f"{what} {low if low < 0 else high} is not one of 0 to {size - 1}")
 
