@@ -284,9 +284,16 @@ class PreparedData(DataModule):
         """Return the batches of an opened split."""
 
     def files(self) -> list[Path]:
-        """Return the files that a user's own `source` stands for: it, or all files below it. Raises InputError."""
+        """Return the files that a user's own `source` stands for: it, or all below it that are not hidden.
+
+        Raises:
+            InputError: there is no such path.
+        """
         path = self.source_path()
-        found = [path] if path.is_file() else sorted(each for each in path.rglob("[!.]*") if each.is_file())
+        if path.is_file():
+            return [path]
+        names = (each.relative_to(path) for each in path.rglob("*") if each.is_file())
+        found = sorted(path / name for name in names if not any(part.startswith(".") for part in name.parts))
         prepared = {each.parent for each in found if each.name == MANIFEST}  # where the root is below the source
         return [each for each in found if each.parent not in prepared]
 
@@ -381,7 +388,9 @@ class ArrayData(PreparedData):
 
     @abstractmethod
     def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
-        """Return the arrays of each split (see `batches.py`); large ones may be memory-mapped files in `folder`.
+        """Return the arrays of each split: see `SequenceDataset` and `ImageDataset`.
+
+        Large ones may be mapped from files in `folder` (`storage.write_array`).
 
         Raises:
             InputError: the source's files are missing or not as published.

@@ -216,6 +216,11 @@ def test_a_users_file_identifies_the_data(tmp_path: Path) -> None:
     changed = Csv(root=str(tmp_path / "root"), source=str(file))
     assert changed.source_digests() != digests and changed.prepared_folder != folder and not changed.is_prepared()
     assert list(digests) == [str(file)]
+    of_folder = Csv(root=str(tmp_path / "root"), source=str(tmp_path))
+    digests = of_folder.source_digests()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "index").touch()
+    assert of_folder.source_digests() == digests
     file.unlink()
     assert not changed.is_prepared()
     with pytest.raises(InputError, match="Csv source '.*my.csv': must be an existing file or folder"):
