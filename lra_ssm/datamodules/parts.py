@@ -7,7 +7,6 @@ share a file system can make different parts. A part must depend only on its num
 """
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from lra_ssm.datamodules.storage import Array, write_array
 from lra_ssm.errors import InputError
 from lra_ssm.files import new_folder, write_json
 
-PARTS = ".parts-"
 RECORD = "part.json"
 
 
@@ -73,10 +71,6 @@ class Parts:
         arrays = self.mapped(name, numbers)
         shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
         return write_array(path, arrays[0].dtype, shape, arrays)
-
-    def remove(self) -> None:
-        """Remove all parts, which the prepared data has taken over."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _part(self, number: int) -> Path:
         return self.folder / f"{number:06d}"

@@ -120,7 +120,6 @@ def test_the_hubs_files(tmp_path: Path) -> None:
     folder = SCIFAR.hub.path(tmp_path)
     folder.parent.mkdir(exist_ok=True)
     (tmp_path / "mine").rename(folder)
-    (folder / ".complete").touch()
     check_cifar(SCIFAR(root=str(tmp_path), source="huggingface"))
 
 
@@ -191,7 +190,7 @@ def test_a_pickle_that_names_anything_else_is_refused(tmp_path: Path, monkeypatc
 
 def test_a_fit_never_downloads_and_names_the_command(tmp_path: Path) -> None:
     for cls, command in ((Image, "image"), (SCIFAR, "scifar"), (MNIST, "mnist")):
-        said = f"no files of {command} .original. below it; `lra-ssm prepare {command} --source=original --root="
+        said = f"no files of {cls.__name__} below it; `lra-ssm prepare {command} --source=original --root="
         with pytest.raises(InputError, match=said):
             cls(root=str(tmp_path)).prepare_data()
         with pytest.raises(InputError, match=f"holds no files of {cls.__name__}"):
@@ -279,7 +278,7 @@ def test_mnist_of_the_hub(tmp_path: Path) -> None:
     data = prepared(MNIST(root=str(tmp_path / "root"), source=str(tmp_path / "mine")))
     assert np.array_equal(data.prepared.split("test")["images"][..., 0], DIGITS[50:])
     write_image_parquet(tmp_path / "small", "image", DIGITS[:, :20, :20, None], LABELS, 50)
-    with pytest.raises(InputError, match="small: train, example 0: is an image of 20 x 20 pixels instead of 28 x 28"):
+    with pytest.raises(InputError, match="small/train-.*: row 0: is an image of 20 x 20 pixels instead of 28 x 28"):
         MNIST(root=str(tmp_path / "root"), source=str(tmp_path / "small")).prepare_data()
 
 

@@ -210,17 +210,11 @@ def test_the_root_is_argument_then_environment_then_data(tmp_path: Path, monkeyp
 
 
 def test_the_root_is_created_if_only_it_is_missing(tmp_path: Path) -> None:
-    assert ensure_root(tmp_path / "root") is True and ensure_root(tmp_path / "root") is False
-    with pytest.raises(InputError, match="its parent folder .*absent does not exist"):
+    ensure_root(tmp_path / "root")
+    ensure_root(tmp_path / "root")
+    with pytest.raises(InputError, match="cannot be created .No such file or directory.; its parent"):
         ensure_root(tmp_path / "absent" / "root")
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is a file"):
+    with pytest.raises(InputError, match="cannot be created .File exists."):
         ensure_root(tmp_path / "file")
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody can write to")
-def test_a_root_that_nobody_can_create() -> None:
-    with pytest.raises(InputError, match="cannot be created") as error:
-        prepare(Path("/proc/lra-ssm"), "d", "n", lambda folder: None)
-    assert "\n" not in str(error.value)

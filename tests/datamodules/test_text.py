@@ -97,8 +97,7 @@ def test_layouts_and_orders_make_no_difference(tmp_path: Path) -> None:
         write_folder(tmp_path / f"folder{place}" / place / "aclImdb", reviews)
         write_archive(tmp_path / f"archive{place}" / place / "aclImdb_v1.tar.gz", reviews)
         found += [prepared(tmp_path / f"{kind}{place}") for kind in ("folder", "archive")]
-    parquet = write_parquet(HUB.path(tmp_path / "hub"), reviews)
-    (parquet / ".complete").touch()
+    write_parquet(HUB.path(tmp_path / "hub"), reviews)
     found.append(prepared(tmp_path / "hub", source="huggingface"))
     for source in ("folder", "folder/aclImdb", "archive/aclImdb_v1.tar.gz", "hub/text"):
         found.append(prepared(tmp_path / "root", source=str(tmp_path / source)))
@@ -164,7 +163,7 @@ def test_every_split_is_mixed_and_limited_to_its_first_reviews(tmp_path: Path) -
 
 
 def test_missing_and_wrong_files_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no IMDb reviews .*`lra-ssm prepare text --root=.*` downloads them"):
+    with pytest.raises(InputError, match="no IMDb reviews .*`lra-ssm prepare text --source=original --root=.*`"):
         prepared(tmp_path)
     with pytest.raises(InputError, match=r"no copy of the Hub's stanfordnlp/imdb .*--source=huggingface"):
         prepared(tmp_path, source="huggingface")

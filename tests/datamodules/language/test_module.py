@@ -255,7 +255,8 @@ def test_the_tokenizer_travels_with_checkpoints(tmp_path: Path) -> None:
     }  # fmt: skip
     check_tokenizer(path, data)
     other = prepared(tmp_path, tokenizer_text='{"other": 1}')
-    said = rf"the checkpoint's tokenizer \(sha256 {data.tokenizer_digest[:12]}…\) is not the data's \({other.root}"
+    ours = data.tokenizer_digest[:12]
+    said = rf"the checkpoint's tokenizer \(sha256 {ours}…, end of text 299\) is not the data's \({other.root}"
     with pytest.raises(InputError, match=said):
         fit(other, 4, tmp_path, path)
     with pytest.raises(InputError, match=f"^{path}: {said}"):
