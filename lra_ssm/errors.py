@@ -18,13 +18,13 @@ class InputError(ValueError):
     """The user's input is wrong: one line that says what, where, and what would be right.
 
     The CLI prints it without a traceback and exits non-zero. Whatever the message quotes (file names, what a server
-    says, a library's many lines), it is one line of printable text from here on: see `squeeze`.
+    says, a library's many lines), it is one line of printable text from here on: see `to_one_line`.
     """
 
     more = ""  # what a command says behind it
 
     def __init__(self, message: str) -> None:
-        super().__init__(squeeze(message))
+        super().__init__(to_one_line(message))
 
 
 class UserCodeError(InputError):
@@ -33,12 +33,22 @@ class UserCodeError(InputError):
     more = "; --debug shows the traceback"
 
 
-def squeeze(text: str) -> str:
-    """One printable line of many, at most LONGEST characters: fit for a terminal, whoever wrote the text.
+def to_one_line(text: str) -> str:
+    """Return the text as one printable line of at most LONGEST characters, fit for a terminal whoever wrote it.
 
-    Where lines break is a blank. Done twice, it changes nothing more.
+    A line break becomes a blank. Done twice, it changes nothing more.
     """
     return _shortened(printable(re.sub(r"[^\S\r\n]{0,200}[\r\n]\s*", " ", _shortened(text)))).strip()
+
+
+squeeze = to_one_line
+
+
+def describe_error(error: BaseException) -> str:
+    """Return what an error says, and which file or folder the system refused."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: cannot be read or written ({error.strerror})"
+    return str(error) or type(error).__name__
 
 
 def printable(text: str) -> str:

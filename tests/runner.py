@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -129,6 +130,9 @@ def run_here(arguments: list[str], cwd: Path) -> Result:
             code = main(arguments)
         except SystemExit as end:  # of --help
             code = end.code or 0
+        except Exception:  # as Python ends with it
+            traceback.print_exc()
+            code = 1
         finally:
             for handler, stream in zip(handlers, before, strict=True):
                 handler.stream = stream
@@ -226,7 +230,11 @@ def _child(
 
     torch.set_num_threads(1)
     with _warnings_on_stderr():
-        code = (call or main)(arguments)
+        try:
+            code = (call or main)(arguments)
+        except Exception:  # as Python ends with it
+            traceback.print_exc()
+            code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -265,6 +273,9 @@ def in_process(arguments: list[str], capsys) -> tuple[int, str, list[str]]:
         code = main(arguments)
     except SystemExit as end:  # of --help and --print_config
         code = end.code
+    except Exception:  # as Python ends with it
+        traceback.print_exc()
+        code = 1
     said = capsys.readouterr()
     return code, said.out, said.err.splitlines()
 

@@ -16,10 +16,8 @@ import pytest
 import torch
 import yaml
 
-from lra_ssm.cli import COMMANDS, _is_of_a_pipe, main
-from lra_ssm.cli.parser import cause
+from lra_ssm.cli import COMMANDS, main
 from lra_ssm.cli.run_options import read_fit_options
-from lra_ssm.errors import InputError
 from tests.runner import FIT, SHORT, TINY, everything_below, fail, only_run, refused, run_here, succeed
 
 
@@ -73,12 +71,6 @@ def test_whoever_reads_no_further_ends_the_command_quietly(trained):
         ended = subprocess.run(started, cwd=trained[0], stdout=tip, stderr=subprocess.PIPE)
         assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
     os.close(tip)
-
-
-def test_errors_that_caused_each_other_are_told_all_the_same():
-    first, second = InputError("first"), OSError("second")
-    first.__cause__, second.__cause__ = second, first
-    assert not _is_of_a_pipe(first) and cause(second) is first
 
 
 # --- what a run leaves ---

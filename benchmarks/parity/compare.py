@@ -1,6 +1,6 @@
 """Trains two implementations of one model side by side, from the same weights on the same batches, and compares them.
 
-A script describes a source in three steps and calls `compare`:
+A script describes a source in three steps and calls `run_case`:
 
     names = {                                        # every parameter of ours -> where it comes from in theirs
         "head.linear.weight": "decoder.weight",      # copied as it is
@@ -8,35 +8,38 @@ A script describes a source in three steps and calls `compare`:
         "backbone.embedding.weight": From(("table", "scale"), lambda table, scale: table * scale),
     }
     load_weights(our_model, their_weights, names)    # their_weights: {their name: numpy array}
-    compare(theirs, ours, batches, out=RESULTS / "s4-v3", title="state-spaces/s4 v3.0.0")
+    run_case("s4-v3", theirs, make_ours, batches, source="state-spaces/s4", commit="v3.0.0", sizes=…, about=…)
 
-`theirs` and `ours` are peers, and a peer is any object with
+`theirs` is a peer, and `make_ours()` returns a new one. A peer is any object with
 
     step(batch) -> (loss, {group: gradient norm})    one training step: loss before it, gradients before clipping
     weights() -> {our name: numpy array}             the current weights under OUR names
 
 so that a peer can be a JAX program. For PyTorch there is `TorchPeer`; `our_peer` makes one from a network of this
-package and `OptimizerSettings`. Groups of gradients are named by the script, the same on both sides.
+package and `OptimizerSettings`. The script assigns each parameter to a group of gradients by OUR name.
 
-`compare` writes OUT.csv, a row for each step, and after the rows a comment "# weights, NAME, distance" for each
-parameter (read it with `pandas.read_csv(..., comment="#")`), and OUT.png. It returns a `Comparison`; `write_summary`
-keeps one line of each in summary.csv of the same folder, from which docs/parity.md takes its table.
+The third peer is the control: ours from weights that differ by rounding (`perturb`). Its difference shows how fast
+rounding errors grow, which no two implementations escape.
 
-`control` is an optional third peer: ours from weights that differ by rounding (`perturb`). Its difference says how much
-of ours is the growth of rounding errors, which no two implementations escape.
+`run_case` writes into its folder NAME.csv, a row for each step, and after the rows a comment "# weights,NAME,distance"
+for each parameter (read it with `read_csv`, or with `pandas.read_csv(..., comment="#")`); NAME.png; and one line in
+summary.csv, from which docs/parity.md takes its tables. `python benchmarks/parity/compare.py` draws all pictures again.
 
 Distances and differences are relative: |loss theirs - loss ours| / |loss theirs|, and ||theirs - ours|| / ||theirs||.
 """
 
 import csv
+import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pandas as pd
 import torch
 from filelock import FileLock
 from matplotlib.figure import Figure
@@ -86,13 +89,16 @@ def translate(theirs: Mapping[str, Array], names: Names, unused: Iterable[str] =
     weights of theirs that the table forgets, and KeyError for a name that they do not have.
     """
     table = {ours: From(each) if isinstance(each, str) else each for ours, each in names.items()}
-    used = {
-        name for each in table.values() for name in ([each.theirs] if isinstance(each.theirs, str) else each.theirs)
-    }
-    forgotten = sorted(set(theirs) - used - set(unused))
+    forgotten = sorted(set(theirs) - our_names(names).keys() - set(unused))
     if forgotten:
         raise ValueError(f"weights of theirs that the table of names does not use: {', '.join(forgotten)}")
     return {ours: each.of(theirs) for ours, each in table.items()}
+
+
+def our_names(names: Names) -> dict[str, str]:
+    """Their names -> ours: one of ours where several come from the same weight."""
+    sources = {ours: each.theirs if isinstance(each, From) else each for ours, each in names.items()}
+    return {name: ours for ours, each in sources.items() for name in ([each] if isinstance(each, str) else each)}
 
 
 def load_weights(model: nn.Module, theirs: Mapping[str, Array], names: Names, unused: Iterable[str] = ()) -> None:
@@ -133,7 +139,8 @@ class TorchPeer:
         model: in training mode.
         loss: loss(model, batch) -> scalar tensor.
         optimizer: over the parameters of model.
-        group: the name of the group in which a parameter's gradient is counted, by the parameter's own name.
+        group: the name of the group in which a parameter's gradient is counted, by OUR name of the parameter (by the
+            model's own name for a parameter that is not in `names`).
         scheduler: stepped after every step.
         clip: largest norm of all gradients together; None does not clip.
         names: table from our names to its own; None for a model of ours.
@@ -154,8 +161,9 @@ class TorchPeer:
         self.model, self.loss, self.optimizer, self.scheduler = model, loss, optimizer, scheduler
         self.clip, self.names, self.unused = clip, names, tuple(unused)
         self.groups: dict[str, list[nn.Parameter]] = {}
+        ours = our_names(names or {})
         for name, parameter in model.named_parameters():
-            self.groups.setdefault(group(name), []).append(parameter)
+            self.groups.setdefault(group(ours.get(name, name)), []).append(parameter)
 
     def step(self, batch: Any) -> tuple[float, Norms]:
         self.optimizer.zero_grad()
@@ -200,23 +208,19 @@ def our_peer(
 
 @dataclass(frozen=True)
 class Comparison:
-    """losses: (steps,) of theirs, ours, and the control where there is one; norms: by group; weights: distances."""
+    """losses: (steps,) of theirs, ours, and the control where there is one; differences: (steps,) of the losses, ours
+    relative to theirs, and the control's relative to ours; norms: by peer and group; weights: distances."""
 
     losses: dict[str, Array]
+    differences: dict[str, Array]
     norms: dict[str, dict[str, Array]]
     weights: dict[str, float]
 
-    def difference(self, other: str = "ours") -> Array:
-        """Relative difference of the losses (steps,) to theirs; of the control to ours."""
-        base = self.losses["ours" if other == "control" else "theirs"]
-        return np.abs(base - self.losses[other]) / np.abs(base)
-
 
 def compare(
-    theirs: Peer, ours: Peer, batches: Sequence[Any], out: Path, title: str,
-    steps: int = STEPS, control: Peer | None = None,
-) -> Comparison:  # fmt: skip
-    """Trains both for `steps` on batches, which are repeated in order where they are fewer; writes OUT.csv, OUT.png."""
+    theirs: Peer, ours: Peer, batches: Sequence[Any], steps: int = STEPS, control: Peer | None = None
+) -> Comparison:
+    """Trains all peers for `steps` on batches, which are repeated in order where they are fewer."""
     peers: dict[str, Peer] = {"theirs": theirs, "ours": ours} | ({"control": control} if control else {})
     losses: dict[str, list[float]] = {name: [] for name in peers}
     norms: dict[str, list[Norms]] = {name: [] for name in peers}
@@ -229,12 +233,45 @@ def compare(
     left, right = theirs.weights(), ours.weights()
     if left.keys() != right.keys():
         raise ValueError(f"weights that only one of both has: {sorted(left.keys() ^ right.keys())}")
+    arrays = {name: np.array(each) for name, each in losses.items()}
+    differences = {
+        name: np.abs(arrays[base] - arrays[name]) / np.abs(arrays[base])
+        for base, name in (("theirs", "ours"), ("ours", "control"))
+        if name in arrays
+    }
     distances = {name: relative_distance(left[name], right[name]) for name in right}
-    found = Comparison({name: np.array(each) for name, each in losses.items()}, groups, distances)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_csv(found, out.with_name(f"{out.name}.csv"))
-    picture(found, title).savefig(out.with_name(f"{out.name}.png"), dpi=80)
+    return Comparison(arrays, differences, groups, distances)
+
+
+def run_case(
+    case: str, theirs: Peer, make_ours: Callable[[], TorchPeer], batches: Sequence[Any],
+    steps: int = STEPS, folder: Path = RESULTS, rounding: float = 1e-7, **about: str,
+) -> Comparison:  # fmt: skip
+    """Compares theirs with ours and the control, and writes the CSV, the picture and the line in summary.csv.
+
+    make_ours: called twice before the training, for ours and for the control, whose weights are multiplied by
+    1 + rounding · normal. about: as in `save`.
+    """
+    ours, control = make_ours(), make_ours()
+    perturb(control.model, rounding)
+    found = compare(theirs, ours, batches, steps, control)
+    save(case, found, folder, **about)
     return found
+
+
+def save(case: str, found: Comparison, folder: Path, **about: str) -> None:
+    """Writes CSV, picture and summary. about: source, commit, sizes, and what was compared (`about`)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(found, folder / f"{case}.csv")
+    picture(found, title(case, about)).savefig(folder / f"{case}.png", dpi=80)
+    write_summary(case, found, folder / "summary.csv", **about)
+    worst = ", ".join(f"{name} {values.max():.1e}" for name, values in found.differences.items())
+    print(f"{case}: first loss {found.differences['ours'][0]:.1e}; largest difference {worst}", flush=True)
+
+
+def title(case: str, about: Mapping[str, str]) -> str:
+    """Of a picture."""
+    return f"{case}: {about['source']} {about['commit']}; {about['about']}; {about['sizes']}"
 
 
 def relative_distance(theirs: Array, ours: Array) -> float:
@@ -244,71 +281,174 @@ def relative_distance(theirs: Array, ours: Array) -> float:
 
 
 def write_csv(found: Comparison, file: Path) -> None:
+    columns = {f"loss {name}": values for name, values in found.losses.items()}
+    columns |= {f"difference{'' if name == 'ours' else ' control'}": each for name, each in found.differences.items()}
+    columns |= {f"gradient {group} {name}": each for name, own in found.norms.items() for group, each in own.items()}
     with file.open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
-        peers = list(found.losses)
-        heads = [f"gradient {group} {name}" for name in peers for group in found.norms[name]]
-        differences = {"difference": found.difference()}
-        if "control" in peers:
-            differences["difference control"] = found.difference("control")
-        writer.writerow(["step", *(f"loss {name}" for name in peers), *differences, *heads])
-        columns = [*found.losses.values(), *differences.values()]
-        columns += [values for name in peers for values in found.norms[name].values()]
-        for step, row in enumerate(zip(*columns, strict=True), 1):
+        writer.writerow(["step", *columns])
+        for step, row in enumerate(zip(*columns.values(), strict=True), 1):
             writer.writerow([step, *(f"{value:.7g}" for value in row)])
         for name, distance in found.weights.items():
             writer.writerow(["# weights", name, f"{distance:.3g}"])
 
 
+def read_csv(file: Path) -> Comparison:
+    """Reads what `write_csv` wrote."""
+    with file.open(newline="") as stream:
+        head, *rows = csv.reader(stream)
+    steps = [row for row in rows if row[0] != "# weights"]
+    columns = dict(zip(head, np.array(steps, float).T, strict=True))
+    losses = {name.removeprefix("loss "): each for name, each in columns.items() if name.startswith("loss ")}
+    norms: dict[str, dict[str, Array]] = {name: {} for name in losses}
+    for name, each in columns.items():
+        if name.startswith("gradient "):
+            group, _, peer = name.removeprefix("gradient ").rpartition(" ")
+            norms[peer][group] = each
+    names = {"difference": "ours", "difference control": "control"}
+    differences = {ours: columns[name] for name, ours in names.items() if name in columns}
+    return Comparison(losses, differences, norms, {row[1]: float(row[2]) for row in rows[len(steps) :]})
+
+
+SMOOTHED = 20  # steps in the mean of the gradients' norms, which would cover each other
+PUBLIC, OURS, CONTROL = "#d1495b", "#0b5fa5", "#9a9a9a"
+
+
 def picture(found: Comparison, title: str) -> Figure:
     """Losses on top of each other, their relative difference, and the norm of the gradients of each group."""
-    figure = Figure(figsize=(13, 4), layout="constrained")
+    figure = Figure(figsize=(13, 4.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     steps = np.arange(1, len(found.losses["theirs"]) + 1)
-    left.plot(steps, found.losses["theirs"], color="#d1495b", lw=2, label="public code")
-    left.plot(steps, found.losses["ours"], color="#0b5fa5", lw=0.8, label="lra_ssm")
+    left.plot(steps, found.losses["theirs"], color=PUBLIC, lw=2, label="public code")
+    left.plot(steps, found.losses["ours"], color=OURS, lw=0.8, label="lra_ssm")
     left.set_title("training loss", loc="left", fontsize=10)
-    middle.semilogy(steps, np.maximum(found.difference(), 1e-9), color="#0b5fa5", lw=0.8, label="public code, lra_ssm")
-    if "control" in found.losses:
-        values = np.maximum(found.difference("control"), 1e-9)
-        middle.semilogy(steps, values, color="#8a8a8a", lw=0.6, label="lra_ssm twice, weights rounded otherwise")
-    middle.axhline(1e-3, color="#d1495b", lw=0.8, ls="--")
-    middle.set_title("relative difference of the losses", loc="left", fontsize=10)
+    every = np.concatenate([*found.differences.values()])
+    lowest = every[every > 0].min(initial=1e-3) / 2
+    labels = {"control": ("control: lra_ssm twice, weights rounded otherwise", CONTROL)}
+    labels["ours"] = ("public code and lra_ssm", OURS)
+    for name, (label, color) in labels.items():
+        if name in found.differences:
+            values = np.maximum(found.differences[name], lowest)
+            middle.semilogy(steps, values, ".", color=color, ms=3, label=label)
+    middle.axhline(1e-3, color=PUBLIC, lw=0.8, ls="--", label="1e-3")
+    middle.set_title("relative difference of the losses (0: lower edge)", loc="left", fontsize=10)
     for number, group in enumerate(found.norms["ours"]):
-        color = f"C{number}"
-        if group in found.norms["theirs"]:
-            right.semilogy(steps, found.norms["theirs"][group], color=color, lw=2, alpha=0.4)
-        right.semilogy(steps, found.norms["ours"][group], color=color, lw=0.8, label=group)
-    right.set_title("gradient norms (wide and pale: public code)", loc="left", fontsize=10)
+        for peer, style in (("theirs", {"lw": 4, "alpha": 0.35}), ("ours", {"lw": 1, "label": group})):
+            if group in found.norms[peer]:
+                at, values = running_mean(steps, found.norms[peer][group])
+                right.semilogy(at, values, color=f"C{number}", **style)
+    right.set_title(f"gradient norms, means of {SMOOTHED} steps (pale: public)", loc="left", fontsize=10)
     for axes in (left, middle, right):
         axes.set_xlabel("step")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=3 - (axes is middle))
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return figure
 
 
-def write_summary(case: str, found: Comparison, file: Path = RESULTS / "summary.csv", **about: Any) -> None:
+def running_mean(steps: Array, values: Array) -> tuple[Array, Array]:
+    """Means of SMOOTHED values, or of all where there are fewer, and the steps in the middle of them."""
+    width = min(SMOOTHED, len(values))
+    means, first = np.convolve(values, np.ones(width) / width, "valid"), (width - 1) // 2
+    return steps[first : first + len(means)], means
+
+
+def write_summary(case: str, found: Comparison, file: Path, **about: str) -> None:
     """One line of a comparison by the name of its case, in place of an earlier one.
 
     about: source, commit, sizes and whatever else is to be said, the same keys for every case of one source.
     """
-    difference = found.difference()
+    difference = found.differences["ours"]
     worst = max(found.weights, key=lambda name: found.weights[name])
     row = {
         "case": case, **about, "steps": len(difference), "first": f"{difference[0]:.1e}",
         "largest": f"{difference.max():.1e}", "median": f"{np.median(difference):.1e}",
-        "control": f"{found.difference('control').max():.1e}" if "control" in found.losses else "",
+        "control": f"{found.differences['control'].max():.1e}" if "control" in found.differences else "",
         "worst weight": worst, "distance": f"{found.weights[worst]:.1e}",
     }  # fmt: skip
-    rows: dict[str, dict[str, str]] = {}
     with FileLock(Path(tempfile.gettempdir(), "lra_ssm-parity-summary.lock")):  # scripts may run at the same time
-        if file.exists():
-            with file.open(newline="") as stream:
-                rows = {each["case"]: each for each in csv.DictReader(stream)}
+        rows = read_summary(file)
         rows[case] = {key: str(value) for key, value in row.items()}
         keys = list(dict.fromkeys(key for each in rows.values() for key in each))
         with file.open("w", newline="") as stream:
             writer = csv.DictWriter(stream, keys, restval="", lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows.values())
+
+
+def read_summary(file: Path) -> dict[str, dict[str, str]]:
+    """The lines of summary.csv by case; none where there is no file."""
+    if not file.exists():
+        return {}
+    with file.open(newline="") as stream:
+        return {row["case"]: row for row in csv.DictReader(stream)}
+
+
+def draw_again(folder: Path) -> None:
+    """Draws the pictures of a folder from its CSV files."""
+    for case, about in read_summary(folder / "summary.csv").items():
+        picture(read_csv(folder / f"{case}.csv"), title(case, about)).savefig(folder / f"{case}.png", dpi=80)
+
+
+# -- accuracies ----------------------------------------------------------------------------------------------------
+
+
+def train_and_test(
+    peer: TorchPeer, train: Iterable[Any], test: Iterable[Any], logits: Callable[[nn.Module, Any], Tensor]
+) -> dict[str, str]:
+    """Trains on all batches (inputs, lengths, labels) of `train` and classifies those of `test`: columns of a row."""
+    start = time.process_time()
+    losses = [peer.step(batch)[0] for batch in train]
+    seconds = time.process_time() - start
+    peer.model.eval()
+    with torch.no_grad():
+        right = torch.cat([logits(peer.model, batch).argmax(-1) == batch[2] for batch in test])
+    accuracy = float(right.double().mean())
+    return {
+        "steps": str(len(losses)), "test accuracy": f"{accuracy:.4f}",
+        "standard error": f"{math.sqrt(accuracy * (1 - accuracy) / len(right)):.4f}",
+        "loss of the last 100 steps": f"{sum(losses[-100:]) / len(losses[-100:]):.5f}", "CPU seconds": f"{seconds:.0f}",
+    }  # fmt: skip
+
+
+def forever(loader: Iterable[Any]) -> Iterator[Any]:
+    """Batches of a loader, pass after pass."""
+    while True:
+        yield from loader
+
+
+def run_missing(file: Path, keys: Iterable[Mapping[str, Any]], run: Callable[..., Mapping[str, str]]) -> None:
+    """Appends a row {**key, **run(**key)} for each key that no row of the CSV has; an interrupted queue goes on."""
+    for key in keys:
+        rows: list[dict[str, str]] = []
+        if file.exists():
+            with file.open(newline="") as stream:
+                rows = list(csv.DictReader(stream))
+        if any(all(row[name] == str(value) for name, value in key.items()) for row in rows):
+            continue
+        row = {**key, **run(**key)}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", newline="") as stream:
+            writer = csv.DictWriter(stream, list(row), lineterminator="\n")
+            if not rows:
+                writer.writeheader()
+            writer.writerow(row)
+        print(row, flush=True)
+
+
+def report(file: Path, by: Sequence[str]) -> None:
+    """Prints the mean and the standard deviation over seeds of the test accuracies, and how many seeds there are."""
+    print(pd.read_csv(file).groupby([*by], sort=False)["test accuracy"].agg(["mean", "std", "count"]).to_string())
+
+
+# -- data ----------------------------------------------------------------------------------------------------------
+
+
+def smaller(images: Tensor, size: int) -> Tensor:
+    """Square images as sequences of pixels (B, L, 1), averaged over size × size pixels: (B, L / size², 1)."""
+    side = math.isqrt(images.shape[1])
+    return F.avg_pool2d(images.view(-1, 1, side, side), size).flatten(1).unsqueeze(-1)
+
+
+if __name__ == "__main__":
+    draw_again(RESULTS)

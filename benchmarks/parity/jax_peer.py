@@ -1,25 +1,30 @@
 """Public JAX code as a peer of `compare.py`: its own options, its own training step, its gradients and weights.
 
-JAX is no dependency of the package; s5.py and minimal_lru.py say what to install.
+The package does not depend on JAX; s5.py and minimal_lru.py say what to install.
 """
 
+import argparse
 import dataclasses
 import runpy
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
 
-from compare import Array, Names, Norms, translate
+from compare import RESULTS, STEPS, Array, From, Names, Norms, translate
+from s5_family import generated
 
+WIDTH, BATCH, STEPS_PER_EPOCH = 64, 16, 50
 State = Any  # of flax.training.train_state.TrainState, with its optimizer
 
 
@@ -51,6 +56,11 @@ _DATASETS = ("cifar", "lra-cifar", "imdb", "listops", "aan", "pathfinder", "path
 def flat(tree: Any) -> dict[str, Array]:
     """Nested parameters as {"encoder/layers_0/seq/B": array}."""
     return {name: np.asarray(value) for name, value in flatten_dict(unfreeze(tree), sep="/").items()}
+
+
+def transposed(theirs: str) -> From:
+    """Their nn.Dense has (inputs, outputs), nn.Linear (outputs, inputs)."""
+    return From(theirs, np.transpose)
 
 
 class JaxPeer:
@@ -119,3 +129,23 @@ class Annealing:
         if step < self.warmup:
             return self.helpers.linear_warmup, self.warmup
         return self.helpers.cosine_annealing, self.total - self.warmup
+
+
+def compare_cases(
+    description: str, cases: Mapping[str, Any], run: Callable[[str, Path, list[Any], int, Path], None]
+) -> None:
+    """The command line of s5.py and minimal_lru.py: run(name, checkout, batches, steps, folder of the results) for each
+    case, which has `length` and `padded`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="of the public repository, at the commit above")
+    parser.add_argument("--cases", nargs="+", choices=cases, default=list(cases))
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    sys.path.insert(0, str(given.checkout))
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        for name in given.cases:
+            case = cases[name]
+            batches = generated(folder, case.padded, case.length, BATCH, given.steps)
+            run(name, given.checkout, batches, given.steps, given.out)

@@ -12,9 +12,9 @@ Every finished run is appended to mamba-accuracy.csv, and not made again.
 """
 
 import argparse
-import csv
-import time
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import yaml
 
-from compare import RESULTS
+from compare import RESULTS, forever, report, run_missing, train_and_test
 from lra_ssm.datamodules import MNIST, ListOps
 from lra_ssm.layers import S6, BlockSpec, HeadSpec, LayerSpec
 from lra_ssm.models import Classifier
@@ -37,7 +37,7 @@ from ssm_benchmark import (
     import_public,
     our_network,
     our_peer,
-    pooled,
+    pixels,
     public_logits,
     public_peer,
 )
@@ -58,10 +58,10 @@ WAYS = {
 }
 BY_FREQUENCY = "all, ids by frequency"  # as torchtext numbers tokens: in ListOps these are the inputs
 EMBEDDED = "all but numbers for tokens"
-Key = tuple[str, str, str, int]  # task, code, way, seed
+KEY = ("task", "code", "way", "seed")
 
 
-def queue() -> Iterator[Key]:
+def queue() -> Iterator[tuple[str, str, str, int]]:
     """What matters most comes first."""
     for seed in range(3):
         for task in ROWS:
@@ -85,16 +85,14 @@ def data_of(task: str, seed: int, root: Path) -> tuple[list[Any], list[Any]]:
         data = MNIST(root=str(root), batch_size=8, eval_batch_size=200, shuffle_seed=seed)
     data.prepare_data()
     data.setup("fit")
-    train: list[Any] = []
-    while len(train) < STEPS:
-        train += [_as_read(batch) for batch in data.train_dataloader()]
+    train = [_as_read(batch) for batch in islice(forever(data.train_dataloader()), STEPS)]
     data.setup("test")
-    return train[:STEPS], [_as_read(batch) for batch in data.test_dataloader()]
+    return train, [_as_read(batch) for batch in data.test_dataloader()]
 
 
 def _as_read(batch: Any) -> Any:
     inputs, lengths, labels = batch
-    return (pooled(inputs, 2) if inputs.is_floating_point() else inputs.long()), lengths, labels
+    return (pixels(inputs, 2) if inputs.is_floating_point() else inputs.long()), lengths, labels
 
 
 def numbered_by_frequency(*splits: list[Any]) -> list[list[Any]]:
@@ -118,9 +116,10 @@ def network_with_embedding(row: Row) -> Classifier:
     )  # fmt: skip
 
 
-def run(key: Key, public: ModuleType, checkout: Path, root: Path) -> dict[str, Any]:
+def run(
+    public: ModuleType, checkout: Path, root: Path, task: str, code: str, way: str, seed: int
+) -> dict[str, str]:  # fmt: skip
     """Trains and tests once."""
-    task, code, way, seed = key
     row, ways = ROWS[task], WAYS.get(way, Ways())
     train, test = data_of(task, seed, root)
     if way == BY_FREQUENCY:
@@ -132,18 +131,7 @@ def run(key: Key, public: ModuleType, checkout: Path, root: Path) -> dict[str, A
     else:
         network = network_with_embedding(row) if way == EMBEDDED else our_network(row, ways)
         peer, logits = our_peer(row, ways, network, STEPS, EPOCH), ways.logits
-    start = time.process_time()
-    losses = [peer.step(batch)[0] for batch in train]
-    seconds = time.process_time() - start
-    peer.model.eval()
-    with torch.no_grad():
-        right = sum(int((logits(peer.model, batch).argmax(-1) == batch[2]).sum()) for batch in test)
-    examples = sum(len(batch[2]) for batch in test)
-    return {
-        "task": task, "code": code, "way": way, "seed": seed, "steps": STEPS,
-        "test accuracy": f"{right / examples:.4f}",
-        "loss of the last 100 steps": f"{sum(losses[-100:]) / 100:.5f}", "CPU seconds": f"{seconds:.0f}",
-    }  # fmt: skip
+    return train_and_test(peer, train, test, logits)
 
 
 def main() -> None:
@@ -154,19 +142,9 @@ def main() -> None:
     options = parser.parse_args()
     public = import_public(options.checkout, selective_scan)
     torch.set_num_threads(1)
-    for key in queue():
-        options.file.parent.mkdir(parents=True, exist_ok=True)
-        with options.file.open("a+", newline="") as stream:
-            stream.seek(0)
-            done = [tuple(each[name] for name in ("task", "code", "way", "seed")) for each in csv.DictReader(stream)]
-            if tuple(map(str, key)) in done:
-                continue
-            found = run(key, public, options.checkout, options.data)
-            writer = csv.DictWriter(stream, list(found), lineterminator="\n")
-            if not done:
-                writer.writeheader()
-            writer.writerow(found)
-        print(found, flush=True)
+    keys = [dict(zip(KEY, key, strict=True)) for key in queue()]
+    run_missing(options.file, keys, partial(run, public, options.checkout, options.data))
+    report(options.file, KEY[:-1])
 
 
 if __name__ == "__main__":

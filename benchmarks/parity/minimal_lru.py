@@ -10,12 +10,9 @@ README. It has no mask: padding is token 0 for its layers, its batch norm and it
 Shapes: B batch, L length, D channels, N complex states, V vocabulary.
 """
 
-import argparse
-import sys
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import jax
@@ -23,17 +20,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from compare import RESULTS, STEPS, From, TorchPeer, compare, load_weights, perturb, write_summary
-from jax_peer import Annealing, JaxPeer, flat, options
+from compare import STEPS, From, TorchPeer, load_weights, run_case
+from jax_peer import BATCH, STEPS_PER_EPOCH, WIDTH, Annealing, JaxPeer, compare_cases, flat, options, transposed
 from lra_ssm.layers import LRU, BlockSpec, LayerSpec, S5Block
 from lra_ssm.models import Classifier
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import parameter_groups, parameter_rates
-from s5_family import generated, loss_on_features, public_schedule
+from s5_family import loss_on_features, public_schedule
 
 COMMIT = "bbd71b1104c3"
 SOURCE = "NicolasZucchet/minimal-LRU"
-WIDTH, BATCH, STEPS_PER_EPOCH = 64, 16, 50
 
 
 class Case(NamedTuple):
@@ -91,9 +87,6 @@ def public_peer(given: Namespace, case: Case, names: dict[str, str | From], seed
 
 def names_of(given: Namespace) -> dict[str, str | From]:
     """Every parameter of ours, and where it comes from in the public code."""
-
-    def transposed(theirs: str) -> From:
-        return From(theirs, np.transpose)  # nn.Dense has (inputs, outputs), nn.Linear (outputs, inputs)
 
     def complex_of(theirs: str) -> From:
         return From((f"{theirs}_re", f"{theirs}_im"), lambda re, im: np.stack([re, im], -1))
@@ -156,38 +149,24 @@ def our_peer(network: nn.Module, given: Namespace, case: Case) -> TorchPeer:
     return TorchPeer(network.train(), loss, optimizer, group, schedule)
 
 
-def run(name: str, checkout: Path, batches: list[Any], steps: int) -> None:
+def run(name: str, checkout: Path, batches: list[Any], steps: int, folder: Path) -> None:
+    """Compares one case."""
     case = CASES[name]
     changed = case.changed | {"d_model": WIDTH, "d_hidden": 32, "batch_size": BATCH, "p_dropout": 0.0}
     given = options(checkout, "lru", case.command, epochs=STEPS // STEPS_PER_EPOCH, **changed)
     names = names_of(given)
     theirs = public_peer(given, case, names)
-    networks = [our_network(given, case) for _ in range(2)]
-    for network in networks:
+
+    def ours() -> TorchPeer:
+        network = our_network(given, case)
         load_weights(network, flat(theirs.state.params), names)
-    ours, control = (our_peer(network, given, case) for network in (networks[0], perturb(networks[1])))
-    title = f"{SOURCE}, {case.command}: {case.about}; {given.n_layers} layers, width {WIDTH}, length {case.length}"
-    found = compare(theirs, ours, batches, RESULTS / f"minimal-lru-{name}", title, steps, control)
-    sizes = f"{given.n_layers} × {WIDTH}, {given.d_hidden} states, length {case.length}, batch {BATCH}"
-    write_summary(f"minimal-lru-{name}", found, source=SOURCE, commit=COMMIT, sizes=sizes, about=case.about)
-    difference = found.difference()
-    print(f"{name}: first {difference[0]:.1e}, largest {difference.max():.1e}, "
-          f"control {found.difference('control').max():.1e}")  # fmt: skip
+        return our_peer(network, given, case)
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkout", type=Path, help=f"a checkout of {SOURCE} at {COMMIT}")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--steps", type=int, default=STEPS)
-    given = parser.parse_args()
-    sys.path.insert(0, str(given.checkout))
-    torch.set_num_threads(1)
-    with TemporaryDirectory() as folder:
-        for name in given.cases:
-            case = CASES[name]
-            run(name, given.checkout, generated(folder, case.padded, case.length, BATCH, given.steps), given.steps)
+    run_case(
+        f"minimal-lru-{name}", theirs, ours, batches, steps, folder, source=SOURCE, commit=COMMIT, about=case.about,
+        sizes=f"{given.n_layers} × {WIDTH}, {given.d_hidden} states, length {case.length}, batch {BATCH}",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    compare_cases(__doc__ or "", CASES, run)

@@ -29,19 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from compare import (
-    RESULTS,
-    STEPS,
-    From,
-    Names,
-    TorchPeer,
-    arrays_of,
-    compare,
-    cross_entropy,
-    load_weights,
-    perturb,
-    write_summary,
-)
+from compare import RESULTS, STEPS, From, Names, TorchPeer, arrays_of, cross_entropy, load_weights, run_case
 from lra_ssm.datamodules import ListOps, Text
 from lra_ssm.layers import S4D, BlockSpec, LayerSpec, S4Block
 from lra_ssm.models import Classifier
@@ -252,12 +240,12 @@ def peer_of_ours(version: str, network: nn.Module, steps: int) -> TorchPeer:
     return TorchPeer(network.train(), cross_entropy, optimizer, group, schedule)
 
 
-GROUPS = {"A_log": "A", "inv_A_real": "A", "A_real": "A", "A_imag": "A", "B": "B", "C": "C",
-          "log_delta": "delta", "log_dt": "delta", "inv_dt": "delta"}  # fmt: skip
+GROUPS = {"A_log": "A", "A_imag": "A", "B": "B", "C": "C", "log_delta": "delta"}
 
 
-def group(name: str) -> str:
-    return GROUPS.get(name.rpartition(".")[2], "other")
+def group(ours: str) -> str:
+    """The group in which the gradient of a parameter of ours is counted."""
+    return GROUPS.get(ours.rpartition(".")[2], "other")
 
 
 # -- data ----------------------------------------------------------------------------------------------------------
@@ -307,6 +295,7 @@ class Scheduled(TorchPeer):
 
 
 def run(name: str, version: str, checkout: Path, train: Any, root: Path, steps: int, out: Path, double: bool) -> None:
+    """Compares one case. double: both in float64."""
     case = CASES[name]
     batches, vocabulary, classes = batches_of(case, root, steps)
     torch.manual_seed(0)
@@ -315,21 +304,19 @@ def run(name: str, version: str, checkout: Path, train: Any, root: Path, steps: 
     table, unused = names(version, case.layers, case.prenorm)
     if name.endswith("softplus"):
         table = dict(with_softplus(table))
-    ours, control = build_ours(case, vocabulary, classes), build_ours(case, vocabulary, classes)
     weights = arrays_of(public)
-    for network in (ours, control):
+    dtype = torch.float64 if double else torch.float32
+
+    def ours() -> TorchPeer:
+        network = build_ours(case, vocabulary, classes)
         load_weights(network, weights, table, unused)
-    if double:
-        public, ours, control = public.double(), ours.double(), control.double()
-    again = peer_of_ours(version, perturb(control, 2e-16 if double else 1e-7), steps)
-    sizes = f"{case.layers} × {WIDTH}, {STATES} states, length {case.length}, batch {BATCH}"
-    title = f"state-spaces/s4 {TAGS[version]}, {name}: {case.about}; {sizes}"
-    theirs = Scheduled(public, table, unused)
-    label = f"s4-{version}-{name}" + ("-float64" if double else "")
-    found = compare(theirs, peer_of_ours(version, ours, steps), batches, out / label, title, steps, again)
-    write_summary(label, found, out / "summary.csv", source="state-spaces/s4", commit=TAGS[version],
-                  sizes=sizes, about=case.about)  # fmt: skip
-    print(f"{label}: first {found.difference()[0]:.1e}, largest {found.difference().max():.1e}", flush=True)
+        return peer_of_ours(version, network.to(dtype), steps)
+
+    run_case(
+        f"s4-{version}-{name}{'-float64' if double else ''}", Scheduled(public.to(dtype), table, unused), ours, batches,
+        steps, out, 2e-16 if double else 1e-7, source="state-spaces/s4", commit=TAGS[version], about=case.about,
+        sizes=f"{case.layers} × {WIDTH}, {STATES} states, length {case.length}, batch {BATCH}",
+    )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -17,20 +17,17 @@ is appended to s4-accuracy.csv, and not made again, so that the script can be st
 """
 
 import argparse
-import csv
-import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from compare import RESULTS, TorchPeer, our_peer
+from compare import RESULTS, TorchPeer, forever, our_peer, report, run_missing, smaller, train_and_test
 from lra_ssm.datamodules import MNIST, ListOps, Text
 from lra_ssm.layers import S4D, BlockSpec, LayerSpec, S4Block
 from lra_ssm.models import Classifier
@@ -49,7 +46,7 @@ from s4 import (
 )
 
 FILE = RESULTS / "s4-accuracy.csv"
-Key = tuple[str, str, int]  # task, way, seed
+KEY = ("task", "way", "seed")
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ TASKS = {
 EFFECTS = ("counted", "seen", "bilinear", "B of HiPPO")
 
 
-def queue() -> Iterator[Key]:
+def queue() -> Iterator[tuple[str, str, int]]:
     """What matters most comes first."""
     for seed in range(3):
         yield from (("listops", way, seed) for way in ("public", "config", "as public", *EFFECTS))
@@ -93,8 +90,7 @@ def data_of(name: str, seed: int, root: Path) -> tuple[list[Any], list[Any]]:
         data = Text(root=str(root), batch_size=16, eval_batch_size=50, max_length=1024, shuffle_seed=seed)
     data.prepare_data()
     data.setup("fit")
-    passes = (batch for _ in cycle([0]) for batch in data.train_dataloader())
-    train = [as_read(batch) for batch in islice(passes, TASKS[name].steps)]
+    train = [as_read(batch) for batch in islice(forever(data.train_dataloader()), TASKS[name].steps)]
     data.setup("test")
     return train, [as_read(batch) for batch in islice(data.test_dataloader(), 0, None, 5 if name == "text" else 1)]
 
@@ -104,7 +100,7 @@ def as_read(batch: Any) -> Any:
     inputs, lengths, labels = batch
     if not inputs.is_floating_point():
         return inputs.long(), lengths, labels
-    return F.avg_pool2d(inputs.view(-1, 1, 28, 28), 2).flatten(1).unsqueeze(-1), None, labels
+    return smaller(inputs, 2), None, labels
 
 
 def hippo_B(N: int) -> Tensor:
@@ -144,27 +140,12 @@ def peer_of(task: Task, way: str, checkout: Path, train: Any) -> TorchPeer:
     return Scheduled(module, {}, [])
 
 
-def run(key: Key, checkout: Path, train_module: Any, root: Path) -> dict[str, Any]:
+def run(checkout: Path, train_module: Any, root: Path, task: str, way: str, seed: int) -> dict[str, str]:
     """Trains and tests once."""
-    name, way, seed = key
-    task = TASKS[name]
-    train, test = data_of(name, seed, root)
+    train, test = data_of(task, seed, root)
     torch.manual_seed(seed)
-    peer = peer_of(task, way, checkout, train_module)
-    start = time.process_time()
-    losses = [peer.step(batch)[0] for batch in train]
-    seconds = time.process_time() - start
-    peer.model.eval()
-    logits = public_logits if way == "public" else our_logits
-    with torch.no_grad():
-        right = sum(int((logits(peer.model, batch).argmax(-1) == batch[2]).sum()) for batch in test)
-    examples = sum(len(batch[2]) for batch in test)
-    accuracy = right / examples
-    return {
-        "task": name, "way": way, "seed": seed, "steps": task.steps, "test accuracy": f"{accuracy:.4f}",
-        "standard error": f"{math.sqrt(accuracy * (1 - accuracy) / examples):.4f}",
-        "loss of the last 100 steps": f"{sum(losses[-100:]) / 100:.5f}", "CPU seconds": f"{seconds:.0f}",
-    }  # fmt: skip
+    peer = peer_of(TASKS[task], way, checkout, train_module)
+    return train_and_test(peer, train, test, public_logits if way == "public" else our_logits)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -176,21 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     train = import_public(given.checkout)
     torch.set_num_threads(1)
-    given.file.parent.mkdir(parents=True, exist_ok=True)
-    for key in queue():
-        done: list[tuple[str, ...]] = []
-        if given.file.exists():
-            with given.file.open(newline="") as stream:
-                done = [(row["task"], row["way"], row["seed"]) for row in csv.DictReader(stream)]
-        if tuple(map(str, key)) in done or given.only not in ("", key[0]):
-            continue
-        found = run(key, given.checkout, train, given.data)
-        with given.file.open("a", newline="") as stream:
-            writer = csv.DictWriter(stream, list(found), lineterminator="\n")
-            if not done:
-                writer.writeheader()
-            writer.writerow(found)
-        print(found, flush=True)
+    keys = [dict(zip(KEY, key, strict=True)) for key in queue() if given.only in ("", key[0])]
+    run_missing(given.file, keys, partial(run, given.checkout, train, given.data))
+    report(given.file, KEY[:-1])
 
 
 if __name__ == "__main__":

@@ -4,18 +4,15 @@
     pip install jax flax optax tqdm     # CPU builds; 0.10.2, 0.12.8 and 0.2.8 were used
     python benchmarks/parity/s5.py S5
 
-The public code is of 2022 (JAX 0.3.5). `import_public` gives it back three names that JAX and Flax have dropped since,
+The public code is of 2022 (JAX 0.3.5). `restore_names` gives it back three names that JAX and Flax have dropped since,
 and changes nothing else: its model, initialization, optimizer groups, schedule, loss and training step run as they are.
 
 Shapes: B batch, L length, D channels, N states (conjugate pairs), K directions, V vocabulary.
 """
 
-import argparse
-import sys
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import flax
@@ -25,17 +22,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from compare import RESULTS, STEPS, From, Names, TorchPeer, compare, load_weights, perturb, write_summary
-from jax_peer import Annealing, JaxPeer, flat, options
+from compare import STEPS, From, Names, TorchPeer, load_weights, run_case
+from jax_peer import BATCH, STEPS_PER_EPOCH, WIDTH, Annealing, JaxPeer, compare_cases, flat, options, transposed
 from lra_ssm.layers import S5, BlockSpec, LayerSpec, S5Block
 from lra_ssm.models import Classifier, DualEncoder, LinearHead, NLIHead
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import parameter_groups, parameter_rates
-from s5_family import generated, loss_on_features, paired, public_schedule
+from s5_family import loss_on_features, paired, public_schedule
 
 COMMIT = "3c18fdb6b064"
 SOURCE = "lindermanlab/S5"
-WIDTH, BATCH, STEPS_PER_EPOCH = 64, 16, 50
 
 
 class Case(NamedTuple):
@@ -72,14 +68,13 @@ HEADS = {"aan-classification": {"head.0": "decoder/layer1", "head.2": "decoder/l
 # -- the public code -----------------------------------------------------------------------------------------------
 
 
-def import_public(checkout: Path) -> None:
-    """Makes `s5` importable: names that JAX and Flax had in 2022."""
+def restore_names() -> None:
+    """Makes the checkout's `s5` work: names that JAX and Flax had in 2022."""
     if not hasattr(jnp, "DeviceArray"):
         jnp.DeviceArray = jax.Array
     if not hasattr(jax, "tree_leaves"):
         jax.tree_leaves = jax.tree_util.tree_leaves
     flax.config.update("flax_return_frozendict", True)
-    sys.path.insert(0, str(checkout))
 
 
 def public_peer(given: Namespace, case: Case, names: Names, seed: int = 0) -> JaxPeer:
@@ -135,10 +130,6 @@ def public_peer(given: Namespace, case: Case, names: Names, seed: int = 0) -> Ja
 
 def names_of(given: Namespace) -> dict[str, str | From]:
     """Every parameter of ours, and where it comes from in the public code."""
-
-    def transposed(theirs: str) -> From:
-        return From(theirs, np.transpose)  # nn.Dense has (inputs, outputs), nn.Linear (outputs, inputs)
-
     names: dict[str, str | From] = {
         "backbone.embedding.weight": transposed("encoder/encoder/kernel"),
         "backbone.embedding.bias": "encoder/encoder/bias",
@@ -229,40 +220,27 @@ def our_peer(network: nn.Module, given: Namespace, case: Case) -> TorchPeer:
     return TorchPeer(network.train(), loss, optimizer, group, schedule)
 
 
-def run(name: str, checkout: Path, batches: list[Any], steps: int) -> None:
+def run(name: str, checkout: Path, batches: list[Any], steps: int, folder: Path) -> None:
+    """Compares one case."""
+    restore_names()
     case = CASES[name]
     command = (checkout / "bin" / "run_experiments" / case.file).read_text()
     changed = case.changed | {"d_model": WIDTH, "bsz": BATCH, "epochs": STEPS // STEPS_PER_EPOCH, "p_dropout": 0.0}
     given = options(checkout, "s5", command, **changed)
     names = names_of(given)
     theirs = public_peer(given, case, names)
-    networks = [our_network(given, case) for _ in range(2)]
-    for network in networks:
+
+    def ours() -> TorchPeer:
+        network = our_network(given, case)
         load_weights(network, flat(theirs.state.params), names)
-    ours, control = (our_peer(network, given, case) for network in (networks[0], perturb(networks[1])))
-    title = f"{SOURCE}, {case.file}: {case.about}; {given.n_layers} layers, width {WIDTH}, length {case.length}"
-    found = compare(theirs, ours, batches, RESULTS / f"s5-{name}", title, steps, control)
-    sizes = f"{given.n_layers} × {WIDTH}, {given.ssm_size_base} states, length {case.length}, batch {BATCH}"
-    write_summary(f"s5-{name}", found, source=SOURCE, commit=COMMIT, sizes=sizes, about=case.about)
-    difference = found.difference()
-    print(f"{name}: first {difference[0]:.1e}, largest {difference.max():.1e}, "
-          f"control {found.difference('control').max():.1e}")  # fmt: skip
+        return our_peer(network, given, case)
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkout", type=Path, help=f"a checkout of {SOURCE} at {COMMIT}")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--steps", type=int, default=STEPS)
-    given = parser.parse_args()
-    import_public(given.checkout)
-    torch.set_num_threads(1)
-    with TemporaryDirectory() as folder:
-        for name in given.cases:
-            case = CASES[name]
-            batches = generated(folder, case.padded, case.length, BATCH, given.steps)
-            run(name, given.checkout, [*map(paired, batches)] if case.file == RETRIEVAL else batches, given.steps)
+    run_case(
+        f"s5-{name}", theirs, ours, [*map(paired, batches)] if case.file == RETRIEVAL else batches, steps, folder,
+        source=SOURCE, commit=COMMIT, about=case.about,
+        sizes=f"{given.n_layers} × {WIDTH}, {given.ssm_size_base} states, length {case.length}, batch {BATCH}",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    compare_cases(__doc__ or "", CASES, run)

@@ -9,19 +9,18 @@ Shapes: B batch, L length.
 """
 
 import argparse
-import csv
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from statistics import mean, stdev
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compare import RESULTS
+from compare import RESULTS, TorchPeer, forever, report, run_missing, train_and_test
 from lra_ssm.datamodules import ListOps
 from lra_ssm.layers import LRU, S5, BlockSpec, LayerSpec, S4Block, S5Block
 from lra_ssm.models import Classifier
@@ -61,12 +60,16 @@ class Recipe:
             start_as_flax(network)
         return network
 
-    def logits(self, network: nn.Module, inputs: Tensor, lengths: Tensor) -> Tensor:
+    def logits(self, network: nn.Module, batch: Any) -> Tensor:
+        inputs, lengths, _ = batch
         if self.padding != "masked":
             inputs = F.pad(inputs, (0, LENGTH - inputs.shape[1]))
         if self.one_hot:
             inputs = features(inputs, VOCABULARY, inputs.shape[1])
         return network(inputs, None if self.padding == "pooled" else lengths)
+
+    def loss(self, network: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(self.logits(network, batch), batch[2])
 
 
 S5_RECIPE = Recipe(
@@ -108,34 +111,24 @@ RECIPES: dict[str, dict[str, Recipe]] = {
 }
 
 
-def accuracy(recipe: Recipe, seed: int, folder: str) -> float:
-    """Test accuracy in percent after EPOCHS · STEPS_PER_EPOCH steps."""
+def run(folder: str, model: str, recipe: str, seed: int) -> dict[str, str]:
+    """Trains for EPOCHS · STEPS_PER_EPOCH steps and tests."""
     torch.manual_seed(seed)
     data = ListOps(root=folder, batch_size=BATCH, eval_batch_size=200, length_bounds=(3, LENGTH), max_depth=4,
                    num_train=16000, num_val=10, num_test=4000, shuffle_seed=seed)  # fmt: skip
     data.prepare_data()
     data.setup()
-    network, steps = recipe.network(), EPOCHS * STEPS_PER_EPOCH
-    made = optimizer_and_schedule(network, recipe.settings, steps)
+    chosen = RECIPES[model][recipe]
+    network, steps = chosen.network(), EPOCHS * STEPS_PER_EPOCH
+    made = optimizer_and_schedule(network, chosen.settings, steps)
     optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
-    if recipe.public_schedule:
+    if chosen.public_schedule:
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"]
-        schedule = public_schedule(optimizer, STEPS_PER_EPOCH, EPOCHS, recipe.warmup_epochs, recipe.lr_min)
-    done = 0
-    while done < steps:
-        for inputs, lengths, labels in data.train_dataloader():
-            optimizer.zero_grad()
-            F.cross_entropy(recipe.logits(network, inputs, lengths), labels).backward()
-            optimizer.step()
-            schedule.step()
-            done += 1
-            if done == steps:
-                break
-    network.eval()
-    with torch.no_grad():
-        right = [recipe.logits(network, x, n).argmax(-1) == y for x, n, y in data.test_dataloader()]
-    return 100 * float(torch.cat(right).float().mean())
+        schedule = public_schedule(optimizer, STEPS_PER_EPOCH, EPOCHS, chosen.warmup_epochs, chosen.lr_min)
+    peer = TorchPeer(network.train(), chosen.loss, optimizer, lambda name: "all", schedule)
+    found = train_and_test(peer, islice(forever(data.train_dataloader()), steps), data.test_dataloader(), chosen.logits)
+    return {"test accuracy": found["test accuracy"]}
 
 
 def main() -> None:
@@ -146,41 +139,14 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     with TemporaryDirectory() as folder:
-        for seed in range(given.seeds):
-            for model in given.models:
-                for name, recipe in RECIPES[model].items():
-                    run_once(given.out, (model, name, str(seed)), partial(accuracy, recipe, seed, folder))
-    report(given.out)
-
-
-def run_once(file: Path, key: tuple[str, ...], run: Callable[[], float]) -> None:
-    """Adds a row with the accuracy of a run that the CSV does not have yet."""
-    rows = rows_of(file)
-    if key in rows:
-        return
-    if not rows:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("model,recipe,seed,test accuracy\n")
-    found = run()
-    with file.open("a", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerow([*key, f"{found:.2f}"])
-    print(*key, f"{found:.2f}", flush=True)
-
-
-def rows_of(file: Path) -> dict[tuple[str, ...], float]:
-    if not file.exists():
-        return {}
-    with file.open(newline="") as stream:
-        return {tuple(row[:3]): float(row[3]) for row in list(csv.reader(stream))[1:]}
-
-
-def report(file: Path) -> None:
-    """Mean ± standard deviation over seeds."""
-    found: dict[tuple[str, ...], list[float]] = {}
-    for (*key, _), value in rows_of(file).items():
-        found.setdefault(tuple(key), []).append(value)
-    for key, values in found.items():
-        print(f"{': '.join(key):60} {mean(values):.2f} ± {stdev(values) if len(values) > 1 else 0:.2f}")
+        keys = [
+            {"model": model, "recipe": recipe, "seed": seed}
+            for seed in range(given.seeds)
+            for model in given.models
+            for recipe in RECIPES[model]
+        ]
+        run_missing(given.out, keys, partial(run, folder))
+    report(given.out, ("model", "recipe"))
 
 
 if __name__ == "__main__":

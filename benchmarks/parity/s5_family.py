@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from compare import smaller
 from lra_ssm.datamodules import ListOps, Pathfinder
 
 
@@ -80,15 +81,10 @@ def generated(folder: str, padded: bool, length: int, batch_size: int, steps: in
         data = Pathfinder(root=folder, batch_size=batch_size, num_images=2000, inputs="symmetric")
     data.prepare_data()
     data.setup("fit")
-    return [batch if padded else batch._replace(inputs=halved(batch.inputs)) for batch in data.train_dataloader()]
+    return [batch if padded else batch._replace(inputs=smaller(batch.inputs, 2)) for batch in data.train_dataloader()]
 
 
 def paired(batch: Any) -> Any:
     """A batch of ListOps as half as many pairs (B, 2, L), which belong together where both have the same value."""
     inputs, lengths, labels = (x.unflatten(0, (-1, 2)) for x in batch)
     return batch._replace(inputs=inputs, lengths=lengths, labels=(labels[:, 0] == labels[:, 1]).long())
-
-
-def halved(images: Tensor) -> Tensor:
-    """(B, 1024, 1) -> (B, 256, 1)."""
-    return F.avg_pool2d(images.unflatten(1, (32, 32)).movedim(-1, 1), 2).flatten(2).mT

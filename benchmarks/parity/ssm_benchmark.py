@@ -39,7 +39,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
-from compare import RESULTS, STEPS, From, Names, TorchPeer, arrays_of, compare, load_weights, perturb, write_summary
+from compare import RESULTS, STEPS, From, Names, TorchPeer, arrays_of, load_weights, run_case, smaller
 from lra_ssm.datamodules import MNIST, ListOps, Text
 from lra_ssm.layers import S6, BlockSpec, HeadSpec, LayerSpec, MambaBlock, NetworkSpec
 from lra_ssm.layers.blocks import State
@@ -124,9 +124,7 @@ def public_peer(
     rate = row.rate or train["lr"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=train["wd"])
     schedule: Any = PublicSchedule(optimizer, train, steps // epoch_steps, epoch_steps)
-    names = names_of(row, model)
-    groups = {each.theirs if isinstance(each, From) else each: group_of(ours) for ours, each in names.items()}
-    return TorchPeer(model, loss_of(public_logits), optimizer, groups.__getitem__, schedule, names=names)
+    return TorchPeer(model, loss_of(public_logits), optimizer, group_of, schedule, names=names_of(row, model))
 
 
 def public_logits(model: nn.Module, batch: Any) -> Tensor:
@@ -259,12 +257,6 @@ def our_peer(row: Row, ways: Ways, network: nn.Module, steps: int, epoch_steps: 
     return TorchPeer(network.train(), loss_of(ways.logits), optimizer, group_of, schedule)
 
 
-def copy_weights(network: Classifier, theirs: nn.Module, row: Row) -> Classifier:
-    """Ours, built with all of the public ways, with the weights of theirs."""
-    load_weights(network, arrays_of(theirs), names_of(row, theirs))
-    return network
-
-
 def damped(settings: Mapping[str, Any], epochs: int, epoch_steps: int) -> Callable[[int], float]:
     """Image's schedule by steps: a cosine by epochs to 5e-6, times the warm-up's share, which grows by epochs."""
     warmup, floor = round(settings["warmup_steps"] * epochs), settings["min_lr_factor"]
@@ -297,28 +289,33 @@ def names_of(row: Row, theirs: nn.Module) -> Names:
         f"{ours}.{part}": f"{each}.{part}" for ours, each in pairs.items() for part in ("weight", "bias")
     }
     for i in range(DEPTH):
-        block = {
-            "norm.weight": "norm.weight",
-            "norm.bias": "norm.bias",
-            "in_proj.weight": "mamba.in_proj.weight",
-            "conv1d.weight": "mamba.conv1d.weight",
-            "conv1d.bias": "mamba.conv1d.bias",
-            "layer.A_log": "mamba.A_log",
-            "layer.D": "mamba.D",
-            "layer.delta_up": "mamba.dt_proj.weight",
-            "layer.delta_bias": "mamba.dt_proj.bias",
-            "out_proj.weight": "mamba.out_proj.weight",
-            "glu.weight": "glu.linear.weight",
-            "glu.bias": "glu.linear.bias",
-        }
-        names |= {f"backbone.blocks.{i}.{ours}": f"blocks.{i}.{theirs}" for ours, theirs in block.items()}
-        if f"blocks.{i}.lambd" in its:
-            names[f"backbone.blocks.{i}.residual_scale"] = f"blocks.{i}.lambd"
-        selection = f"blocks.{i}.mamba.x_proj.weight"
-        names[f"backbone.blocks.{i}.layer.delta_down"] = From(selection, lambda x: x[:R])
-        names[f"backbone.blocks.{i}.layer.B"] = From(selection, lambda x: x[R : R + N])
-        names[f"backbone.blocks.{i}.layer.C"] = From(selection, lambda x: x[R + N :])
+        ours, block = f"backbone.blocks.{i}", f"blocks.{i}"
+        names |= {f"{ours}.norm.{part}": f"{block}.norm.{part}" for part in ("weight", "bias")}
+        names |= {f"{ours}.glu.{part}": f"{block}.glu.linear.{part}" for part in ("weight", "bias")}
+        names |= mamba_names(ours, f"{block}.mamba", R, N)
+        if f"{block}.lambd" in its:
+            names[f"{ours}.residual_scale"] = f"{block}.lambd"
     return names
+
+
+def mamba_names(ours: str, theirs: str, R: int, N: int) -> dict[str, str | From]:
+    """The parameters of our MambaBlock `ours`, without its norm -> those of the public Mamba `theirs`."""
+    whole = {
+        "in_proj.weight": "in_proj.weight",
+        "conv1d.weight": "conv1d.weight",
+        "conv1d.bias": "conv1d.bias",
+        "layer.A_log": "A_log",
+        "layer.D": "D",
+        "layer.delta_up": "dt_proj.weight",
+        "layer.delta_bias": "dt_proj.bias",
+        "out_proj.weight": "out_proj.weight",
+    }
+    selection = f"{theirs}.x_proj.weight"
+    return {f"{ours}.{name}": f"{theirs}.{each}" for name, each in whole.items()} | {
+        f"{ours}.layer.delta_down": From(selection, lambda x: x[:R]),
+        f"{ours}.layer.B": From(selection, lambda x: x[R : R + N]),
+        f"{ours}.layer.C": From(selection, lambda x: x[R + N :]),
+    }
 
 
 def group_of(name: str) -> str:
@@ -352,15 +349,15 @@ def batches_of(row: str, root: Path) -> list[Any]:
                 (inputs.long().view(-1, 2, inputs.shape[1]), lengths.view(-1, 2), (pairs[:, 0] == pairs[:, 1]).long())
             )
         else:
-            found.append((pooled(inputs) if row == "image" else inputs.long(), lengths, labels))
+            found.append((pixels(inputs, 4) if row == "image" else inputs.long(), lengths, labels))
         if len(found) == BATCHES:
             break
     return found
 
 
-def pooled(inputs: Tensor, size: int = 4) -> Tensor:
-    """Images (B, 784, 1), averaged over squares of size × size pixels -> (B, 784 / size², 1), from -1 to 1."""
-    return F.avg_pool2d(inputs.view(-1, 1, 28, 28), size).flatten(1).unsqueeze(-1) * 2 - 1
+def pixels(images: Tensor, size: int) -> Tensor:
+    """Images (B, L, 1) from 0 to 1, averaged over size × size pixels: (B, L / size², 1), from -1 to 1."""
+    return smaller(images, size) * 2 - 1
 
 
 def main() -> None:
@@ -369,6 +366,7 @@ def main() -> None:
     parser.add_argument("rows", nargs="+", choices=list(ROWS))
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     public = import_public(options.checkout)
     for name in options.rows:
@@ -377,20 +375,20 @@ def main() -> None:
         torch.manual_seed(0)
         theirs = public_peer(public, row, settings, options.steps)
         scaled = hasattr(theirs.model.blocks[0], "lambd")
-        networks = [copy_weights(our_network(row, Ways(), scaled), theirs.model, row) for _ in range(2)]
-        ours, control = (our_peer(row, Ways(), network, options.steps) for network in networks)
-        perturb(control.model)
-        case = f"ssm-benchmark-{name}"
-        title = f"jsie7/ssm-benchmark, Mamba with the settings of {row.public_config}"
-        found = compare(theirs, ours, batches, RESULTS / case, title, options.steps, control)
+
+        def ours(row: Row = row, model: nn.Module = theirs.model, scaled: bool = scaled) -> TorchPeer:
+            network = our_network(row, Ways(), scaled)
+            load_weights(network, arrays_of(model), names_of(row, model))
+            return our_peer(row, Ways(), network, options.steps)
+
         L = max(each[0].shape[1 if name == "image" else -1] for each in batches)
         about = "full length" if name == "image" else "pairs, padded" if name == "retrieval" else "padded"
         about += f"; {'pre' if settings['model']['prenorm'] else 'post'}-norm, softmax before the loss"
-        write_summary(
-            case, found, about=about, source="jsie7/ssm-benchmark", commit="3c4337fd8385" if scaled else "07af385798fa",
+        run_case(
+            f"ssm-benchmark-{name}", theirs, ours, batches, options.steps, options.out, source="jsie7/ssm-benchmark",
+            commit="3c4337fd8385" if scaled else "07af385798fa", about=about,
             sizes=f"{DEPTH} × {WIDTH}, {row.d_state} states, length {L}, batch {len(batches[0][2])}",
         )  # fmt: skip
-        print(case, "largest difference", found.difference().max(), "control", found.difference("control").max())
 
 
 if __name__ == "__main__":

@@ -26,21 +26,8 @@ from typing import Any
 import torch
 import yaml
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from compare import (
-    RESULTS,
-    STEPS,
-    From,
-    Names,
-    TorchPeer,
-    arrays_of,
-    compare,
-    cross_entropy,
-    load_weights,
-    perturb,
-    write_summary,
-)
+from compare import RESULTS, STEPS, From, Names, TorchPeer, arrays_of, cross_entropy, load_weights, run_case, smaller
 from lra_ssm.datamodules import MNIST
 from lra_ssm.layers import BlockSpec, LayerSpec, S4Block, StableSSM
 from lra_ssm.models import Classifier
@@ -114,11 +101,6 @@ def group_of(name: str) -> str:
     return "GLU" if ".glu." in name else "encoder, norms, head"
 
 
-def pooled(inputs: Tensor) -> Tensor:
-    """Images (B, 784, 1), averaged over squares of 2 × 2 pixels -> (B, 196, 1)."""
-    return F.avg_pool2d(inputs.view(-1, 1, 28, 28), 2).flatten(1).unsqueeze(-1)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path)
@@ -126,46 +108,39 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--double", action="store_true", help="in float64")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     data = MNIST(root=str(options.data), batch_size=BATCH, mean=0.1307, std=0.3081)
     data.prepare_data()
     data.setup("fit")
     dtype = torch.float64 if options.double else torch.float32
     batches = [
-        (pooled(inputs).to(dtype), lengths, labels)
+        (smaller(inputs, 2).to(dtype), lengths, labels)
         for (inputs, lengths, labels), _ in zip(data.train_dataloader(), range(options.steps), strict=False)
     ]
     settings = yaml.safe_load(CONFIG.read_text())["model"]["init_args"]["optimizer"]
     settings = OptimizerSettings.of(settings | {"lr": RATE, "recurrent_lr": RATE})
-    table = names()
-    group = {each.theirs if isinstance(each, From) else each: group_of(ours) for ours, each in table.items()}
+    table, epoch = names(), options.steps // EPOCHS
     for form in options.forms:
         torch.manual_seed(0)
         model = public_model(options.checkout, form).to(dtype)
         decay = yaml.safe_load((options.checkout / "configs" / "model" / "stablessm.yaml").read_text())["optimizer"]
         optimizer = torch.optim.AdamW(model.parameters(), RATE, decay["betas"], weight_decay=decay["weight_decay"])
-        epoch = options.steps // EPOCHS
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS, eta_min=0)
-        theirs = TorchPeer(model, public_loss, optimizer, group.__getitem__, ByEpoch(cosine, epoch), names=table)
-        peers = []
-        for _ in range(2):
+        theirs = TorchPeer(model, public_loss, optimizer, group_of, ByEpoch(cosine, epoch), names=table)
+
+        def ours(form: str = form, weights: nn.Module = model) -> TorchPeer:
             network = our_network(form).to(dtype)
-            load_weights(network, arrays_of(model), table)
+            load_weights(network, arrays_of(weights), table)
             made = optimizer_and_schedule(network, settings, options.steps, epoch)
             schedule = made["lr_scheduler"]["scheduler"]
-            peers.append(TorchPeer(network, cross_entropy, made["optimizer"], group_of, schedule))
-        ours, control = peers
-        perturb(control.model, 1e-15 if options.double else 1e-7)
-        case = f"stable-ssm-{form}{'-double' if options.double else ''}"
-        title = (
-            f"radarFudan/StableSSM, {form}, sequential MNIST of 14 × 14 pixels{', float64' if options.double else ''}"
-        )
-        found = compare(theirs, ours, batches, RESULTS / case, title, options.steps, control)
-        sizes = f"{DEPTH} × {WIDTH}, 64 states, length 196, batch {BATCH}"
-        write_summary(
-            case, found, source="radarFudan/StableSSM", commit="64315ac89468", sizes=sizes, about=f"full length; {form}"
-        )
-        print(case, "largest difference", found.difference().max(), "control", found.difference("control").max())
+            return TorchPeer(network, cross_entropy, made["optimizer"], group_of, schedule)
+
+        run_case(
+            f"stable-ssm-{form}{'-float64' if options.double else ''}", theirs, ours, batches, options.steps,
+            options.out, 1e-15 if options.double else 1e-7, source="radarFudan/StableSSM", commit="64315ac89468",
+            sizes=f"{DEPTH} × {WIDTH}, 64 states, length 196, batch {BATCH}", about=f"full length; {form}",
+        )  # fmt: skip
 
 
 class ByEpoch:

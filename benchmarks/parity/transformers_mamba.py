@@ -30,11 +30,13 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import MambaConfig, MambaForCausalLM
 
-from compare import RESULTS, STEPS, From, Names, TorchPeer, arrays_of, compare, load_weights, perturb, write_summary
+from compare import RESULTS, STEPS, From, Names, TorchPeer, arrays_of, compare, load_weights, run_case, save
 from lra_ssm.layers import S6, BlockSpec, LayerSpec, MambaBlock
 from lra_ssm.models import LanguageModel
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import optimizer_and_schedule, parameter_groups, parameter_rates
+from ssm_benchmark import group_of as group_of_classifier
+from ssm_benchmark import mamba_names
 
 CONFIG = Path(__file__).parents[2] / "configs" / "lm" / "wikitext103" / "mamba.yaml"
 WIDTH, DEPTH, STATES, LENGTH, BATCH = 64, 2, 16, 256, 8
@@ -106,32 +108,15 @@ def names() -> Names:
         "backbone.norm.weight": "backbone.norm_f.weight",
     }
     for i in range(DEPTH):
-        block = {
-            "norm.weight": "norm.weight",
-            "in_proj.weight": "mixer.in_proj.weight",
-            "conv1d.weight": "mixer.conv1d.weight",
-            "conv1d.bias": "mixer.conv1d.bias",
-            "layer.A_log": "mixer.A_log",
-            "layer.D": "mixer.D",
-            "layer.delta_up": "mixer.dt_proj.weight",
-            "layer.delta_bias": "mixer.dt_proj.bias",
-            "out_proj.weight": "mixer.out_proj.weight",
-        }
-        found |= {f"backbone.blocks.{i}.{ours}": f"backbone.layers.{i}.{theirs}" for ours, theirs in block.items()}
-        selection = f"backbone.layers.{i}.mixer.x_proj.weight"
-        found[f"backbone.blocks.{i}.layer.delta_down"] = From(selection, lambda x: x[:RANK])
-        found[f"backbone.blocks.{i}.layer.B"] = From(selection, lambda x: x[RANK : RANK + STATES])
-        found[f"backbone.blocks.{i}.layer.C"] = From(selection, lambda x: x[RANK + STATES :])
+        ours, theirs = f"backbone.blocks.{i}", f"backbone.layers.{i}"
+        found |= {f"{ours}.norm.weight": f"{theirs}.norm.weight"}
+        found |= mamba_names(ours, f"{theirs}.mixer", RANK, STATES)
     return found
 
 
 def group_of(name: str) -> str:
     """The group in which the gradient of a parameter of ours is counted."""
-    if ".layer." in name:
-        return "A and D" if name.endswith(("A_log", ".D")) else "Δ, B and C"
-    if any(part in name for part in (".in_proj.", ".conv1d.", ".out_proj.")):
-        return "projections"
-    return "embedding" if "embedding" in name else "norms"
+    return "embedding" if "embedding" in name else "norms" if "norm" in name else group_of_classifier(name)
 
 
 def windows(file: Path) -> tuple[list[tuple[Tensor, Tensor]], int]:
@@ -156,6 +141,7 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("--config", action="store_true", help="what our config does otherwise")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     batches, vocabulary = windows(options.text)
     experiment = options.checkout / "train" / "configs" / "experiment" / "example" / "mamba-360m.yaml"
@@ -169,9 +155,7 @@ def main() -> None:
         model = public_model(vocabulary)
         groups = public_groups(options.checkout, model, train["optimizer"]["weight_decay"])
         optimizer = AdamW(groups, lr=rate, betas=betas)
-        table = names()
-        group = {each.theirs if isinstance(each, From) else each: group_of(ours) for ours, each in table.items()}
-        return TorchPeer(model, loss, optimizer, group.__getitem__, LambdaLR(optimizer, share), CLIP, table)
+        return TorchPeer(model, loss, optimizer, group_of, LambdaLR(optimizer, share), CLIP, names())
 
     def ours(weights: nn.Module, as_config: bool) -> TorchPeer:
         network = our_network(vocabulary)
@@ -192,17 +176,15 @@ def main() -> None:
         "sizes": f"{DEPTH} × {WIDTH}, {STATES} states, length {LENGTH}, batch {BATCH}",
     }
     public = theirs()
-    mine, control = (ours(public.model, as_config=False) for _ in range(2))
     if options.config:  # ours in place of the public code, whose losses it has
-        public, mine, control = mine, ours(public.model, as_config=True), None
+        peers = [ours(public.model, as_config) for as_config in (False, True)]
+        found = compare(*peers, batches, options.steps)
+        save("mamba-bare-config", found, options.out, about="ours: the public ways (red), our config (blue)", **about)
     else:
-        perturb(control.model)
-    case = "mamba-bare-config" if options.config else "mamba-bare"
-    title = "transformers' Mamba, trained as AnnanYu/mamba-bare does"
-    title = "Ours, trained as AnnanYu/mamba-bare does (red) and as our config says" if options.config else title
-    found = compare(public, mine, batches, RESULTS / case, title, options.steps, control)
-    write_summary(case, found, about="our config" if options.config else "the public ways", **about)
-    print(case, "largest difference", found.difference().max())
+        found = run_case(
+            "mamba-bare", public, lambda: ours(public.model, False), batches, options.steps, options.out,
+            about="the public ways", **about,
+        )  # fmt: skip
     print("mean loss of the last 100 steps", {name: each[-100:].mean() for name, each in found.losses.items()})
 
 

@@ -179,10 +179,6 @@ class Block(nn.Module):
         """What f reads."""
         return self.norm(x, lengths) if self.norm is not None and self.prenorm else x
 
-    def masked(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """x, 0 at padding unless that is counted."""
-        return x if self.counts_padding else mask_padding(x, lengths)
-
     def behind(self, y: Tensor, lengths: Tensor | None = None) -> Tensor:
         """What is made of the sum."""
         return y if self.norm is None or self.prenorm else self.norm(y, lengths)
@@ -203,7 +199,8 @@ class Block(nn.Module):
         check_lengths(lengths, x)
         y, state = self.inner(self.before(x, lengths), lengths, reset, initial_state, return_last_state)
         y = x + y if self.residual else y
-        y = self.masked(self.behind(y, lengths), lengths)
+        y = self.behind(y, lengths)
+        y = y if self.counts_padding else mask_padding(y, lengths)
         return (y, state) if return_last_state else y
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:

@@ -44,7 +44,7 @@ class MLPBlock(Block):
             self.mlp_dropout = nn.Dropout(dropout)
 
     def behind(self, y: Tensor, lengths: Tensor | None = None) -> Tensor:
-        x = self.masked(super().behind(y, lengths), lengths)
+        x = super().behind(y, lengths)
         if self.norm2 is None:
             return x
         y = self.fc1(self.norm2(x, lengths) if self.prenorm else x)

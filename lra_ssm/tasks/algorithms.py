@@ -114,12 +114,13 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
     """The weights of linear maps with role "base" inside the blocks of a `Backbone`; of a network without one, all.
 
     Embeddings, heads and a map of features to D are no hidden ones. B and C of a recurrence are vectors of its states,
-    each channel's own, and have AdamW, as has all that is no `nn.Linear`.
+    each channel's own, and have AdamW, as have complex weights, which Muon refuses, and all that is no `nn.Linear`.
     """
     roles = parameter_roles(model)
     blocks: list[nn.Module] = [module.blocks for module in model.modules() if isinstance(module, Backbone)]
     inside = {m.weight for part in blocks or [model] for m in part.modules() if isinstance(m, nn.Linear)}
-    return {p for name, p in model.named_parameters() if p in inside and roles[name] == "base"}
+    named = model.named_parameters()
+    return {p for name, p in named if p in inside and roles[name] == "base" and not p.is_complex()}
 
 
 def _by_algorithm(groups: list[dict[str, Any]], matrices: set[nn.Parameter]) -> list[dict[str, Any]]:

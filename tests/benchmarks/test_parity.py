@@ -11,10 +11,17 @@ from compare import (
     From,
     TorchPeer,
     compare,
+    draw_again,
     load_weights,
     our_peer,
     perturb,
+    read_csv,
     relative_distance,
+    run_case,
+    run_missing,
+    running_mean,
+    save,
+    smaller,
     translate,
     write_summary,
 )
@@ -65,27 +72,41 @@ def batches():
 
 def test_equal_programs_have_equal_losses_norms_and_weights(batches, tmp_path):
     theirs = ByHand(0.1)
-    found = compare(theirs, linear(theirs, 0.1), batches, tmp_path / "same", "two ways", steps=10)
-    assert found.losses["theirs"][9] < found.losses["theirs"][1] and found.difference().max() < 1e-5
+    about = {"source": "by hand", "commit": "none", "sizes": "3 × 2", "about": "two ways"}
+    found = run_case("same", theirs, lambda: linear(theirs, 0.1), batches, 10, tmp_path, **about)
+    assert found.losses["theirs"][9] < found.losses["theirs"][1] and found.differences["ours"].max() < 1e-5
+    assert 1e-9 < found.differences["control"].max() < 1e-5
     for group in ("W", "b"):
         np.testing.assert_allclose(found.norms["theirs"][group], found.norms["ours"][group], rtol=1e-4)
     assert found.weights.keys() == {"weight", "bias"} and max(found.weights.values()) < 1e-6
-    assert (tmp_path / "same.png").read_bytes()[:4] == b"\x89PNG"
+    drawn = (tmp_path / "same.png").read_bytes()
+    assert drawn[:4] == b"\x89PNG"
+    (tmp_path / "same.png").unlink()
+    draw_again(tmp_path)
+    assert (tmp_path / "same.png").read_bytes() == drawn
 
 
 @pytest.mark.parametrize(("rate", "clip"), [(0.11, None), (0.1, 0.5)])
 def test_another_rate_or_clipping_is_seen(rate, clip, batches, tmp_path):
     theirs = ByHand(0.1)
-    found = compare(theirs, linear(theirs, rate, clip), batches, tmp_path / "other", "another rate", steps=10)
-    assert found.difference()[0] < 1e-6 and found.difference().max() > 1e-3 and max(found.weights.values()) > 1e-3
+    found = compare(theirs, linear(theirs, rate, clip), batches, steps=10)
+    difference = found.differences["ours"]
+    assert difference[0] < 1e-6 and difference.max() > 1e-3 and max(found.weights.values()) > 1e-3
+    save("other", found, tmp_path, source="by hand", commit="none", sizes="3 × 2", about="another rate")
     lines = (tmp_path / "other.csv").read_text().splitlines()
     rows = list(csv.DictReader(line for line in lines if line[0] != "#"))
     assert [int(row["step"]) for row in rows] == list(range(1, 11))
     written = [float(row["difference"]) for row in rows], [float(row["gradient W theirs"]) for row in rows]
-    np.testing.assert_allclose(written[0], found.difference(), rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(written[0], difference, rtol=1e-5, atol=1e-12)
     np.testing.assert_allclose(written[1], found.norms["theirs"]["W"], rtol=1e-5)
     weights = [line.split(",") for line in lines if line[0] == "#"]
     assert {name: float(value) for _, name, value in weights} == pytest.approx(found.weights, rel=1e-2)
+    again = read_csv(tmp_path / "other.csv")
+    assert again.losses.keys() == found.losses.keys() and again.weights == pytest.approx(found.weights, rel=1e-2)
+    np.testing.assert_allclose(again.differences["ours"], difference, rtol=1e-5)
+    for peer, norms in found.norms.items():
+        assert again.norms[peer].keys() == norms.keys()
+        np.testing.assert_allclose(again.norms[peer]["b"], norms["b"], rtol=1e-5)
 
 
 def test_the_table_of_names_is_complete_on_both_sides():
@@ -109,9 +130,9 @@ def test_a_network_of_ours_against_itself_with_a_control(tmp_path):
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(5, (4, 9), generator=generator)
     batch = (ids, torch.tensor([9, 3, 4, 9]), torch.tensor([0, 1, 2, 1]))
-    found = compare(peer(), peer(), [batch], tmp_path / "a", "itself", steps=6, control=peer(1e-4))
-    assert not found.difference().any() and set(found.weights.values()) == {0.0}
-    assert 1e-7 < found.difference("control").max() < 1e-1
+    found = compare(peer(), peer(), [batch], steps=6, control=peer(1e-4))
+    assert not found.differences["ours"].any() and set(found.weights.values()) == {0.0}
+    assert 1e-7 < found.differences["control"].max() < 1e-1
     file = tmp_path / "summary.csv"
     for source in ("first", "second"):
         write_summary("a", found, file, source=source)
@@ -124,3 +145,34 @@ def test_a_network_of_ours_against_itself_with_a_control(tmp_path):
 def test_relative_distance():
     assert relative_distance(np.array([3.0, 4.0]), np.array([3.0, 4.5])) == pytest.approx(0.1)
     assert relative_distance(np.zeros(2), np.zeros(2)) == 0 and relative_distance(np.zeros(2), np.ones(2)) == np.inf
+
+
+def test_gradients_are_grouped_by_our_names():
+    peer = TorchPeer(nn.Linear(3, 2), squares, None, {"ours": "A", "bias": "B"}.__getitem__, names={"ours": "weight"})
+    assert {group: [tuple(p.shape) for p in own] for group, own in peer.groups.items()} == {"A": [(2, 3)], "B": [(2,)]}
+
+
+def test_a_queue_goes_on_where_it_stopped(tmp_path):
+    file, ran = tmp_path / "queue.csv", []
+
+    def run(way: str, seed: int) -> dict[str, str]:
+        ran.append((way, seed))
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return {"test accuracy": f"{0.5 + seed}"}
+
+    keys = [{"way": way, "seed": seed} for seed in (0, 1) for way in ("a", "b, c")]
+    with pytest.raises(KeyboardInterrupt):
+        run_missing(file, keys, run)
+    run_missing(file, keys, run)
+    run_missing(file, keys, run)
+    assert ran == [("a", 0), ("b, c", 0), ("b, c", 0), ("a", 1), ("b, c", 1)]
+    assert file.read_text() == 'way,seed,test accuracy\na,0,0.5\n"b, c",0,0.5\na,1,1.5\n"b, c",1,1.5\n'
+
+
+def test_pixels_are_averaged_in_squares_and_norms_over_steps():
+    image = torch.arange(16.0).view(1, 16, 1)
+    assert smaller(image, 2).tolist() == [[[2.5], [4.5], [10.5], [12.5]]]
+    steps, means = running_mean(np.arange(1, 31), np.arange(1.0, 31))
+    assert len(means) == 11 and steps.tolist() == list(range(10, 21))
+    np.testing.assert_allclose(means, np.arange(10.5, 21))

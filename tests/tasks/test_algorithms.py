@@ -130,6 +130,8 @@ def test_muon_has_linear_maps_inside_blocks_and_nothing_else():
             return {"2.weight": "embedding", "2.bias": "no_decay"}
 
     assert names_of(Own(nn.Embedding(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))) == {"1.weight"}
+    narrow = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.complex64))
+    assert names_of(narrow) == {"0.weight"}
     with pytest.raises(ValueError, match="algorithm Muon: there is no hidden matrix"):
         optimizer_of(nn.Embedding(3, 4), algorithm="Muon")
 
