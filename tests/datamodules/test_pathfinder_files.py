@@ -115,21 +115,6 @@ def test_path_x_killed_halfway_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     assert drawn == [1, 2] and contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
-def test_parts_are_kept_until_the_data_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
-) -> None:
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("lra_ssm.datamodules.base.write_manifest", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            generated(tmp_path).prepare_data()
-    monkeypatch.setattr(blocks, "generate_block", interrupt)
-    assert prepared(generated(tmp_path)).provenance()["examples"] == {"train": 16, "val": 2, "test": 2}
-    assert not list(tmp_path.rglob(".parts-*"))
-
-
 def test_the_page_exports_what_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs/pathfinder.md").read_text()
     (script,) = [block for block in page.split("```python\n")[1:] if "metadata" in block]

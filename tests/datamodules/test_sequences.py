@@ -130,24 +130,6 @@ def test_targets_at_positions(tmp_path: Path) -> None:
     assert found.lengths.tolist() == [2, 3, 4]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_every_document_once_and_buckets_pad_less(tmp_path: Path, num_workers: int) -> None:
-    def padding(**settings: Any) -> int:
-        data = prepared(Documents(root=str(tmp_path), num_workers=num_workers, **settings), "fit")
-        batches = list(data.train_dataloader())
-        data.teardown()
-        assert sorted(torch.cat([b.inputs[:, 0] for b in batches]).tolist()) == [d[0] for d in DOCUMENTS]
-        return sum(b.inputs.numel() - int(b.lengths.sum()) for b in batches)
-
-    assert padding(bucket_batches=100) < padding()
-
-
-def test_a_checkpoint_of_other_buckets_is_refused(tmp_path: Path) -> None:
-    state = prepared(Documents(root=str(tmp_path), bucket_batches=9), "fit").train_dataloader().state_dict()
-    with pytest.raises(InputError, match="cannot resume in the middle of the data: .*bucket_batches 9"):
-        prepared(Documents(root=str(tmp_path)), "fit").train_dataloader().load_state_dict(state)
-
-
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 

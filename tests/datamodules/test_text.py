@@ -1,8 +1,6 @@
 """LRA's Text: layouts of IMDb's reviews, tokens, the reviews that are held out."""
 
-import io
 import random
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,8 @@ from lra_ssm.datamodules.characters import EOS_ID, SPECIALS
 from lra_ssm.datamodules.text import HUB, read_reviews
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import sequences
-from tests.datamodules.image_helpers import real_data
+from tests.datamodules.image_helpers import real_data, write_tar
+from tests.datamodules.language import corpora
 
 WORDS = 'a bad "good" film, isn\'t it? <br /> Überraschung naïve 映画 \U0001f3ac'.split(" ")
 TINY = {f"{split}/{name}/0_1.txt": "x" for split in ("train", "test") for name in ("neg", "pos")}
@@ -51,25 +50,17 @@ def write_archive(path: Path, reviews: dict[str, str], extra: dict[str, bytes] |
     names = list(members)
     random.Random(1).shuffle(names)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz") as archive:
-        for name in names:
-            info = tarfile.TarInfo(name)
-            info.size = len(members[name])
-            archive.addfile(info, io.BytesIO(members[name]))
-    return path
+    return write_tar(path, {name: members[name] for name in names})
 
 
 def write_parquet(folder: Path, reviews: dict[str, str]) -> Path:
-    import pyarrow
-    import pyarrow.parquet
-
-    folder.mkdir(parents=True)
     for split in ("train", "test"):
         rows = [
             {"text": text, "label": int("/pos/" in name)} for name, text in reviews.items() if name.startswith(split)
         ]
         random.Random(2).shuffle(rows)
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{split}-00000-of-00001.parquet")
+        columns = {name: [row[name] for row in rows] for name in ("text", "label")}
+        corpora.write_parquet(folder / f"{split}-00000-of-00001.parquet", columns)
     return folder
 
 

@@ -46,14 +46,6 @@ def test_named_splits(names: dict[str, str], tmp_path: Path) -> None:
     assert sum(map(len, found(tmp_path, documents="line", splits="hash").values())) == 6
 
 
-def test_held_out_from_train_only(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "train.jsonl", [f"train {n}" for n in range(200)])
-    only = found(tmp_path)
-    assert set(only) == {"train", "val"} and 70 < len(only["val"]) < 130
-    write_jsonl(tmp_path / "test.jsonl", ["test"])
-    assert found(tmp_path) == only | {"test": ["test"]}
-
-
 def test_adding_files_moves_no_document(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "b.jsonl", [f"document {n}" for n in range(100)])
     before = found(tmp_path)
