@@ -56,7 +56,7 @@ def download(file: Remote, root: Path, below: str = "") -> Path:
                     code = error.code if isinstance(error, HTTPError) else 500
                     if code == 416:  # the part is longer than the file
                         part.unlink(missing_ok=True)
-                    if attempt == _TRIES - 1 or (code < 500 and code not in (408, 416, 429)):
+                    if attempt == _TRIES - 1 or code in (401, 403, 404, 410):
                         raise InputError(f"{file.url}: cannot be downloaded to {path} ({error})") from error
                     time.sleep(2**attempt)
             if wrong := _wrong(file, part):

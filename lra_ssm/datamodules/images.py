@@ -127,14 +127,10 @@ class PublishedImages(ImageData):
     def fetch(self) -> None:
         if self.source == "huggingface":
             self.hub.fetch(self.data_root)
-        elif self.source == "original" and not self._is_elsewhere():
+        own = (self.data_root / place / marker for place in self.places[1:] for marker in self.markers)
+        if self.source == "original" and not any(file.exists() for file in own):
             for file in self.downloads:
                 download(file, self.data_root, self.places[0])
-
-    def _is_elsewhere(self) -> bool:
-        """Whether a user's own files are below the root."""
-        files = (self.data_root / place / marker for place in self.places[1:] for marker in self.markers)
-        return any(file.exists() for file in files)
 
 
 class ImageDataset(BatchDataset):

@@ -13,7 +13,7 @@ import torch
 from lra_ssm.datamodules import Pathfinder, parts
 from lra_ssm.datamodules import download as download_module
 from lra_ssm.datamodules.download import Remote
-from lra_ssm.datamodules.pathfinder import blocks, module
+from lra_ssm.datamodules.pathfinder import generator, module
 from lra_ssm.datamodules.pathfinder.generator import generate_block
 from lra_ssm.datamodules.pathfinder.reader import read_images, read_listing
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, settings_for
@@ -110,7 +110,7 @@ def test_path_x_killed_halfway_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     (left,) = tmp_path.glob("killed/pathfinder/.parts-*")
     assert sorted(path.name[:12] for path in left.iterdir()) == [".unfinished-", "000000"]
     drawn: list[int] = []
-    monkeypatch.setattr(blocks, "generate_block", lambda *block: drawn.append(block[2]) or generate_block(*block))
+    monkeypatch.setattr(generator, "generate_block", lambda *block: drawn.append(block[2]) or generate_block(*block))
     prepared(path_x(tmp_path / "killed"))
     assert drawn == [1, 2] and contents(tmp_path / "killed") == contents(tmp_path / "whole")
 

@@ -21,8 +21,7 @@ from lra_ssm.datamodules.base import setting
 from lra_ssm.datamodules.download import fetch_lra, find_lra
 from lra_ssm.datamodules.images import ImageData, Pixels, PixelSequence, random_split
 from lra_ssm.datamodules.parts import Parts
-from lra_ssm.datamodules.pathfinder.blocks import draw_block
-from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION
+from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, draw_block
 from lra_ssm.datamodules.pathfinder.reader import metadata_files, read_images, read_listing
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, settings_for
 from lra_ssm.datamodules.processes import ordered_map
