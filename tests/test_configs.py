@@ -130,6 +130,8 @@ OFF = (
 OFF_IN_NETWORKS = {
     "model.init_args.network.init_args.padding": AS_BEFORE["network.padding"],
     "model.init_args.network.init_args.embedding_std": AS_BEFORE["network.embedding_std"],
+    "model.init_args.network.init_args.embedding": AS_BEFORE["network.embedding"],
+    "model.init_args.network.init_args.layer.init_args.learn_B": AS_BEFORE["S4D.learn_B"],
     "model.init_args.network.init_args.layer.init_args.discretization": AS_BEFORE["S4D.discretization"],
 }
 OFF_NAMES = {name.rpartition(".")[2] for name in OFF}
@@ -157,7 +159,7 @@ def test_every_setting_of_model_and_data_stands_in_the_file(path):
         takes = inspect.signature(cls).parameters
         missing = {name for name, parameter in takes.items() if parameter.default is not none} - given.keys()
         settings = cls is OptimizerSettings or issubclass(cls, NetworkTask)
-        missing -= OFF_NAMES if settings else {"padding", "embedding_std", "discretization"}
+        missing -= OFF_NAMES if settings else {"padding", "embedding_std", "embedding", "discretization", "learn_B"}
         assert not missing and given.keys() <= takes.keys(), f"{path} leaves {missing} of {cls.__name__} to a default"
 
 
