@@ -10,7 +10,6 @@ import yaml
 
 from lra_ssm import shipped
 from lra_ssm.cli.configs import readiness
-from lra_ssm.cli.run_facts import _config_file
 from lra_ssm.cluster.folder import folder_of
 from lra_ssm.cluster.script import read_profile
 from lra_ssm.cluster.sweep import read_sweep
@@ -42,12 +41,6 @@ def test_configs_that_are_no_plain_files_are_read_as_they_are(tmp_path, capsys):
     os.close(writes)
     pipe = f"/dev/fd/{reads}"
     assert "experiment: piped" in printed(["fit", "-c", "quickstart", "-c", pipe, "--print_config"], capsys)
-
-
-def test_a_card_names_the_config_that_was_used():
-    assert _config_file("lightning fit --config mnist/s4d") == "configs/mnist/s4d.yaml"
-    assert _config_file("lightning fit --config=configs/mnist/s4d.yaml --seed=1") == "configs/mnist/s4d.yaml"
-    assert _config_file(f"lightning fit --config my.yaml --experiment=mnist/s4d --model={'x' * 300}") is None
 
 
 def test_a_file_of_that_name_goes_first(tmp_path, capsys):

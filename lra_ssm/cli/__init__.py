@@ -27,13 +27,19 @@ COMMANDS = {
     "prepare": ("lra_ssm.cli.prepare:main", "prepare a dataset: download, generate, or read its files"),
     "submit": ("lra_ssm.cli.submit:main", "run a sweep: one Slurm array, or some runs at a time here"),
     "status": ("lra_ssm.cli.status:main", "show where each run of a sweep stands"),
-    "generate": ("lra_ssm.cli.generate:main", "continue texts with a language model"),
-    "score": ("lra_ssm.cli.score:main", "print a language model's perplexity and bits per byte of any text"),
-    "pull": ("lra_ssm.cli.pull:main", "fetch a saved model: the Hub, wandb; or list the names we know"),
-    "push": ("lra_ssm.cli.push:main", "share a trained run: a folder, the Hub, wandb; with its card"),
-    "export": ("lra_ssm.cli.export:main", "write a checkpoint, or the average of several, as a saved model"),
-    "inspect": ("lra_ssm.cli.inspect:main", "show what a trained model remembers, and what in it is near instability"),
-    "coordcheck": ("lra_ssm.cli.coordcheck:main", "check over widths whether a model's settings hold for a wider one"),
+    "generate": ("lra_ssm.cli.text:generate", "continue texts with a language model"),
+    "score": ("lra_ssm.cli.text:score", "print a language model's perplexity and bits per byte of any text"),
+    "pull": ("lra_ssm.cli.models:pull", "fetch a saved model: the Hub, wandb; or list the known names"),
+    "push": ("lra_ssm.cli.models:push", "share a trained run: a folder, the Hub, wandb; with its card"),
+    "export": ("lra_ssm.cli.models:export", "write a checkpoint, or the average of several, as a saved model"),
+    "inspect": (
+        "lra_ssm.cli.inspect:inspect",
+        "show what a trained model remembers, and what in it is near instability",
+    ),
+    "coordcheck": (
+        "lra_ssm.cli.coordcheck:coordcheck",
+        "check over widths whether a model's settings hold for a wider one",
+    ),
     "doctor": ("lra_ssm.cli.doctor:main", "show what a bug report needs, and run every backend"),
 }
 

@@ -147,7 +147,7 @@ def test_the_tokenizer_is_kept_beside(tmp_path: Path) -> None:
         language_model().save_pretrained(tmp_path / name, tokenizer=given)
         assert load_tokenizer(tmp_path / name).digest == tokenizer.digest
     for given in (tmp_path / "none", tmp_path / "a/config.json", tmp_path):
-        with pytest.raises(InputError, match=r"is no vocabulary\.json or tokenizer\.json, nor a folder with one"):
+        with pytest.raises(InputError, match=r"is not a vocabulary\.json or tokenizer\.json, or a folder with one"):
             language_model().save_pretrained(tmp_path / "d", tokenizer=given)
     assert not (tmp_path / "d").exists()
 
@@ -258,11 +258,11 @@ def test_configurations_that_cannot_be_read(folder: Path) -> None:
     assert "cannot be built" in refused(folder)
     (folder / "config.json").write_text('{"a": 1}')
     assert "its config.json has no known layout: keys ['a']" in refused(folder)
-    for text, said in {"{": "config.json is no JSON", "[]": "config.json is JSON, but no object"}.items():
+    for text, said in {"{": "config.json is not valid JSON", "[]": "config.json is not a JSON object"}.items():
         (folder / "config.json").write_text(text)
         assert said in refused(folder)
     (folder / "config.json").unlink()
-    assert "has no config.json: it is no saved model; it holds model.safetensors" in refused(folder)
+    assert "has no config.json: it is not a saved model; it holds model.safetensors" in refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_tensors_that_do_not_fit(folder: Path) -> None:
     assert f"{name} is of torch.int64, not torch.float32" in refused(folder)
     for damage in (b"", b"\0" * 100, file.read_bytes()[:-1]):
         file.write_bytes(damage)
-        assert "model.safetensors is damaged or no safetensors file" in refused(folder)
+        assert "model.safetensors is damaged or not a safetensors file" in refused(folder)
     file.unlink()
     assert "has no model.safetensors; it holds config.json" in refused(folder)
 
@@ -322,6 +322,21 @@ def test_tensors_that_do_not_fit(folder: Path) -> None:
 class Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("was-run",)
+
+
+def test_a_pickle_in_parts_is_read_where_it_is_asked_for(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names, parts = [*weights], ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
+    for part, own in zip(parts, (names[:3], names[3:]), strict=True):
+        torch.save({name: weights[name] for name in own}, folder / part)
+    index = {"weight_map": {name: parts[i >= 3] for i, name in enumerate(names)}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert f"{parts[0]} is a pickle" in refused(folder)
+    loaded = LanguageModel.from_pretrained(folder, allow_pickle=True).state_dict()
+    assert all(torch.equal(loaded[name], weights[name]) for name in names)
+    (folder / parts[1]).unlink()
+    assert f"has no {parts[1]}; it holds" in refused(folder, allow_pickle=True)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "best.ckpt"])
@@ -341,7 +356,7 @@ def test_a_pickle_is_read_where_it_is_asked_for_and_never_run(
     assert f"{name} cannot be read as tensors" in refused(folder, allow_pickle=True)
     assert not (tmp_path / "was-run").exists()
     torch.save([1], folder / name)
-    assert f"{name} holds no tensors by name, but a list" in refused(folder, allow_pickle=True)
+    assert f"{name} holds a list, not tensors by name" in refused(folder, allow_pickle=True)
 
 
 # --- writing ---
