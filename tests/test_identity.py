@@ -46,7 +46,7 @@ def resolved(name, **trainer):
 SINCE = (
     "cosine_by", "norm_weight_decay", "embedding_weight_decay", "learn_B", "algorithm", "arguments", "schedule",
     "schedule_arguments", "ema_decay", "label_smoothing", "class_weights", "metrics", "width", "padding",
-    "discretization", "embedding_std",
+    "discretization", "embedding_std", "embedding",
 )  # fmt: skip
 
 

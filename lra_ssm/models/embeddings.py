@@ -46,7 +46,7 @@ class PositionEmbedding(nn.Embedding):
         max_length: M, not counting the class token.
         positions: "sinusoidal" (Vaswani et al. 2017, section 3.5), which are fixed, or "learned".
         class_token: put a learned vector, which starts at 0, at position 0.
-        dropout: of the sum, position by position.
+        embedding_dropout: of the sum, position by position.
 
     Raises:
         ValueError: a size or dropout is out of range, or there are no such positions.
@@ -62,17 +62,17 @@ class PositionEmbedding(nn.Embedding):
         max_length: int,
         positions: Literal["sinusoidal", "learned"] = "sinusoidal",
         class_token: bool = False,
-        dropout: float = 0.0,
+        embedding_dropout: float = 0.0,
     ) -> None:
         super().__init__(vocab_size, d_model)
         if max_length < 1:
             raise ValueError(f"PositionEmbedding max_length is {max_length}; it must be at least 1")
         if positions not in ("sinusoidal", "learned"):
             raise ValueError(f"PositionEmbedding positions is {positions!r}; it must be sinusoidal or learned")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"PositionEmbedding dropout is {dropout}; it must be at least 0 and below 1")
+        if not 0 <= embedding_dropout < 1:
+            raise ValueError(f"embedding_dropout is {embedding_dropout}; it must be at least 0 and below 1")
         self.max_length, self.extra_positions = max_length, int(class_token)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(embedding_dropout)
         self.class_token = nn.Parameter(torch.zeros(d_model)) if class_token else None
         M = max_length + self.extra_positions
         if positions == "learned":

@@ -164,7 +164,7 @@ def features_of(x):
     (lambda: build()(ids(L=8)), "inputs have 8 positions, and max_length is 7"),
     (lambda: build(max_length=0), "max_length is 0"),
     (lambda: build(positions="rope"), "positions is 'rope'; it must be sinusoidal or learned"),
-    (lambda: build(dropout=1.0), "PositionEmbedding dropout is 1.0"),
+    (lambda: build(embedding_dropout=1.0), "embedding_dropout is 1.0"),
     (lambda: PositionEmbedding(4, 7, 3), "d_model is 7; sinusoidal positions need an even number"),
     (lambda: MLPHead(8, 3, width=0), "head width is 0"),
     (lambda: features_of(ids()), "PositionEmbedding needs whole sequences: with it there are no packed documents"),
