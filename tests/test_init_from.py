@@ -33,7 +33,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
     for split in ("train", "val"):
         (tmp_path / f"text/{split}.txt").write_text("some text\n" * 8)
     network = {"class_path": "lra_ssm.models.LanguageModel", "init_args": NETWORK}
-    still = {"lr": 1e-30, "recurrent_lr": 0, "weight_decay": 0}
+    still = {"lr": 1e-30, "roles": {"recurrent": {"lr": 0}}, "weight_decay": 0}
     config = {
         "experiment": "tiny",
         "trainer": {"accelerator": "cpu", "max_steps": 2, "logger": False, "num_sanity_val_steps": 0,

@@ -244,7 +244,7 @@ def our_peer(row: Row, ways: Ways, network: nn.Module, steps: int, epoch_steps: 
     """A network of ours with the optimizer settings of our config."""
     settings = row.ours["optimizer"]
     if row.rate is not None:
-        settings |= {"lr": row.rate, "recurrent_lr": row.rate}
+        settings |= {"lr": row.rate}
     if ways.schedule:
         settings |= {"cosine_by": "epoch", "min_lr_factor": 5e-6 / settings["lr"]}
     made = optimizer_and_schedule(network, OptimizerSettings.of(settings), steps, epoch_steps)

@@ -7,7 +7,7 @@
     set: {trainer.max_steps: 10000}             # of every run
     grid:                                       # every combination
       model.optimizer.lr: [0.001, 0.004]
-      model.optimizer.delta_lr_factor: {from: 0.001, to: 1.0, points: 4, scale: log}
+      model.optimizer.roles.delta.lr_factor: {from: 0.001, to: 1.0, points: 4, scale: log}
       model.network.layer.complex_A, model.network.layer.bias: [[true, true], [true, false]]   # go together
     variants:                                   # options that belong together, under a name
       one-block: {model.network.layer.num_blocks: 1}

@@ -7,7 +7,7 @@ from typing import Any
 
 from lra_ssm.results.collect import RunRecord, load_yaml
 from lra_ssm.results.settings import ABSENT, Settings, counting, differing, shown
-from lra_ssm.runs.identity import DATA_NEUTRAL
+from lra_ssm.runs.identity import DATA_NEUTRAL, ends
 from lra_ssm.shipped import FOLDERS, PACKAGE
 
 LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
@@ -130,7 +130,7 @@ def _named(settings: Settings, row: Row) -> list[tuple[str | None, Any]]:
     """What a row fixes, by the names that a run's settings have for it; None for what no setting is called."""
     found = []
     for name, value in row.settings:
-        keys = [key for key in settings if f".{key}".endswith(f".{name}")]
+        keys = [key for key in settings if name in ends(key)]
         found.append((keys[0] if len(keys) == 1 else None, value))
     return found
 

@@ -94,7 +94,7 @@ def resolve(name: str, keys: Collection[str]) -> str:
     name = SEED if name == "seed" else name
     if name in keys:
         return name
-    found = sorted(key for key in keys if key.endswith(f".{name}"))
+    found = sorted(key for key in keys if name in ends(key))
     if len(found) == 1:
         return found[0]
     if found:

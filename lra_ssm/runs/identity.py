@@ -53,8 +53,6 @@ DATA_NEUTRAL = ("root", "eval_batch_size", "num_workers", "pin_memory")
 AS_BEFORE: dict[str, Any] = {
     "StableSSM.learn_B": True,
     "optimizer.cosine_by": "step",
-    "optimizer.norm_weight_decay": None,
-    "optimizer.embedding_weight_decay": None,
     "optimizer.algorithm": "AdamW",
     "optimizer.arguments": {},
     "optimizer.schedule": "cosine",
@@ -251,6 +249,7 @@ def short_names(keys: Collection[str]) -> dict[str, str]:
 
 
 def ends(key: str) -> list[str]:
-    """A dotted name's ends, the shortest first."""
+    """A dotted name's ends, the shortest first. A role is a part of each: its rate is `recurrent.lr`, not `lr`."""
     parts = key.split(".")
-    return [".".join(parts[i:]) for i in range(len(parts) - 1, -1, -1)]
+    shortest = 2 if ".roles." in key else 1
+    return [".".join(parts[i:]) for i in range(len(parts) - shortest, -1, -1)]

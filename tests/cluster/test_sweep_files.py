@@ -8,7 +8,7 @@ from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.cluster.sweep import read_sweep
 from lra_ssm.ops.parameterization import FORMS
 from tests.each import each
-from tests.test_configs import LAYER, NETWORK, OPTIMIZER, PUBLISHED, load, values
+from tests.test_configs import CONFIGS, LAYER, NETWORK, OPTIMIZER, PUBLISHED, parsed, values
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "slurm/sweeps").glob("*.yaml"))
@@ -102,21 +102,21 @@ def test_the_ablation_has_every_cell_of_table_1():
 def test_the_learning_rates_are_those_of_tables_2_and_3(name, where):
     """Wang & Li 2024: learning rates by parameterizations, three seeds; every parameter has the swept rate."""
     found = [run.changes for run in runs("stable-ssm") if run.config.parent.name == name]
-    assert all(change["model.optimizer.recurrent_lr"] == change[LR] for change in found)
     table = next(t for t in PUBLISHED["tables"] if (t["paper"], t["where"]) == ("wang2024", where))
     printed = {(row["settings"]["parameterization"], row["settings"]["lr"]) for row in table["rows"]}
     cells = [(change[FORM], change[LR], change["seed_everything"]) for change in found]
     assert set(cells) == {(*cell, seed) for cell in printed for seed in range(3)} and len(cells) == 84
-    assert load(f"{name}/stable_ssm")[OPTIMIZER + "delta_lr_factor"] == 1
+    roles = parsed(CONFIGS / f"{name}/stable_ssm.yaml")["model"]["init_args"]["optimizer"]["roles"]
+    assert roles["recurrent"]["lr_factor"] == 1 and "delta" not in roles
 
 
 def test_the_language_models_of_figure_4():
     """Wang & Li 2024, fig. 4 and 7; the recurrent rate keeps its share."""
     found = runs("stable-ssm-wikitext103")
-    rates = [(run.changes[LR], run.changes["model.optimizer.recurrent_lr"]) for run in found]
+    rates = [(run.changes[LR], run.changes["model.optimizer.roles.recurrent.lr"]) for run in found]
     assert all(recurrent == pytest.approx(0.8 * rate) for rate, recurrent in rates)
     forms = {name for name, time in FORMS if time == "discrete"} - {"clip"}
     cells = {(run.changes[FORM], run.changes[LR]) for run in found}
     assert cells == {(form, rate) for form in forms for rate in (0.002, 0.005, 0.01)} and len(found) == 18
     first = resolved(found[0])
-    assert first[LAYER + "parameterization"] == "direct" and first[OPTIMIZER + "recurrent_lr"] == 0.0016
+    assert first[LAYER + "parameterization"] == "direct" and first[OPTIMIZER + "roles.recurrent.lr"] == 0.0016

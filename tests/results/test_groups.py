@@ -183,7 +183,7 @@ def layer(name, **settings):
     return {"model.init_args.network.init_args.layer": {"class_path": name, "init_args": settings}}
 
 
-FIVE = ("lr", "recurrent_lr", "warmup_steps", "weight_decay", "delta_weight_decay")
+FIVE = ("lr", "roles.recurrent.lr", "warmup_steps", "weight_decay", "roles.delta.weight_decay")
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_every_row_is_some_runs_or_says_why_it_is_none(monkeypatch):
 
 def test_a_row_that_no_run_can_repeat_stands_in_a_note(tmp_path):
     layer, optimizer = "model.init_args.network.init_args.layer.init_args", "model.init_args.optimizer"
-    changes = {f"{layer}.parameterization": "direct", f"{optimizer}.lr": 5e-6, f"{optimizer}.recurrent_lr": 5e-6}
+    changes = {f"{layer}.parameterization": "direct", f"{optimizer}.lr": 5e-6}
     make_run(tmp_path, "mnist/stable_ssm", changes=changes)
     (one,) = group(read(tmp_path))
     assert one.comparable is None and one.difference is None

@@ -46,13 +46,13 @@ def test_settings_that_differ_are_counted_and_all_told(tmp_path):
 
 
 def test_a_row_of_many_differences_names_the_rest_in_its_note(tmp_path):
-    keys = ("lr", "recurrent_lr", "weight_decay", "warmup_steps", "delta_weight_decay")
+    keys = ("lr", "roles.recurrent.lr", "weight_decay", "warmup_steps", "roles.delta.weight_decay")
     make_run(tmp_path)
     make_run(tmp_path, changes={f"model.init_args.optimizer.{key}": 0.77 for key in keys})
     rows, notes = rows_of(group(read(tmp_path)))
     assert rows[1]["settings that differ"].count("=") == 4 and rows[1]["settings that differ"].endswith(", 1 more")
     told = rows[1]["settings that differ"] + " ".join(notes)
-    assert all(f"{key}=0.77" in told for key in keys)
+    assert all(f"{key.removeprefix('roles.')}=0.77" in told for key in keys)
 
 
 def test_the_grid_has_the_average_where_all_six_tasks_are(tmp_path):

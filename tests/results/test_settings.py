@@ -52,7 +52,7 @@ def test_of_classes_that_differ_what_one_alone_has_is_not_told():
 def test_a_name_may_be_the_end_of_one():
     keys = [
         "model.optimizer.lr",
-        "model.optimizer.recurrent_lr",
+        "model.optimizer.roles.recurrent.lr",
         "model.network.dropout",
         "model.network.block.dropout",
     ]
@@ -63,7 +63,7 @@ def test_a_name_may_be_the_end_of_one():
         resolve("dropout", keys)
     with pytest.raises(InputError, match="no run has a setting 'dropuot'; did you mean 'dropout'"):
         resolve("dropuot", keys)
-    assert list(short_names(keys).values()) == ["lr", "recurrent_lr", "network.dropout", "block.dropout"]
+    assert list(short_names(keys).values()) == ["lr", "recurrent.lr", "network.dropout", "block.dropout"]
 
 
 @pytest.mark.parametrize(
