@@ -227,7 +227,7 @@ def test_a_key_within_a_key_of_the_same_name_is_named_whole(capsys):
 
 @pytest.mark.parametrize(
     ("command", "missing"),
-    {"status": "SWEEP", "submit": "SWEEP", "results": "RUNS", "generate": "CHECKPOINT_OR_NAME"}.items(),
+    {"submit": "SWEEP", "generate": "MODEL", "inspect": "CHECKPOINT"}.items(),
 )
 def test_what_a_command_needs_is_named(command, missing, capsys):
     said = refused([command], capsys)
