@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lra_ssm.cli.find_model import NamedNetwork
-    from lra_ssm.results.collect import RunRecord
+    from lra_ssm.runs.record import RunRecord
 
 
 def _check_destination(folder: Path, force: bool) -> None:
@@ -247,7 +247,7 @@ def push(
 
     from lra_ssm.cli.find_model import find, named_network
     from lra_ssm.cli.model_provenance import check_shareable
-    from lra_ssm.results.collect import read_run
+    from lra_ssm.runs.record import RunRecord
 
     kind, name = _parse_destination(destination)
     of_hub = {"--private": private, "--revision": revision, "--pull-request": pull_request}
@@ -261,7 +261,7 @@ def push(
         raise InputError(f"{found.run} has no {file.name}{'' if last else ': --last pushes its last.ckpt'}")
     if kind == "folder":
         _check_destination(Path(name), force)
-    record = read_run(found.run)
+    record = RunRecord.read(found.run)
     if not unfinished:
         check_shareable(record, file)
     model = named_network(str(file))
