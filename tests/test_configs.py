@@ -131,6 +131,8 @@ OFF = (
 OFF_IN_NETWORKS = {
     "model.init_args.network.init_args.padding": AS_BEFORE["network.padding"],
     "model.init_args.network.init_args.embedding_std": AS_BEFORE["network.embedding_std"],
+    "model.init_args.network.init_args.embedding": AS_BEFORE["network.embedding"],
+    "model.init_args.network.init_args.layer.init_args.learn_B": AS_BEFORE["S4D.learn_B"],
     "model.init_args.network.init_args.layer.init_args.discretization": AS_BEFORE["S4D.discretization"],
 }
 OFF_NAMES = {name.rpartition(".")[2] for name in OFF}
@@ -157,7 +159,8 @@ def test_every_setting_of_model_and_data_stands_in_the_file(path):
         takes = inspect.signature(cls).parameters
         missing = {name for name, parameter in takes.items() if parameter.default is not none} - given.keys()
         settings = cls is OptimizerSettings or issubclass(cls, NetworkTask)
-        missing -= {*OFF_NAMES, "roles"} if settings else {"padding", "embedding_std", "discretization"}
+        off = {"padding", "embedding_std", "embedding", "discretization", "learn_B"}
+        missing -= {*OFF_NAMES, "roles"} if settings else off
         assert not missing and given.keys() <= takes.keys(), f"{path} leaves {missing} of {cls.__name__} to a default"
 
 
@@ -338,7 +341,7 @@ def test_stable_ssm_differs_from_s4d_in_its_layer_alone(task):
     changed = {key for key in s4d.keys() & stable.keys() if s4d[key] != stable[key]}
     assert changed == {"experiment", NETWORK + "layer.class_path", LAYER + "parameterization"}
     assert {key for key in s4d.keys() ^ stable.keys()} == {
-        LAYER + key for key in ("tie_A", "tie_B", "tie_C", "form", "readout", "delta", "learn_B", "discretization")
+        LAYER + key for key in ("tie_A", "tie_B", "tie_C", "form", "readout", "delta", "discretization")
     }
     assert stable[LAYER + "parameterization"] == "best" and stable[LAYER + "form"] == "s4d"
 

@@ -50,7 +50,7 @@ def resolved(name, **trainer):
 SINCE = (
     "cosine_by", "learn_B", "algorithm", "arguments", "schedule",
     "schedule_arguments", "ema_decay", "label_smoothing", "class_weights", "metrics", "width", "padding",
-    "discretization", "embedding_std",
+    "discretization", "embedding_std", "embedding",
 )  # fmt: skip
 
 

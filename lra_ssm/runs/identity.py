@@ -71,7 +71,9 @@ AS_BEFORE: dict[str, Any] = {
     "TransformerBlock.mlp_dropout": 0.0,
     "network.padding": "masked",
     "network.embedding_std": None,
+    "network.embedding": None,
     "S4D.discretization": "zoh",
+    "S4D.learn_B": True,
 }
 # What Lightning takes precisions for, by their short names.
 PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
