@@ -70,9 +70,10 @@ def check_shareable(run: RunRecord, file: Path) -> None:
         scored = _scored(run, command)
         notes = "; ".join(filter(None, [scored.score_problem if scored.tested else "", why]))
         option = "" if file.name == "best.ckpt" else f" --ckpt_path={file}"
+        notes = f" ({notes})" if notes else ""
         raise InputError(
-            f"{run.path}: no complete {what} of its {file.name} is recorded{f' ({notes})' if notes else ''}: lightning"
-            f" {command} --config {run.path / 'config.yaml'}{option}, or --unfinished to push it without a {what} figure"
+            f"{run.path}: no complete {what} of its {file.name} is recorded{notes}: lightning {command} --config"
+            f" {run.path / 'config.yaml'}{option}, or --unfinished to push it without a {what} figure"
         )
 
 
