@@ -130,6 +130,8 @@ OFF = {
 OFF_IN_NETWORKS = {
     "model.init_args.network.init_args.padding": "masked",
     "model.init_args.network.init_args.embedding_std": None,
+    "model.init_args.network.init_args.embedding": None,
+    "model.init_args.network.init_args.layer.init_args.learn_B": True,
     "model.init_args.network.init_args.layer.init_args.discretization": "zoh",
 }
 OFF_NAMES = {name.rpartition(".")[2] for name in OFF}
@@ -156,7 +158,8 @@ def test_every_setting_of_model_and_data_stands_in_the_file(path):
         takes = inspect.signature(cls).parameters
         missing = {name for name, parameter in takes.items() if parameter.default is not none} - given.keys()
         settings = cls is OptimizerSettings or issubclass(cls, NetworkTask)
-        missing -= {*OFF_NAMES, "roles"} if settings else {"padding", "embedding_std", "discretization"}
+        off = {"padding", "embedding_std", "embedding", "discretization", "learn_B"}
+        missing -= {*OFF_NAMES, "roles"} if settings else off
         assert not missing and given.keys() <= takes.keys(), f"{path} leaves {missing} of {cls.__name__} to a default"
 
 
@@ -337,7 +340,7 @@ def test_stable_ssm_differs_from_s4d_in_its_layer_alone(task):
     changed = {key for key in s4d.keys() & stable.keys() if s4d[key] != stable[key]}
     assert changed == {"experiment", NETWORK + "layer.class_path", LAYER + "parameterization"}
     assert {key for key in s4d.keys() ^ stable.keys()} == {
-        LAYER + key for key in ("tie_A", "tie_B", "tie_C", "form", "readout", "delta", "learn_B", "discretization")
+        LAYER + key for key in ("tie_A", "tie_B", "tie_C", "form", "readout", "delta", "discretization")
     }
     assert stable[LAYER + "parameterization"] == "best" and stable[LAYER + "form"] == "s4d"
 

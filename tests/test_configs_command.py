@@ -158,7 +158,7 @@ class Derived(Base):
 def test_what_a_beginner_leaves_out_is_one_line_that_says_what_to_write(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "no model is given: give --config CONFIG (`lra-ssm configs`" in refused(["fit"], capsys)
-    for early in (["--model.network.layer.help", "lra_ssm.layers.B2S6"], ["--data.limit=3"]):
+    for early in (["--model.network.d_model=3"], ["--data.limit=3"]):
         assert "no class is given here; give it, or a --config" in refused(["fit", *early], capsys)
     Path("bad.yaml").write_text("experiment: x\nmodel: [1,\n  b: c: d\n")
     assert refused(["fit", "--config=bad.yaml"], capsys).startswith("bad.yaml, line 3: this is not valid YAML: ")

@@ -9,13 +9,14 @@ import torch
 from lra_ssm.cli.config import read_fit_options
 from lra_ssm.datamodules import ListOps
 from lra_ssm.errors import InputError
-from lra_ssm.runs.cost import Kernel, StepCost, _extrapolate, count_step, estimate, planned_steps
+from lra_ssm.runs.cost import _extrapolate, count_step, estimate, planned_steps
+from lra_ssm.runs.step_cost import Kernel, StepCost
 from tests.runner import FIT, SHORT, everything_below, fail, run_here
 
 
 @pytest.fixture(scope="module")
 def made():
-    found = read_fit_options(FIT[1:]).make(None)
+    found = read_fit_options(FIT[1:]).build(None)
     return found.task, found.data
 
 

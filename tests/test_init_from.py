@@ -146,7 +146,7 @@ def test_a_folder_of_ours_that_is_of_another_network(command: list[str], tmp_pat
     config = json.loads(Path("b2s6/config.json").read_text())
     config["network"]["init_args"]["block"] = "theirs.Block"
     Path("b2s6/config.json").write_text(json.dumps(config))
-    assert "its network is made with theirs.Block" in refused([*command, "--init_from=b2s6"], capsys)
+    assert "its network is built with theirs.Block" in refused([*command, "--init_from=b2s6"], capsys)
 
 
 def warned(out: str) -> str:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lra_ssm.runs.cost import GPUS, CountStep, seconds_on
+from lra_ssm.runs.cost import GPUS, seconds_on
+from lra_ssm.runs.step_cost import CountStep
 
 CPU = torch.device("cpu")
 

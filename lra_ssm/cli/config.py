@@ -175,7 +175,7 @@ def _parser(command: str) -> LightningArgumentParser:
 
 # What the model gives a class of each kind, and a configuration does not.
 _BUILDER_GIVES = {"layer": {"d_model"}, "block": {"d_model", "layer"}, "pooling": {"d_model"},
-                  "head": {"d_model", "num_classes"}}  # fmt: skip
+                  "head": {"d_model", "num_classes"}, "embedding": {"vocab_size", "d_model"}}  # fmt: skip
 
 
 def _explain(command: str, option: str, name: str) -> NoReturn:

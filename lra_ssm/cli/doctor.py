@@ -68,7 +68,7 @@ def _show_installation() -> list[str]:
     command = shutil.which("lightning")
     if command and b"lra_ssm.cli" not in Path(command).read_bytes()[: 1 << 14]:
         return [
-            f"{command} is another package's: use lra-ssm, or install lra-ssm again (pip install --force-reinstall)"
+            f"{command} belongs to another package: use lra-ssm, or install it again (pip install --force-reinstall)"
         ]
     if not gpus and Path("/proc/driver/nvidia/version").exists():
         built = torch.version.cuda or "no CUDA"
@@ -126,7 +126,8 @@ def _largest_error(device: Any, backend: str, discretization: str) -> float:
     def randn(*size: int) -> torch.Tensor:
         return torch.randn(*size, generator=random)
 
-    inputs: dict[str, Any] = {"u": randn(B, D, L), "delta": 0.1 * randn(B, D, L), "D": randn(D), "delta_bias": randn(D) - 4}
+    inputs: dict[str, Any] = {"u": randn(B, D, L), "delta": 0.1 * randn(B, D, L)}
+    inputs |= {"D": randn(D), "delta_bias": randn(D) - 4}
     if discretization == "euler":
         inputs |= {"A": ops.initialize_A("real", N).repeat(D, 1), "B": randn(B, 1, N, L), "C": randn(B, 1, N, L)}
     else:
@@ -136,8 +137,9 @@ def _largest_error(device: Any, backend: str, discretization: str) -> float:
     weights = randn(B, D, L)
 
     def results(dtype: Any, by: str) -> list[torch.Tensor]:
-        own: dict[str, Any] = {name: x.to(device, dtype.to_complex() if x.is_complex() else dtype) for name, x in inputs.items()}
-        own = {name: x.requires_grad_() for name, x in own.items()}
+        own: dict[str, Any] = {}
+        for name, x in inputs.items():
+            own[name] = x.to(device, dtype.to_complex() if x.is_complex() else dtype).requires_grad_()
         options: dict[str, Any] = {"delta_softplus": True, "discretization": discretization, "backend": by}
         y: Any = ops.selective_scan(**own, **options)
         return [y.detach(), *torch.autograd.grad(y, list(own.values()), weights.to(y))]

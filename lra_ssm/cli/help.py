@@ -18,7 +18,6 @@ CHOICES: dict[str, tuple[type, ...]] = {
     "--model": (tasks.Classification, tasks.Regression, tasks.LanguageModelling),
     "--model.network": (
         models.Classifier, models.DualEncoder, models.Regressor, models.LanguageModel,
-        models.NumberClassifier, models.NumberDualEncoder, models.PositionClassifier, models.PositionDualEncoder,
     ),
     "--model.network.layer": (
         layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.DeepLinearSSM,
@@ -28,6 +27,7 @@ CHOICES: dict[str, tuple[type, ...]] = {
         layers.S4Block, layers.S5Block, layers.MambaBlock, layers.Mamba2Block, layers.HyenaBlock,
         layers.TransformerBlock,
     ),
+    "--model.network.embedding": (models.ScalarEmbedding, models.PositionEmbedding),
     "--model.network.pooling": (models.MeanPooling, models.FirstPooling, models.LastPooling, models.MaxPooling),
     "--model.network.head": (
         models.LinearHead, models.MLPHead, models.NLIHead, models.LRAPairHead, models.LogitPairHead,
@@ -58,7 +58,7 @@ def describe(parser: Any, command: str) -> None:
 
 
 _FLAGS = [
-    "--config FILE        a YAML file or a shipped config's name (`lra-ssm configs`); the later over the earlier",
+    "--config FILE        a YAML file, or a name of `lra-ssm configs`; the later over the earlier",
     "--print_config       print the whole configuration, and do nothing",
 ]
 _SCORING = ["--allow-pickle       read a saved model's weights from a pickle, only tensors"]
@@ -68,7 +68,7 @@ _FURTHER = {
         "--fresh              start <run_id>-2, -3, … next to a finished run",
         "--strict-resume      refuse to resume a run with other code",
         "--allow-pickle       read the weights of --init_from from a pickle, only tensors",
-        "--estimate [GPU]     print what a training step costs and how long the run takes (H100), and train nothing",
+        "--estimate [GPU]     print what a step costs and how long the run takes; train nothing",
     ],
     "validate": [*_FLAGS, *_SCORING],
     "test": [*_FLAGS, *_SCORING],

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from lra_ssm.checkpoints import check_shapes
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.runs.checkpoints import load_checkpoint
-from lra_ssm.runs.provenance import SOURCE, changed, code_version
+from lra_ssm.runs.provenance import SOURCE, VERSION, changed, code_version
 
 EXAMPLES = 3  # odd, so that another size is not easily mistaken for the batch's
 _LENGTH = 61  # positions of the random sequences of `check_layers`; no width is as large
@@ -146,7 +146,7 @@ def check_checkpoint(
         print(squeeze(f"note: {line}"))
     check_shapes(task.state_dict(), state["state_dict"], str(path))
     changes = [f"{path} was made with other code: {other}"] if (other := changed(state.get(SOURCE), source)) else []
-    made_by = state.get("lra_ssm_code_version")
+    made_by = state.get(VERSION)
     if resuming and made_by != code_version():
         changes.insert(0, f"{path} was made by lra_ssm {made_by}, this is {code_version()}")
     if changes and strict:

@@ -189,19 +189,17 @@ def identify(loggers: Sequence[Any], folder: Path, record: Mapping[str, Any]) ->
             given.pop("anonymous", None)  # or wandb warns that it has no effect
         logger._id, logger._name, logger._save_dir = given["id"], given["name"], given["dir"]
         found = {"id": given["id"]}
-        _begin(logger)
     return found
 
 
-def _begin(logger: WandbLogger) -> None:
-    """Begin wandb's run. Raises InputError, such as for a missing account."""
-    import wandb
-
-    try:
-        logger.experiment  # noqa: B018
-    except wandb.Error as error:
-        remedy = "trainer.logger.offline=true (or WANDB_MODE=offline) needs no account and no server"
-        raise InputError(f"wandb: {str(error).rstrip('. ')}; {remedy}") from error
+def begin(loggers: Sequence[Any]) -> None:
+    """Begin the loggers' runs in wandb. Raises InputError, such as for a missing account."""
+    for logger in _of_wandb(loggers):
+        try:
+            logger.experiment  # noqa: B018
+        except sys.modules["wandb"].Error as error:
+            remedy = "trainer.logger.offline=true (or WANDB_MODE=offline) needs no account and no server"
+            raise InputError(f"wandb: {str(error).rstrip('. ')}; {remedy}") from error
 
 
 def _wandb_settings() -> dict[str, Any]:

@@ -37,6 +37,13 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def with_end(starts: list[dict[str, Any]], when: Any) -> list[dict[str, Any]]:
+    """Return a run's attempts; the last one ended at `when` if it has no end yet and `when` is after its beginning."""
+    if starts and "ended" not in starts[-1] and isinstance(when, str) and when >= str(starts[-1].get("time")):
+        starts[-1]["ended"] = when
+    return starts
+
+
 @cache
 def code_version() -> str:
     """Return the version and a digest of this package's code that computes, C++ included."""

@@ -38,9 +38,10 @@ from lra_ssm.runs.identity import (
     set_beyond_defaults,
     what_counts,
 )
-from lra_ssm.runs.loggers import CSVRunLogger, WriteProgress, attach, finish, identify, summarize
+from lra_ssm.runs.loggers import CSVRunLogger, WriteProgress, attach, begin, finish, identify, summarize
 from lra_ssm.runs.provenance import (
     SOURCE,
+    VERSION,
     changed_inputs,
     changed_weights,
     code_version,
@@ -49,6 +50,7 @@ from lra_ssm.runs.provenance import (
     now,
     other_code,
     user_source,
+    with_end,
 )
 from lra_ssm.runs.record import INPUTS, data_digests, read_object
 from lra_ssm.runs.stop import StopOnSignal, Stopped, requeue
@@ -64,8 +66,6 @@ from lra_ssm.runs.trainer import (
 )
 from lra_ssm.tables import wrapped
 
-CONFIG = "lra_ssm_config"  # in a checkpoint: the run's resolved configuration
-
 
 class Weights(Protocol):
     """Weights that a new run starts from, if not a checkpoint's that the Trainer loads."""
@@ -73,17 +73,6 @@ class Weights(Protocol):
     def load(self, task: LightningModule) -> None: ...
 
     def check_tokenizer(self, data: LightningDataModule) -> None: ...
-
-
-def choose_directory(folder: Path, run_id: str, fresh: bool = False) -> Path:
-    """Return <folder>/<run_id>; with `fresh` the first of <run_id>-2, -3, … that is not finished.
-
-    An unfinished fresh run is resumed by the same command, as any other."""
-    path, number = folder / run_id, 2
-    while fresh and (number == 2 or Run(path).finished):
-        path = folder / f"{run_id}-{number}"
-        number += 1
-    return path
 
 
 class Run(RunDirectory):
@@ -195,7 +184,7 @@ class Run(RunDirectory):
         if own and init_from and (changed := changed_weights(self.record, init_from[0])):
             print(to_one_line(f"warning: {self.path} began with {changed}: it goes on from its own"))
         elif not own and ckpt_path:
-            self.checkpoint = check_begun_from(Path(ckpt_path), self.config or {}, self.neutral)
+            self.checkpoint = start.check_begun_from(Path(ckpt_path), self.config or {}, self.neutral)
         weights = init_from[1] if init_from and self.checkpoint is None else None
         start.make_ready(trainer, task, data, self.checkpoint, weights, prepare, self.source, strict)
         start.check_before_fit(trainer, task, data, check_layer)
@@ -254,7 +243,7 @@ class Run(RunDirectory):
         self.source = user_source(self.config, objects)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, SaveLast):
-                callback.made_by = {"lra_ssm_code_version": code_version(), SOURCE: self.source, CONFIG: self.config}
+                callback.made_by = {VERSION: code_version(), SOURCE: self.source, start.CONFIG: self.config}
 
     def _changed_settings(self) -> str:
         """Which settings differ from those that the run began with: a default may have changed."""
@@ -305,6 +294,7 @@ class Run(RunDirectory):
         self._loggers = trainer.loggers
         if in_wandb := identify(trainer.loggers, self.path, {**self.record, **record}) or self.record.get("wandb"):
             record["wandb"] = in_wandb
+        begin(trainer.loggers)
         if manifest is not None:
             record["data"] = manifest
             print(wrapped(to_one_line(data.describe())))
@@ -325,7 +315,7 @@ class Run(RunDirectory):
         assert self.config is not None
         before = self.record
         # A killed attempt has left no end, but the time when it last wrote how far it was.
-        attempts = _with_end(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
+        attempts = with_end(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
         inputs = input_digests(data, init_from)
         if own:
             inputs["weights"] = before.get(INPUTS, {}).get("weights", {})
@@ -388,7 +378,7 @@ class Run(RunDirectory):
 
     def _ended(self) -> dict[str, Any]:
         """For the record: its attempts, this one ended; nothing before it began."""
-        return {"starts": _with_end(self.record.get("starts", []), now())} if self._begun else {}
+        return {"starts": with_end(self.record.get("starts", []), now())} if self._begun else {}
 
     def close(self) -> None:
         """Release the directory; a run that began and has not ended is recorded as interrupted."""
@@ -399,34 +389,6 @@ class Run(RunDirectory):
             pass
         finally:
             self.release()
-
-
-def check_begun_from(checkpoint: Path, config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> Path:
-    """Return the checkpoint of another run if it was made with the same task and data settings.
-
-    Raises InputError if there is none, or if they differ.
-    """
-    if not checkpoint.is_file():
-        raise InputError(f"checkpoint {checkpoint} does not exist")
-    before = load_checkpoint(checkpoint).get(CONFIG)
-    if isinstance(before, dict):
-        theirs, ours = (what_counts({"trainer": {}, **each}, neutral) for each in (before, config))
-        changed = [
-            line for name in ("model", "data") for line in differences(theirs.get(name), ours.get(name), name=name)
-        ]
-        if changed:
-            raise InputError(
-                f"{checkpoint} was made with other settings: {', '.join(changed)}; give the same to go on with it, or"
-                " --init_from to start from its weights"
-            )
-    return checkpoint
-
-
-def _with_end(starts: list[dict[str, Any]], when: Any) -> list[dict[str, Any]]:
-    """A run's attempts; the last one ended at `when` if it has no end yet and `when` is after its beginning."""
-    if starts and "ended" not in starts[-1] and isinstance(when, str) and when >= str(starts[-1].get("time")):
-        starts[-1]["ended"] = when
-    return starts
 
 
 def _described(thing: Any) -> dict[str, Any] | None:

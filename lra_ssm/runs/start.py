@@ -1,11 +1,13 @@
 """What comes before the Trainer runs: checks, weights and data. Fits, notebooks and scores take the same steps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
+from lra_ssm.errors import InputError
+from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.checks import (
     check_batches,
     check_checkpoint,
@@ -17,6 +19,9 @@ from lra_ssm.runs.checks import (
     try_network,
 )
 from lra_ssm.runs.cost import warn_of_memory
+from lra_ssm.runs.identity import differences, what_counts
+
+CONFIG = "lra_ssm_config"  # in a checkpoint: the run's resolved configuration
 
 
 def make_ready(
@@ -70,3 +75,24 @@ def check_before_fit(
     if check_layer:
         check_layers(task, data, trainer)
     warn_of_memory(trainer, task, data)
+
+
+def check_begun_from(checkpoint: Path, config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> Path:
+    """Return the checkpoint of another run if it was made with the same task and data settings.
+
+    Raises InputError if there is none, or if they differ.
+    """
+    if not checkpoint.is_file():
+        raise InputError(f"checkpoint {checkpoint} does not exist")
+    before = load_checkpoint(checkpoint).get(CONFIG)
+    if isinstance(before, dict):
+        theirs, ours = (what_counts({"trainer": {}, **each}, neutral) for each in (before, config))
+        changed = [
+            line for name in ("model", "data") for line in differences(theirs.get(name), ours.get(name), name=name)
+        ]
+        if changed:
+            raise InputError(
+                f"{checkpoint} was made with other settings: {', '.join(changed)}; give the same to go on with it, or"
+                " --init_from to start from its weights"
+            )
+    return checkpoint

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.runs import cost
-from lra_ssm.runs.cost import _NO_KERNEL, CountStep
+from lra_ssm.runs.step_cost import _NO_KERNEL, CountStep
 
 PROBE = "probe"  # the phase of a CountStep that counts one operator alone
 

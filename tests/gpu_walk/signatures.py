@@ -50,7 +50,7 @@ def walk(configs: list[str], everything: bool = False) -> dict[str, list[str]]:
     from tests.gpu_walk import fake_cuda
 
     fake_cuda.install(fake_cuda.build())
-    from lra_ssm.runs.cost import CountStep
+    from lra_ssm.runs.step_cost import CountStep
     from tests.gpu_walk.walk import count
 
     found: dict[str, list[str]] = {}

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from lra_ssm.runs.cost import CountStep
+from lra_ssm.runs.step_cost import CountStep
 
 _NEEDS_VALUE = ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::masked_select", "aten::_unique2")
 
