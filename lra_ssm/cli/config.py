@@ -24,6 +24,7 @@ from lra_ssm.layers import ModuleSpec
 from lra_ssm.layers.spec import annotations, import_object, public_path, wants_specification
 from lra_ssm.runs import CheckpointSettings
 from lra_ssm.runs.compute import ComputeSettings
+from lra_ssm.runs.directory import choose_directory
 from lra_ssm.runs.identity import (
     CHECKPOINT_NEUTRAL,
     DATA_NEUTRAL,
@@ -32,7 +33,6 @@ from lra_ssm.runs.identity import (
     plain,
     run_identity,
 )
-from lra_ssm.runs.run import choose_directory
 
 FLAGS = ("--fresh", "--strict-resume", "--allow-pickle")  # of a command, without a value
 _OPTIONS = ("--estimate", "--split", "--output")  # of a command, with a value

@@ -22,9 +22,9 @@ from lra_ssm.files import sha256
 from lra_ssm.runs.identity import TRAINER_NEUTRAL
 from lra_ssm.runs.record import INPUTS, data_digests
 
-SOURCE = (
-    "lra_ssm_source"  # what a checkpoint calls the result of `user_source`; in run.json each start has it as "source"
-)
+VERSION = "lra_ssm_code_version"  # in a checkpoint, what `code_version` returned
+SOURCE = "lra_ssm_source"  # in a checkpoint, what `user_source` returned; in run.json "source" of each start
+
 _ROOT = Path(__file__).parents[1]
 # The code that can change a run's numbers: not the commands, nor how a run is recorded.
 _COMPUTES = ("ops", "layers", "models", "tasks", "datamodules", "callbacks.py", "runs/checkpoints.py")
