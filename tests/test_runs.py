@@ -18,8 +18,8 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, BlockSpec, LayerSpec, NetworkSpec, S4Block
 from lra_ssm.models import Classifier
 from lra_ssm.runs import CheckpointSettings, Run
+from lra_ssm.runs.directory import choose_directory
 from lra_ssm.runs.provenance import now
-from lra_ssm.runs.run import choose_directory
 from lra_ssm.tasks import Classification, OptimizerSettings
 
 QUIET = {

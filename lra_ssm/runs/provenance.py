@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm import __version__
-from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.errors import is_installed
 from lra_ssm.files import sha256
 from lra_ssm.runs.identity import TRAINER_NEUTRAL
@@ -211,5 +210,7 @@ def weight_digests(path: str | None) -> dict[str, list[str]]:
     """
     if not path or not Path(path).exists():
         return {}
+    from lra_ssm.checkpoints import ModelFiles  # loads torch
+
     files = [Path(path)] if Path(path).is_file() else ModelFiles(path).weight_files(allow_pickle=True)
     return {str(file): [sha256(file)] for file in files}
