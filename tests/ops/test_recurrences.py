@@ -89,7 +89,7 @@ every_operator = each("of", [value if hasattr(value, "marks") else pytest.param(
 def pieces(request, monkeypatch):
     """Small pieces, so that short inputs cross them."""
     if request.param:
-        monkeypatch.setattr(eager, "_PIECE_BYTES", {"cpu": 1})
+        monkeypatch.setattr(eager, "STEPS", 16)
         monkeypatch.setattr(eager_ssd, "CHUNKS", 1)
 
 

@@ -12,15 +12,6 @@ from lra_ssm.ops.backends import eager
 from tests.each import each
 from tests.ops.scan_cases import BACKENDS, FAST, OPTIONAL, Case, assert_close, make_inputs, random_reset, run
 
-
-@pytest.fixture(params=[False, True], ids=["large pieces", "small pieces"])
-def pieces(request, monkeypatch):
-    """Small pieces: one batch item and 16 steps at a time, so that short inputs cross chunks and rows."""
-    if request.param:
-        monkeypatch.setattr(eager, "_PIECE_BYTES", {"cpu": 1, "cuda": 1})
-        assert eager.piece_size(3, 64, 37, "cpu") == (1, 16)
-
-
 # A covering set: every form of B and C and every option in some combination, different groups for B and C.
 CASES = [
     Case(B="constant", C="constant"),
@@ -88,14 +79,11 @@ CASES = [
 
 
 def compare(inputs, **flags):
-    """Every fast backend with the reference; eager also one batch item and 16 steps at a time, so that short inputs
-    cross chunks and rows."""
+    """Every fast backend with the reference; eager in chunks of 16 steps, so that short inputs cross chunks."""
     expected = run(inputs, "reference", **flags)
-    for backend in FAST:
-        assert_close(run(inputs, backend, **flags), expected, by=f"by {backend}")
-    with mock.patch.object(eager, "_PIECE_BYTES", {"cpu": 1}):
-        assert eager.piece_size(3, 64, 37, "cpu") == (1, 16)
-        assert_close(run(inputs, "eager", **flags), expected, by="by eager in small pieces")
+    with mock.patch.object(eager, "STEPS", 16):
+        for backend in FAST:
+            assert_close(run(inputs, backend, **flags), expected, by=f"by {backend}")
 
 
 @each("case", CASES)
@@ -169,7 +157,7 @@ def test_kernel_and_convolution_agree_with_the_scan(complex_A):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("complex_A", [False, True])
 @pytest.mark.parametrize("discretization", ["euler", "zoh"])
-def test_on_a_gpu(discretization, complex_A, pieces):
+def test_on_a_gpu(discretization, complex_A):
     inputs = make_inputs(complex_A, "2 interleaved" if complex_A else "2 real", "1 real", L=257)
     flags = dict(discretization=discretization, delta_softplus=True)
     reset = random_reset(2, 257)
