@@ -218,7 +218,7 @@ def linear_scan(
 
     Floating dtypes may be mixed.  x has the promotion of the dtypes of a, b and initial_state, complex if any of them
     is; the arithmetic and the last state have at least single precision, whatever autocast says; each gradient has
-    its input's dtype, and for a complex input torch's convention.  First derivatives alone, but for the reference.
+    its input's dtype, and for a complex input torch's convention.  Only the reference has second derivatives.
 
     A constant a keeps its precision in float32 however long the memory: C++ has states in double; for the others see
     `_by_the_kernels`, and where |a| > 1, powers of it up to the L-th must be finite there.

@@ -184,7 +184,7 @@ WRONG = [
     ({"chunk_size": 0}, "chunk_size: 0; expected at least 1"),
     ({"A": torch.zeros(4, device="meta")}, "A: on meta; expected cpu, where x is"),
     ({"backend": "cpu"}, "backend: 'cpu'; expected 'auto' or one of 'eager', 'mamba_ssm', 'reference'"),
-    ({"backend": "mamba_ssm"}, "backend: 'mamba_ssm' cannot run this call: runs tensors on a CUDA device alone"),
+    ({"backend": "mamba_ssm"}, "backend: 'mamba_ssm' cannot run this call: runs tensors on a CUDA device only"),
 ]
 
 
@@ -267,6 +267,6 @@ def test_mamba_ssm_is_refused_where_it_would_be_wrong(stand_in):
 
 
 def test_the_device_and_the_installation_are_looked_at():
-    assert "runs tensors on a CUDA device alone" in str(mamba_ssm_ssd.refusal(torch.device("cpu"), None))
+    assert "runs tensors on a CUDA device only" in str(mamba_ssm_ssd.refusal(torch.device("cpu"), None))
     reason = mamba_ssm_ssd.refusal(torch.device("cuda"), None)
     assert reason is None or reason.startswith("mamba-ssm is ")
