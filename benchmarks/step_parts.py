@@ -28,7 +28,6 @@ REGIONS: dict[str, tuple[str, ...]] = {
         "layers.s4d.bidirectional_convolution",
         "layers.convolution.causal_depthwise_convolution",
     ),
-    "gate": ("layers.blocks.silu_gate",),
     "cross-entropy and its head": ("models.language_model.linear_cross_entropy",),
     "norm": ("layers.BatchNorm.forward", "layers.LayerNorm.forward", "layers.RMSNorm.forward"),
 }

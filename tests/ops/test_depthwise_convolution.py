@@ -7,10 +7,12 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from lra_ssm.ops import causal_depthwise_convolution, causal_depthwise_convolution_reference, last_taps
+from lra_ssm.ops.backends import cpu_pieces
 from tests.each import each
-from tests.ops.scan_cases import assert_close, differentiated, random_reset, widened
+from tests.ops.scan_cases import assert_close, differentiated, needs_compiled, random_reset, widened
 from tests.pairwise import pairwise
 
 OPTIONAL = ("bias", "initial")
@@ -49,6 +51,25 @@ def test_against_the_definition(L, W, transposed, with_reset, optional):
     actual, expected = run(inputs, reset=reset), run(inputs, causal_depthwise_convolution_reference, reset)
     assert actual["y"].stride() == inputs["u"].stride() or L == 1
     assert_close(actual, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiled), False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("with_reset", [False, True])
+@pytest.mark.parametrize(("L", "D", "W"), [(1, 5, 4), (2, 37, 3), (63, 300, 4), (300, 16, 2), (40, 600, 4)])
+def test_with_silu(L, D, W, with_reset, dtype, native, monkeypatch):
+    if not native:
+        monkeypatch.setattr(cpu_pieces, "takes", lambda *tensors: False)
+    inputs, reset = make(L, W, D=D), random_reset(3, L) if with_reset else None
+    inputs["u"] = torch.randn(3, L, 2 * D, dtype=torch.float64)[..., :D].transpose(1, 2)  # a part of a projection
+    narrow = {name: x.to(dtype) for name, x in inputs.items()}
+
+    def truth(*, reset, **x):
+        return F.silu(causal_depthwise_convolution_reference(**x, reset=reset))
+
+    actual = run(narrow, partial(causal_depthwise_convolution, silu=True), reset, y_weights=dtype)
+    expected = run(widened(narrow), truth, reset, y_weights=dtype)
+    assert_close(widened(actual), expected, rtol=1e-11 if dtype == torch.float64 else 2e-6)
 
 
 @each("W", [2, 4, 6])

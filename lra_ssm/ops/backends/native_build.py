@@ -31,8 +31,8 @@ from filelock import FileLock, Timeout
 
 SOURCES = Path(__file__).parent / "native"
 UNITS = (
-    "selective_scan.cpp", "linear_scan.cpp", "s4d_kernel.cpp", "depthwise_convolution.cpp", "pointwise.cpp",
-    "cross_entropy.cpp", "selective_step.cpp", "mamba_step.cpp", "few_rows.cpp", "memory.cpp",
+    "selective_scan.cpp", "linear_scan.cpp", "s4d_kernel.cpp", "depthwise_convolution.cpp", "mamba_step.cpp",
+    "few_rows.cpp", "memory.cpp",
 )  # fmt: skip
 # -ffast-math is not used: it breaks the range reductions.  What is used instead changes no result but for fused
 # multiply-adds, which the reductions rely on.
