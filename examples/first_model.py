@@ -57,7 +57,7 @@ def network_with(layer: LayerSpec) -> NetworkSpec:
 
 
 L.seed_everything(0)
-settings = OptimizerSettings(lr=0.01, recurrent_lr=0.001, weight_decay=0.01, warmup_steps=0.1)
+settings = OptimizerSettings(lr=0.01, weight_decay=0.01, warmup_steps=0.1)
 task = Classification(network_with(LayerSpec(B2S6, num_blocks=4, d_state=8)), settings)
 print(f"{sum(p.numel() for p in task.parameters()):,} parameters; logits {tuple(task(*batch[:2]).shape)}")
 

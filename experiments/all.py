@@ -8,6 +8,7 @@ python experiments/all.py --page         # docs/experiments.md from docs/experim
 import argparse
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from helper import HERE, Claim, load, missing
 FOLDER = HERE.parent / "docs/experiments"
 PAGE = FOLDER.with_suffix(".md")
 PAPERS = {"b2s6": "B2S6", "stable": "StableSSM", "deep": "Deep linear SSMs", "width": "Width"}
+VERDICTS = ("holds", "does not hold", "undecided")
 NAMES = """
 stable_fig6 stable_fig1 deep_fig1 deep_fig2 stable_fig4a b2s6_theorem2 b2s6_fig5 deep_fig3a deep_fig5 width_table3
 b2s6_fig6 deep_fig3b width_bigram deep_fig3c deep_fig6 b2s6_fig4 deep_fig4 b2s6_fig3 stable_fig3a
@@ -57,33 +59,32 @@ def page() -> str:
     """Return docs/experiments.md: head.md, what the results say with remarks.yaml, tail.md."""
     every = results()
     remarks: dict[str, str] = yaml.safe_load((FOLDER / "remarks.yaml").read_text())
-    verdicts = [claim.verdict for one in every for claim in one.claims]
-    counts = [verdicts.count(verdict) for verdict in ("holds", "does not hold", "undecided")]
+    counts = {one.name: [sum(c.verdict == verdict for c in one.claims) for verdict in VERDICTS] for one in every}
+    total = [sum(column) for column in zip(*counts.values(), strict=True)]
     not_run = [one.name for one in every if not one.claims]
-    lines = [(FOLDER / "head.md").read_text().rstrip(), "", "## Claims", ""]
-    lines += [
-        "Of the {} claims that are judged {} hold, {} do not and {} are undecided.".format(len(verdicts), *counts)
-    ]
-    lines += [f"Not run with the present code, so without a verdict: {', '.join(not_run)}."] if not_run else []
-    lines += ["", "| | claim | verdict | numbers |", "|---|---|---|---|"]
-    for one in every:
-        for claim in one.claims:
-            cells = (f"[{one.name}](#{one.name})", _cell(claim.statement), claim.verdict, _cell(claim.found))
-            lines.append(f"| {' | '.join(cells)} |")
+    lines = [(FOLDER / "head.md").read_text().rstrip(), "", "## Verdicts", ""]
+    lines += [f"| | | {_cells(VERDICTS)} |", "|---|---|---|---|---|"]
+    lines += [f"| [{one.name}](#{one.name}) | {one.title} | {_cells(counts[one.name])} |" for one in every]
+    lines += [f"| all {sum(total)} claims | | {_cells(total)} |"]
+    lines += ["", f"Not run with the present code, so without a verdict: {', '.join(not_run)}."] if not_run else []
     for prefix, paper in PAPERS.items():
         lines += ["", f"## {paper}"]
         for one in (one for one in every if one.name.startswith(prefix)):
             lines += ["", f"### {one.name}", "", f"{one.title}. `python experiments/{one.name}.py`. {one.state}"]
-            lines += [""] * bool(one.claims)
-            lines += [f"- **{c.verdict}**: {c.statement}. Rule: {c.rule}. Found: {c.found}." for c in one.claims]
+            lines += ["", "| claim | holds if | verdict | numbers |", "|---|---|---|---|"] if one.claims else []
+            before = None
+            for claim in one.claims:
+                rule = "the same" if claim.rule == before else claim.rule
+                lines.append(f"| {_cells((claim.statement, rule, claim.verdict, claim.found))} |")
+                before = claim.rule
             lines += ["", remarks[one.name].strip()] if one.name in remarks else []
             if one.claims:
                 lines += ["", f"![{one.title}](experiments/{one.name}/figure.png)"]
     return "\n".join([*lines, "", (FOLDER / "tail.md").read_text()])
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _cells(values: Iterable[Any]) -> str:
+    return " | ".join(str(value).replace("|", "\\|") for value in values)
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from lra_ssm.tasks import OptimizerSettings
 from units import unit_spec, without_skip
 
 UNITS = ("S4D", "S6", "B2S6")
-OPTIMIZER = OptimizerSettings(lr=0.01, recurrent_lr=0.001, weight_decay=0.0, warmup_steps=0.1)
+OPTIMIZER = OptimizerSettings(lr=0.01, weight_decay=0.0, warmup_steps=0.1)
 EPOCHS = 10
 
 

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from helper import Cell, Claim, Claims, Rows, Size, batches, beyond, evaluate, grid, main, mean, only, train
 from lra_ssm.datamodules import FirstToken
 from lra_ssm.models import PlainNetwork
-from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks import OptimizerSettings, RoleSettings
 from units import unit_spec, without_skip
 
 UNITS = ("S4D", "S6", "B2S6")
-OPTIMIZER = OptimizerSettings(lr=0.01, recurrent_lr=0.01, delta_lr_factor=0.1, weight_decay=0.0, warmup_steps=0.1)
+ROLES = {"recurrent": RoleSettings(lr=0.01), "delta": RoleSettings(lr=0.001)}
+OPTIMIZER = OptimizerSettings(lr=0.01, roles=ROLES, weight_decay=0.0, warmup_steps=0.1)
 USEFUL = 0.43  # nine tenths of the error of the best constant
 SETTLED = 1.5  # trained out: the loss of the fourth fifth of the steps is at most this times that of the last fifth
 

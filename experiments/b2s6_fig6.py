@@ -19,7 +19,7 @@ from torch import Tensor
 
 from helper import Cell, Claim, Claims, Rows, Size, beyond, grid, main, mean, only, train
 from lra_ssm.models import PlainNetwork
-from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks import OptimizerSettings, RoleSettings
 from units import COLORS, unit_spec, without_skip
 
 LENGTH, BIN = 100, 40
@@ -37,8 +37,7 @@ def run(seed: int, model: str, steps: int) -> Rows:
     network = without_skip(PlainNetwork(unit_spec(name), num_outputs=1, d_input=1, d_model=16))
     optimizer = OptimizerSettings(
         lr=0.01,
-        recurrent_lr=0.001,
-        delta_lr_factor=delta_lr / 0.01,
+        roles={"delta": RoleSettings(lr=delta_lr)},
         weight_decay=0.0,
         warmup_steps=0,
         min_lr_factor=1.0,

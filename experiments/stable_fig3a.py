@@ -33,13 +33,11 @@ from helper import (
 )
 from lra_ssm.datamodules import LinearFunctional
 from lra_ssm.layers import StableSSM
-from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks import OptimizerSettings, RoleSettings
 
 FORMS = ("direct", "relu", "exp", "softplus", "tanh", "best")
-OPTIMIZER = OptimizerSettings(
-    lr=0.01, recurrent_lr=0.01, weight_decay=0.01, decay_biases_and_norms=True, recurrent_weight_decay=0.01,
-    warmup_steps=0, min_lr_factor=1.0,
-)  # fmt: skip
+ROLES = {"recurrent": RoleSettings(lr=0.01, weight_decay=0.01), "no_decay": RoleSettings(weight_decay=0.01)}
+OPTIMIZER = OptimizerSettings(lr=0.01, weight_decay=0.01, roles=ROLES, warmup_steps=0, min_lr_factor=1.0)
 SETTLED = 1000  # the step at which the figure begins
 BIN = 100
 

@@ -318,17 +318,21 @@ class LogGradientOverWeight(Callback):
     StableSSM's measure of stability in training (Wang & Li 2024, fig. 3); before clipping.
 
     Args:
-        roles: of the parameters that are logged: "recurrent", "delta", "no_decay", "norm", "embedding" or "base".
+        roles: of the parameters that are logged: "recurrent", "delta", "no_decay", "norm", "embedding", "base", or a
+            word that a layer of your own has.
 
     Raises:
-        ValueError: there is no such role.
+        InputError: when a fit starts, for a role that no parameter has and that is not one of these.
     """
 
     def __init__(self, roles: tuple[str, ...] = ("recurrent", "delta")) -> None:
         self.roles = tuple(roles)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        known = dict.fromkeys([*ROLES, *parameter_roles(pl_module).values()])
         for role in self.roles:
-            if role not in ROLES:
-                raise ValueError(f"LogGradientOverWeight role {role!r}: it must be one of {', '.join(ROLES)}")
+            if role not in known:
+                raise InputError(f"LogGradientOverWeight role {role!r}: it must be one of {', '.join(known)}")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         if not _logs(trainer):

@@ -32,19 +32,15 @@ class Hub:
     """Repositories: folders by name, each with one commit that is called main, v1 and COMMIT; more as they are pushed.
 
     `private`: of those, which ask for a token; `asked`: (method, repository, file, revision, token) of every request
-    for a file; `commits`: what was pushed. `cut`: bytes after which the answers for a file break off, one entry each;
-    `ranges`: the Range of each answer; `damaged`: files whose bytes are other ones than their digest says;
-    `opaque`: whether ETags are no digests, as a mirror's may be; `writers`: tokens that may write.
+    for a file; `commits`: what was pushed; `damaged`: files whose bytes are not those of their digest; `writers`:
+    tokens that may write.
     """
 
     def __init__(self, repositories: dict[str, Path], store: Path) -> None:
         self.repositories, self.private, self.url = repositories, dict[str, str](), ""
         self.asked: list[tuple[str, str, str, str, str | None]] = []
         self.commits: list[Commit] = []
-        self.cut: dict[str, list[int]] = {}
-        self.ranges: list[str | None] = []
         self.damaged: set[str] = set()
-        self.opaque = False
         self.writers = {"hf_write"}
         self.store = store
         self.branches: dict[tuple[str, str], str | None] = {}  # of pushed repositories: the newest commit
@@ -111,30 +107,10 @@ class _Handler(local_server.Handler):
         data = (folder / file).read_bytes()
         large = file.endswith((".safetensors", ".bin"))  # the others are named as git names them
         digest = hashlib.sha256(data) if large else hashlib.sha1(b"blob %d\0" % len(data) + data)
-        etag = f"of-{file}" if self.hub.opaque else digest.hexdigest()
-        tag = {"ETag": f'"{etag}"', "X-Repo-Commit": oid, "Accept-Ranges": "bytes"}
+        tag = {"ETag": f'"{digest.hexdigest()}"', "X-Repo-Commit": oid}
         if file in self.hub.damaged:
             data = data[:-1] + bytes([data[-1] ^ 1])
-        self.part(file, data, tag)
-
-    def part(self, file: str, data: bytes, headers: dict[str, str]) -> None:
-        asked = self.headers.get("Range") if self.command == "GET" else None
-        begin, status = 0, 200
-        if asked:
-            begin, status = int(asked.removeprefix("bytes=").rstrip("-")), 206
-            headers = {**headers, "Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"}
-        if self.command == "GET":
-            self.hub.ranges.append(asked)
-        cuts = self.hub.cut.get(file)
-        if self.command == "GET" and cuts:
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(data) - begin), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(data[begin : begin + cuts.pop(0)])
-            self.close_connection = True
-            return
-        self.send(status, data[begin:], headers)
+        self.send(200, data, tag)
 
     def info(self, repository: str, revision: str) -> None:
         if self.refused(repository):

@@ -209,7 +209,7 @@ def test_init_from_starts_from_the_weights(trained, tmp_path):
     folder, _ = trained
     last = only_run(folder) / "checkpoints/last.ckpt"
     flags = [f"--data.root={folder / 'data'}", f"--init_from={last}", "--model.optimizer.lr=1e-30",
-             "--model.optimizer.recurrent_lr=0", "--model.optimizer.weight_decay=0"]  # fmt: skip
+             "--model.optimizer.roles.recurrent.lr=0", "--model.optimizer.weight_decay=0"]  # fmt: skip
     succeed([*FIT, *SHORT, *flags], tmp_path)
     ours = torch.load(only_run(tmp_path) / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     theirs = torch.load(last, weights_only=True)["state_dict"]
@@ -272,15 +272,18 @@ def test_null_reaches_every_depth(tmp_path):
     config = yaml.safe_load(TINY.read_text())
     network = config["model"]["init_args"]["network"]["init_args"]
     network["head"], network["layer"] = "lra_ssm.models.LinearHead", {"class_path": "lra_ssm.layers.S6"}
-    network["layer"]["init_args"], config["model"]["init_args"]["optimizer"] = {"delta_rank": 2}, {"delta_lr_factor": 1}
+    network["layer"]["init_args"], config["model"]["init_args"]["optimizer"] = (
+        {"delta_rank": 2},
+        {"roles": {"delta": {"lr_factor": 1}}},
+    )
     (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
     flags = ["--model.network.head=null", "--model.network.layer.delta_rank=null",
-             "--model.optimizer.delta_lr_factor=null", "--model.network.init_args.vocab_size=null",
+             "--model.optimizer.roles.delta.lr_factor=null", "--model.network.init_args.vocab_size=null",
              "--data.eval_batch_size=null"]  # fmt: skip
     printed = yaml.safe_load(succeed(["fit", "--config", "given.yaml", *flags, "--print_config"], tmp_path).out)
     network = printed["model"]["init_args"]["network"]["init_args"]
     found = [network["head"], network["layer"]["init_args"]["delta_rank"], network["vocab_size"]]
-    found += [printed["model"]["init_args"]["optimizer"]["delta_lr_factor"]]
+    found += [printed["model"]["init_args"]["optimizer"]["roles"]["delta"]["lr_factor"]]
     assert found == [None] * 4 and printed["data"]["init_args"]["eval_batch_size"] is None
 
 
@@ -352,7 +355,7 @@ def test_fast_dev_run_leaves_nothing(tmp_path):
 
 def test_overfit_batches_are_the_same_in_every_epoch(tmp_path):
     succeed([*FIT, "--trainer.overfit_batches=1", "--trainer.max_epochs=3", "--model.optimizer.lr=0",
-             "--model.optimizer.recurrent_lr=0", "--model.network.block.dropout=0"], tmp_path)  # fmt: skip
+             "--model.optimizer.roles.recurrent.lr=0", "--model.network.block.dropout=0"], tmp_path)  # fmt: skip
     with open(only_run(tmp_path) / "metrics.csv", newline="") as file:
         losses = [row["train/loss"] for row in csv.DictReader(file) if row["train/loss"]]
     assert len(losses) == 3 and len(set(losses)) == 1

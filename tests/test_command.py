@@ -46,6 +46,8 @@ def test_a_signature_is_a_command_line():
         "top_k": 4,
         "form": "csv",
     }
+    call("example", example, ["a", "--need", "3", "b", "--dry-run", "c"])  # positional arguments may stand anywhere
+    assert got["name"] == "a" and got["files"] == ("b", "c") and got["dry_run"]
     call("example", example, ["--need=3", "--dry_run", "--top_k=4"])
     assert got["name"] is None and got["dry_run"] and got["top_k"] == 4 and got["form"] == "markdown"
 
@@ -63,6 +65,17 @@ def test_a_signature_is_a_command_line():
 def test_what_is_wrong_is_one_line(arguments, message):
     with pytest.raises(InputError, match=message):
         call("example", example, arguments)
+
+
+def measure(config: str, *settings: str, widths: list[int] = []):  # noqa: B006
+    got.update(config=config, settings=settings, widths=widths)
+
+
+def test_settings_of_a_configuration_are_handed_on_as_they_are():
+    given = ["--data.root", "here", "quickstart", "--widths", "64", "128", "--model.network.layer=S6", "--data=Text"]
+    call("measure", measure, given)
+    assert got["config"] == "quickstart" and got["widths"] == [64, 128]
+    assert got["settings"] == ("--data.root=here", "--model.network.layer=S6", "--data=Text")
 
 
 def test_help_is_the_docstring(capsys):

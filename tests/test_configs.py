@@ -15,6 +15,7 @@ from lightning.pytorch import Trainer
 
 import lra_ssm
 from lra_ssm.layers import S4D, NetworkSpec
+from lra_ssm.layers.roles import ROLES
 from lra_ssm.layers.spec import import_object
 from lra_ssm.models import Backbone, Classifier, DualEncoder, Regressor
 from lra_ssm.runs.identity import AS_BEFORE
@@ -130,10 +131,11 @@ OFF = (
 OFF_IN_NETWORKS = {
     "model.init_args.network.init_args.padding": AS_BEFORE["network.padding"],
     "model.init_args.network.init_args.embedding_std": AS_BEFORE["network.embedding_std"],
+    "model.init_args.network.init_args.embedding": AS_BEFORE["network.embedding"],
+    "model.init_args.network.init_args.layer.init_args.learn_B": AS_BEFORE["S4D.learn_B"],
     "model.init_args.network.init_args.layer.init_args.discretization": AS_BEFORE["S4D.discretization"],
 }
 OFF_NAMES = {name.rpartition(".")[2] for name in OFF}
-OFF_IN_FULL = {f"model.init_args.{name.removeprefix('model.')}": AS_BEFORE[name] for name in OFF} | OFF_IN_NETWORKS
 
 
 def test_what_need_not_stand_in_a_file_is_off_by_default_and_changes_no_runs_id():
@@ -157,7 +159,8 @@ def test_every_setting_of_model_and_data_stands_in_the_file(path):
         takes = inspect.signature(cls).parameters
         missing = {name for name, parameter in takes.items() if parameter.default is not none} - given.keys()
         settings = cls is OptimizerSettings or issubclass(cls, NetworkTask)
-        missing -= OFF_NAMES if settings else {"padding", "embedding_std", "discretization"}
+        off = {"padding", "embedding_std", "embedding", "discretization", "learn_B"}
+        missing -= {*OFF_NAMES, "roles"} if settings else off
         assert not missing and given.keys() <= takes.keys(), f"{path} leaves {missing} of {cls.__name__} to a default"
 
 
@@ -168,12 +171,9 @@ def test_one_step_of_every_file_as_it_stands_with_nothing_added(path, tmp_path, 
         more = ["--model.network.d_model=64"]
         assert parameters(str(path.relative_to(CONFIGS).with_suffix(""))) > 1e4  # at its width it can be built
     given, taken = one_step(path, more, tmp_path, monkeypatch, capsys)
-    for key, value in taken.items():
-        key = key if key in given else key.removesuffix(".class_path")  # one without arguments is its path alone
-        off = key not in given and key in OFF_IN_FULL and value == OFF_IN_FULL[key]
-        if key.startswith(("model.", "data.", "checkpoint.")) and not off:
-            assert key in given, f"{path} leaves {key} to a default"
-            assert given[key] == value or list(given[key]) == list(value), key
+    for key, value in given.items():
+        found = taken[key] if key in taken else taken[f"{key}.class_path"]  # a class by its path only
+        assert found == value or list(found) == list(value), key
 
 
 @pytest.mark.parametrize("path", STRATEGIES, ids=lambda p: p.stem)
@@ -215,14 +215,43 @@ def test_every_comment_names_its_source_and_the_head_says_what_none_means(path):
         assert not comment or re.search(ORIGIN, comment), f"{path}: neither a source nor ours: {line}"
 
 
+NETWORK, OPTIMIZER = "model.init_args.network.init_args.", "model.init_args.optimizer."
+LAYER = NETWORK + "layer.init_args."
+
+
 def load(name):
-    return dict(values(parsed(CONFIGS / f"{name}.yaml")))
+    """Every setting that a config comes to, defaults too; of each role its rate and decay."""
+    path = CONFIGS / f"{name}.yaml"
+    found = {key: value for key, value in resolved(path).items() if not key.startswith(f"{OPTIMIZER}roles")}
+    settings = OptimizerSettings.of(parsed(path)["model"]["init_args"]["optimizer"])
+    return found | {f"{OPTIMIZER}roles.{role}": settings.of_role(role)[:2] for role in ROLES[1:]}
+
+
+def leaves(node, path=()):
+    """(dotted name as in `values`, what stands there) of a composed file; a role's entry is a leaf for each setting."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        inside = (*path, key.value)
+        if isinstance(value, yaml.MappingNode) and (not value.flow_style or "roles" in path):
+            yield from leaves(value, inside)
+        else:
+            yield ".".join(inside), value
+
+
+def settings_of(path):
+    """Dotted name -> (value, comment or "") of every setting in a file."""
+    text = path.read_text()
+    comments = [line.partition("  # ")[2] for line in text.splitlines()]
+    found = leaves(yaml.compose(text, yaml.CSafeLoader))
+    return {key: (yaml.safe_load(yaml.serialize(node)), comments[node.start_mark.line]) for key, node in found}
 
 
 def lines(name):
-    """Last part of a setting's name -> (value, comment or ""), of those that no two settings share."""
-    found = re.findall(r"^ *(\w+): (\S.*?)(?:  # (.*))?$", (CONFIGS / f"{name}.yaml").read_text(), re.MULTILINE)
-    return {key: (yaml.safe_load(value), comment) for key, value, comment in found if key != "class_path"}
+    """Last part of a setting's name, with its role where it has one -> (value, comment or "")."""
+    return {
+        key.partition(".roles.")[2] or key.rpartition(".")[2]: found
+        for key, found in settings_of(CONFIGS / f"{name}.yaml").items()
+        if not key.endswith("class_path")
+    }
 
 
 def published(source, task):
@@ -267,7 +296,7 @@ def test_b2s6_takes_from_its_authors_earlier_code_what_its_paper_leaves_out(task
     ours = lines(f"lra/{task}/b2s6")
     # Of its steps and warm-up our choice is a tenth of the run's; table 4 gives epochs.
     left = published("freqbias", task).keys() - published("table4", task).keys() - {"max_steps", "warmup_steps"}
-    assert {"dropout", "d_state", "delta_min", "recurrent_lr", "pooling"} <= left
+    assert {"dropout", "d_state", "delta_min", "recurrent.lr", "pooling"} <= left
     for key in left:
         assert ours[key][1].startswith("FreqBiasSSM"), f"{task}: {key}"
     assert ours["warmup_steps"][0] == 0.1 and ours["warmup_steps"][1].startswith("ours")
@@ -276,14 +305,8 @@ def test_b2s6_takes_from_its_authors_earlier_code_what_its_paper_leaves_out(task
 @pytest.mark.parametrize("task", LRA)
 def test_b2s6_trains_delta_below_its_base_rate(task):
     """Yu & Erichson 2025, section 6."""
-    ours = {key: value for key, (value, _) in lines(f"lra/{task}/b2s6").items()}
-    factor = ours["delta_lr_factor"]
-    rate = ours["recurrent_lr"] if factor is None else factor * ours["lr"]
-    assert 0 < rate < ours["lr"]
-
-
-NETWORK, OPTIMIZER = "model.init_args.network.init_args.", "model.init_args.optimizer."
-LAYER = NETWORK + "layer.init_args."
+    ours = OptimizerSettings.of(parsed(CONFIGS / f"lra/{task}/b2s6.yaml")["model"]["init_args"]["optimizer"])
+    assert 0 < ours.of_role("delta").lr < ours.lr
 
 
 @pytest.mark.parametrize("task", [f"lra/{task}" for task in LRA] + ["scifar"])
@@ -318,7 +341,7 @@ def test_stable_ssm_differs_from_s4d_in_its_layer_alone(task):
     changed = {key for key in s4d.keys() & stable.keys() if s4d[key] != stable[key]}
     assert changed == {"experiment", NETWORK + "layer.class_path", LAYER + "parameterization"}
     assert {key for key in s4d.keys() ^ stable.keys()} == {
-        LAYER + key for key in ("tie_A", "tie_B", "tie_C", "form", "readout", "delta", "learn_B")
+        LAYER + key for key in ("tie_A", "tie_B", "tie_C", "form", "readout", "delta", "discretization")
     }
     assert stable[LAYER + "parameterization"] == "best" and stable[LAYER + "form"] == "s4d"
 
@@ -349,7 +372,7 @@ def test_lru_has_every_setting_of_its_paper_and_the_rest_of_minimal_lru(task):
     assert len(settings) > 18
     for key, value in settings.items():
         assert same(lru[key][0], value) and lru[key][1].startswith(SOURCES["orvieto"]["cite"]), f"{task}: {key}"
-    for key, value in {"lr": 0.001, "decay_biases_and_norms": True, "precision": "32-true"}.items():
+    for key, value in {"lr": 0.001, "no_decay.weight_decay": 0.05, "precision": "32-true"}.items():
         assert same(lru[key][0], value) and lru[key][1].startswith("NicolasZucchet/minimal-LRU"), f"{task}: {key}"
     assert lru["min_lr_factor"][0] * lru["lr"][0] == pytest.approx(1e-7)
 
@@ -361,21 +384,14 @@ def test_lru_has_the_settings_of_colored_images_on_gray_ones():
 
 
 def test_what_configs_take_from_each_other_is_the_same():
-    own = {"experiment", "model.class_path", NETWORK + "layer.class_path", "data.class_path"}
     checked = 0
     for path in FILES:
-        text = path.read_text()
-        ours = dict(values(parsed(path)))
-        for line in text.splitlines():
-            found = re.match(r"\s*(\w+): .*#.*configs/([\w/]+)\.yaml", line)
-            if found:
-                key, source = found.groups()
-                if key == "class_path":
-                    continue
-                # A name that block and layer share is both's.
-                mine = [v for k, v in ours.items() if k.split(".")[-1] == key and k not in own]
-                theirs = [v for k, v in load(source).items() if k.split(".")[-1] == key and k not in own]
-                assert mine and mine == theirs, f"{path}: {key} is not {source}'s"
+        for key, (value, comment) in settings_of(path).items():
+            found = re.match(r"configs/([\w/]+)\.yaml", comment)
+            if found and not key.endswith("class_path"):
+                source = dict(values(parsed(CONFIGS / f"{found[1]}.yaml"))) if ".roles." in key else load(found[1])
+                theirs = source[key] if key in source else source[f"{key}.class_path"]
+                assert theirs == value, f"{path}: {key} is not {found[1]}'s"
                 checked += 1
     assert checked > 100
 
@@ -427,8 +443,7 @@ def test_what_decays_in_language_models_decays_in_the_code_they_cite(name):
     """AnnanYu/mamba-bare's train/optim/param_grouping.py exempts biases, A and D, nn.Embedding and torch's own norms;
     Mamba's RMSNorm is none of these. Of Δ we have one decay for all (docs/reproduction-language.md)."""
     built = on_meta(f"lm/{name}", n_layers=2)
-    settings = load(f"lm/{name}")
-    given = {key.removeprefix(OPTIMIZER): value for key, value in settings.items() if key.startswith(OPTIMIZER)}
+    given = parsed(CONFIGS / f"lm/{name}.yaml")["model"]["init_args"]["optimizer"]
     groups = parameter_groups(built, parameter_rates(built, OptimizerSettings.of(given)))
     names = {id(p): full for full, p in built.named_parameters()}
     decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}

@@ -3,6 +3,7 @@
 import torch
 
 from lra_ssm.layers import BlockSpec, HyenaBlock, LayerSpec, StableSSM
+from lra_ssm.layers.roles import ROLES
 from lra_ssm.models import LanguageModel
 from tests.test_configs import LAYER, NETWORK, OPTIMIZER, lines, load, on_meta, parameters, published, same
 
@@ -13,14 +14,14 @@ def test_settings_are_the_papers_and_the_rest_the_codes():
     """Wang & Li 2024, appendix F.2."""
     ours = lines(SMALL)
     paper = {"max_steps": 115200, "batch_size": 16, "warmup_steps": 1000, "weight_decay": 0.25, "lr": 0.005,
-             "recurrent_lr": 0.004, "parameterization": "best", "delta": None}  # fmt: skip
+             "recurrent.lr": 0.004, "parameterization": "best", "delta": None}  # fmt: skip
     for key, value in paper.items():
         assert same(ours[key][0], value) and ours[key][1].startswith("Wang & Li 2024"), key
     code = published("hyena-s5", "wikitext103")
     for key, value in code.items():
         assert same(ours[key][0], value) and "lindermanlab/S5" in ours[key][1], key
     cited = {key for key, (_, comment) in ours.items() if comment.startswith("lindermanlab/S5")}
-    assert cited == code.keys()
+    assert cited == code.keys() | {"no_decay.weight_decay"}
 
 
 def test_the_small_one_has_the_parameters_of_the_code_behind_it():
@@ -36,7 +37,7 @@ def test_the_large_one_has_three_billion_parameters_and_the_small_ones_settings(
     small, large = load(SMALL), load(LARGE)
     assert {key for key in small.keys() | large.keys() if small[key] != large[key]} == {
         "experiment", "trainer.precision", NETWORK + "d_model", NETWORK + "n_layers",
-        NETWORK + "activation_checkpointing", OPTIMIZER + "lr", OPTIMIZER + "recurrent_lr",
+        NETWORK + "activation_checkpointing", OPTIMIZER + "lr", *(OPTIMIZER + f"roles.{role}" for role in ROLES[1:]),
     }  # fmt: skip
     assert large[OPTIMIZER + "lr"] == 0.01 and large[LAYER + "parameterization"] == "best"  # table 6
 

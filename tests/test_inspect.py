@@ -10,8 +10,8 @@ import yaml
 
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.sources import SHIPPED
-from lra_ssm.cli.inspect_inputs import check_takes, examples_of, open_data, other_data, random_examples
-from lra_ssm.cli.named_network import NamedNetwork, find, load_network, named_network
+from lra_ssm.cli.find_model import NamedNetwork, find, load_network, named_network
+from lra_ssm.cli.inspect import check_fits, open_data, other_data, random_examples, validation_examples
 from lra_ssm.datamodules import MNIST, TeacherStudent
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.errors import InputError
@@ -59,7 +59,7 @@ def test_two_are_measured_on_the_same_inputs_beside_the_first_or_refused(
     config = yaml.safe_load(Path("second/config.yaml").read_text())
     config["data"]["init_args"] |= {"num_val": 777, "root": str(tmp_path / "none")}  # its own is not prepared
     Path("second/config.yaml").write_text(yaml.safe_dump(config))
-    options = ["--root", str(trained[0] / "data"), "--examples=1"]
+    options = [f"--data.root={trained[0] / 'data'}", "--examples=1"]
     file, texts = reported("first", "--against=second/checkpoints/last.ckpt", *options)
     text = "\n".join(texts)
     assert file == Path("first/inspect.png") and [one.partition(":")[0] for one in texts] == [
@@ -68,47 +68,36 @@ def test_two_are_measured_on_the_same_inputs_beside_the_first_or_refused(
     ]
     assert "best.ckpt" in texts[0] and "last.ckpt" in texts[1]
     assert text.count("measured on 1 validation example(s) of ListOps") == 2 and "random" not in text
-    assert text.count("trained with other settings of data: data.num_val 777 there, 20 here") == 1
-    for more in (options, ["--random"]):
+    assert text.count("trained with other settings of data: num_val 777") == 1
+    for more, name in ((options, "ListOps"), (["--random"], "random input for first")):
         said = refused(["inspect", "first", "--against=mnist-lru", *more], capsys)
-        assert said.startswith("mnist-lru: model.network.vocab_size is None, but ") and "\n" not in said
+        assert said == f"mnist-lru: its d_input is 1, but {name} has None"
     words = opened(None, config=config, recorded={"vocabulary": ["a", "b"]})
+    data = open_data([words], ["--data.num_val=20", options[0]])
     with pytest.raises(InputError, match="it: was trained on another vocabulary than ListOps has here"):
-        check_takes(words, open_data([words], ["--data.num_val=20"], str(trained[0] / "data")).module)
+        check_fits(words, data)
 
 
-def test_data_that_is_not_prepared_is_one_line_and_noise_is_asked_for(trained, tmp_path, reported, capsys):
+def test_data_that_is_not_prepared_is_one_line_whose_command_prepares_it(trained, tmp_path, reported, capsys):
     run, nowhere = shutil.copytree(only_run(trained[0]), tmp_path / "run"), tmp_path / "nowhere"
-    said = refused(["inspect", str(run), f"--root={nowhere}"], capsys)
-    assert said.startswith(f"ListOps is not prepared below {nowhere} with these settings; `lra-ssm prepare listops ")
-    assert f"--data.num_train=16 --data.num_val=20 --data.num_test=20 --data.root={nowhere}` makes it ready" in said
-    assert said.endswith("; --random takes random inputs") and not nowhere.exists()
-    assert not Path(run, "inspect.png").exists()
-    command = said.partition("`")[2].partition("`")[0].replace("'", "").split()[1:]
+    smaller = [f"--data.root={nowhere}", "--data.num_val=3", "--data.batch_size=5"]
+    said = refused(["inspect", str(run), *smaller], capsys)
+    assert said == (
+        f"ListOps is not prepared below {nowhere} with these settings: `lra-ssm prepare --config {run}/config.yaml"
+        f" {' '.join(smaller)}` prepares it, --random takes random inputs"
+    )
+    assert not nowhere.exists() and not Path(run, "inspect.png").exists()
     nowhere.mkdir()
-    code, _, errors = in_process(command, capsys)
+    code, _, errors = in_process(said.partition("`")[2].partition("`")[0].split()[1:], capsys)
     assert code == 0, errors
-    _, (text,) = reported(run, f"--root={nowhere}", "--examples=1")
-    assert "measured on 1 validation example(s) of ListOps" in text
+    _, (text,) = reported(run, *smaller, "--examples=4")
+    assert text.endswith(
+        "measured on 3 validation example(s) of ListOps; trained with other settings of data: num_val 20"
+    )
     said = refused(["inspect", str(run), "--random", "--data.num_val", "3"], capsys)
     assert said == "--random takes no data: leave it out, or --data.num_val=3"
-
-
-def test_data_prepared_with_other_settings_is_named_and_taken(trained, tmp_path, reported, capsys):
-    run, root = str(only_run(trained[0])), tmp_path / "data"
-    root.mkdir()
-    sizes = ["--num_train=2", "--num_val=3", "--num_test=1", "--length_bounds=[3,20]", "--max_depth=3"]
-    assert in_process(["prepare", "listops", f"--root={root}", *sizes], capsys)[0] == 0
-    said = refused(["inspect", run, f"--root={root}"], capsys)
-    given = "--data.num_train=2 --data.num_val=3 --data.num_test=1"
-    assert f"; prepared there: {given} (2 train, 3 val, 1 test): give these options; --random" in said
-    options = ["--data.num_train", "2", "--data.num_val=3", "--data.num_test=1", "--data.batch_size=5"]
-    _, (text,) = reported(run, f"--data.root={root}", *options)
-    assert "measured on 2 validation example(s) of ListOps; trained with other settings of data: " in text
-    assert "data.num_val 20 there, 3 here" in text and "batch_size" not in text and "data.root" not in text
-    said = refused(["inspect", run, "--data.num_vall=3"], capsys)
-    assert "lra_ssm.datamodules.ListOps takes no key 'num_vall'; did you mean 'num_val'?" in said
-    assert "must be at least 1" in refused(["inspect", run, "--data.batch_size=0"], capsys)
+    assert "did you mean 'num_val'?" in refused(["inspect", str(run), "--data.num_vall=3"], capsys)
+    assert "must be at least 1" in refused(["inspect", str(run), "--data.batch_size=0"], capsys)
 
 
 def opened(network, spec=None, config=None, **more):
@@ -121,30 +110,29 @@ def test_a_checkpoint_alone_needs_data_or_random(trained, tmp_path, capsys):
     found = find(str(file))
     assert found.run is None and found.config == {}
     said = refused(["inspect", str(file)], capsys)
-    assert said.startswith(f"{file}: no config.yaml says what data it was trained on: give --data=CLASS and its")
+    assert said.startswith(f"{file}: no config.yaml names its training data: give --data=CLASS and its")
     network, spec, step = load_network(file)
     assert step > 0
-    examples, source = random_examples(opened(network, spec), 3)
-    assert len(examples) == 3 and source == "measured on 3 random input(s) with random labels"
+    examples = random_examples(opened(network, spec), 3)
+    assert len(examples) == 3
     assert examples[0].inputs.dtype == torch.int64 and 0 < examples[0].inputs.min() < examples[0].inputs.max() < 18
     assert network(examples[0].inputs, examples[0].lengths).shape == (1, 10)
     settings = ["--data=ListOps", "--data.length_bounds=[3,20]", "--data.max_depth=3", "--data.num_train=16"]
-    data = open_data([opened(network, spec)], [*settings, "--data.num_val=20", "--data.num_test=20"],
-                     str(trained[0] / "data"))  # fmt: skip
-    check_takes(opened(network, spec), data.module)
-    examples, source = examples_of(data.module, 3)
-    assert len(examples) == 3 and source == "measured on 3 validation example(s) of ListOps"
+    settings += ["--data.num_val=20", "--data.num_test=20", f"--data.root={trained[0] / 'data'}"]
+    data = open_data([opened(network, spec)], settings)
+    check_fits(opened(network, spec), data)
+    assert len(validation_examples(data, 3)) == 3
 
 
 def test_data_that_needs_no_preparation_is_the_runs_own():
     config = {"data": {"class_path": "lra_ssm.datamodules.TeacherStudent", "init_args": {"length": 6, "num_val": 3}}}
     network = Regressor(LayerSpec(S4D, d_state=4), num_outputs=1, d_input=1, d_model=4, n_layers=1, pooling=None)
     one = opened(network, network.specification(), config)
-    data = open_data([opened(network), one], [], "elsewhere")
-    check_takes(one, data.module)
+    data = open_data([opened(network), one], [])
+    check_fits(one, data)
     assert other_data(one, data) == []
-    examples, source = examples_of(data.module, 2)
-    assert source == "measured on 2 validation example(s) of TeacherStudent"
+    examples = validation_examples(data, 2)
+    assert len(examples) == 2
     data = TeacherStudent(length=6, num_val=3)
     data.setup("validate")
     (batch,) = data.val_dataloader()
@@ -156,8 +144,8 @@ def test_data_that_needs_no_preparation_is_the_runs_own():
 
 def test_data_of_another_kind_is_named():
     config = {"data": {"class_path": "lightning.LightningDataModule"}}
-    with pytest.raises(InputError, match="LightningDataModule is a data module of another kind than ours: --random"):
-        open_data([opened(torch.nn.Identity(), config=config)], [], None)
+    with pytest.raises(InputError, match="LightningDataModule is a data module of another kind: --random"):
+        open_data([opened(torch.nn.Identity(), config=config)], [])
 
 
 def test_text_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):
@@ -168,18 +156,18 @@ def test_text_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):
     network.save_pretrained(tmp_path / "bare")
     one = opened(network, network.specification(), config)
     with pytest.raises(InputError, match="is not prepared"):
-        open_data([one], [], None)
+        open_data([one], [])
     (tmp_path / "data").mkdir()
     MadeUp(**settings).prepare_data()
-    data = open_data([one], [], None)
-    (example,), source = examples_of(data.module, 1)
-    assert source == "measured on 1 validation example(s) of MadeUp" and example.inputs.shape == (1, 8)
-    check_takes(one._replace(files=ModelFiles(tmp_path / "bare")), data.module)
-    with pytest.raises(InputError, match="its tokenizer .* is not the data's"):
-        check_takes(one._replace(files=ModelFiles(tmp_path / "lm")), data.module)
+    data = open_data([one], [])
+    (example,) = validation_examples(data, 1)
+    assert example.inputs.shape == (1, 8)
+    check_fits(one._replace(files=ModelFiles(tmp_path / "bare")), data)
+    with pytest.raises(InputError, match="its tokenizer is not the data's"):
+        check_fits(one._replace(files=ModelFiles(tmp_path / "lm")), data)
     small = LanguageModel(LayerSpec(S6, d_state=4), vocab_size=299, d_model=8, n_layers=1)
-    with pytest.raises(InputError, match=r"^it: model.network.vocab_size is 299, but MadeUp's"):
-        check_takes(opened(small, small.specification()), data.module)
+    with pytest.raises(InputError, match=r"^it: its vocab_size is 299, but MadeUp has 3"):
+        check_fits(opened(small, small.specification()), data)
 
 
 def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, reported, capsys):
@@ -188,7 +176,7 @@ def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, reported, ca
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = str(Path(shutil.copytree(SHIPPED / "mnist-b2s6", "mine")))
     assert "MNIST is not prepared below" in refused(["inspect", "mnist-b2s6", f"--against={folder}"], capsys)
-    (example,), _ = random_examples(named_network("mnist-b2s6"), 1)
+    (example,) = random_examples(named_network("mnist-b2s6"), 1)
     assert example.inputs.shape == (1, 28 * 28, 1)
     monkeypatch.setattr(MNIST, "image_size", (4, 4))
     out, texts = reported("mnist-b2s6", f"--against={folder}", "--examples=1", "--random")
@@ -210,7 +198,7 @@ def test_what_cannot_be_inspected_is_one_line(trained, tmp_path, monkeypatch, ca
         (["nowhere.ckpt"], "nowhere.ckpt does not exist: give a run's directory, or a .ckpt"),
         ([run, f"--out={TINY}"], "tiny.yaml: give a file that ends in .png, .pdf, .svg, such as inspect.png"),
         ([run, "--out=seen"], "--out seen: give a file that ends in"),
-        ([run, "--examples=0"], "must be at least 1"),
+        ([run, "--examples=0"], "--examples: "),
         ([], "CHECKPOINT"),
     ):
         assert said in refused(["inspect", *arguments], capsys)
@@ -223,8 +211,8 @@ LINEAR = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_
 @pytest.mark.parametrize(
     "state, says",
     [
-        ([1], "is no checkpoint"),
-        ({"state_dict": {}}, "says no network"),
+        ([1], "checkpoint"),
+        ({"state_dict": {}}, "names no network"),
         ({"state_dict": {}, "hyper_parameters": {"network": {"class_path": "no.such.Class"}}}, "cannot be built"),
         ({"state_dict": {}, "hyper_parameters": {"network": LINEAR}}, "of another network"),
     ],

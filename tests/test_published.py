@@ -9,6 +9,7 @@ import yaml
 
 import lra_ssm
 from lra_ssm.results.published import row_of_config
+from lra_ssm.tasks import OptimizerSettings
 from tests.each import each
 
 ROOT = Path(__file__).parents[1]
@@ -182,7 +183,7 @@ def test_the_page_has_lrus_tables_as_they_are_published():
         ("width H, states N", ("d_model", "d_state"), 1),
         ("steps", ("max_steps",), 1),
         ("batch", ("batch_size",), 1),
-        ("rate of A, B and γ", ("recurrent_lr",), 1000),  # the factor: lr is .001
+        ("rate of A, B and γ", ("recurrent.lr_factor",), 1),
         ("dropout", ("dropout",), 1),
     ):
         for task, cell in zip(tasks, cells[label], strict=True):
@@ -238,14 +239,12 @@ def test_the_page_has_b2s6_as_its_config_has_it():
             first, _, second = cell.replace(",", "").rstrip(")").partition(" (")
             table4, earlier = (PUBLISHED["sources"][name]["settings"][task][key] for name in ("table4", "freqbias"))
             assert (float(first), float(second or first)) == (table4, earlier), f"{label}, {task}"
-    for label, key in (("dropout", "dropout"), ("rate of A", "recurrent_lr"), ("least Δ", "delta_min")):
+    for label, key in (("dropout", "dropout"), ("rate of A", "recurrent.lr"), ("least Δ", "delta_min")):
         assert [float(v) for v in cells[label]] == [PUBLISHED["sources"]["freqbias"]["settings"][t][key] for t in tasks]
     for task, cell in zip(tasks, cells["factor of Δ's rate"], strict=True):
-        optimizer = yaml.safe_load((ROOT / f"configs/lra/{task}/b2s6.yaml").read_text())["model"]["init_args"][
-            "optimizer"
-        ]
-        factor = optimizer["delta_lr_factor"] or optimizer["recurrent_lr"] / optimizer["lr"]
-        assert float(cell) == pytest.approx(factor)
+        model = yaml.safe_load((ROOT / f"configs/lra/{task}/b2s6.yaml").read_text())["model"]
+        settings = OptimizerSettings.of(model["init_args"]["optimizer"])
+        assert float(cell) == pytest.approx(settings.of_role("delta").lr / settings.lr)
 
 
 def test_the_file_is_installed_with_the_package():

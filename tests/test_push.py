@@ -14,8 +14,8 @@ import torch
 import yaml
 
 from lra_ssm.checkpoints import ModelFiles
-from lra_ssm.cli.named_network import load_network
-from lra_ssm.cli.run_facts import portable
+from lra_ssm.cli.find_model import load_network
+from lra_ssm.cli.model_provenance import portable, shipped_config
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.models import Classifier, LanguageModel
 from tests.hub_models import Hub, serving
@@ -108,7 +108,7 @@ def test_the_card_has_the_hubs_header_and_says_how_it_was_made(run: Path, capsys
     done(capsys, "push", str(run), "./pushed", "--license=apache-2.0")
     card = ModelCard.load("pushed/README.md")
     assert card.data.library_name == "lra_ssm" and card.data.license == "apache-2.0"
-    assert card.data.tags == ["state-space-model", "b2s6", "long-range-arena"]
+    assert card.data.tags == ["state-space-model", "b2s6"]
     results = {result.metric_type: result for result in card.data.eval_results}
     tested = json.loads((run / "test.json").read_text())["metrics"]
     assert results["accuracy"].metric_value == pytest.approx(tested["test/accuracy"], rel=1e-5)
@@ -119,16 +119,15 @@ def test_the_card_has_the_hubs_header_and_says_how_it_was_made(run: Path, capsys
         "train 16, val 20, test 20",
         f"| test | test/accuracy | {tested['test/accuracy']:.6g} |",
         "lightning fit --config config.yaml",
-        "lightning fit --config tiny.yaml",
         "docs/reproduction.md",
         f"Run tiny/{run.name}, best.ckpt, step 2.",
-        " cores.",
-        "apache-2.0, stated by who published these weights",
+        " cores, begun 20",
+        "apache-2.0, stated by those who published these weights",
     ):
         assert said in card.text, card.text
     done(capsys, "push", str(run), "./unlicensed")
     card = ModelCard.load("unlicensed/README.md")
-    assert card.data.license is None and "None is stated by who published these weights" in card.text
+    assert card.data.license is None and "Those who published these weights state none" in card.text
 
 
 def test_the_card_of_a_run_that_was_made_in_python_names_no_command(run: Path, capsys) -> None:
@@ -141,27 +140,6 @@ def test_the_card_of_a_run_that_was_made_in_python_names_no_command(run: Path, c
     text = Path("pushed/README.md").read_text()
     assert "It was trained from Python" in text and "lightning fit" not in text and "lra-ssm test" not in text
     assert "/home/me" not in text
-
-
-def test_runs_of_other_seeds_give_a_mean_and_a_deviation(run: Path, capsys) -> None:
-    own = json.loads((run / "test.json").read_text())["metrics"]["test/accuracy"]
-
-    def beside(name: str, accuracy: float, **settings: object) -> None:
-        other = Path(shutil.copytree(run, run.with_name(name)))
-        config = yaml.safe_load((other / "config.yaml").read_text()) | settings
-        (other / "config.yaml").write_text(yaml.safe_dump(config))
-        tested = json.loads((other / "test.json").read_text())
-        tested["metrics"]["test/accuracy"] = accuracy
-        (other / "test.json").write_text(json.dumps(tested))
-
-    beside("a", own + 0.1, seed_everything=2, runs_dir="/elsewhere")
-    beside("b", own + 0.2, seed_everything=3)
-    beside("c", 0.9, seed_everything=1)  # the same seed again
-    beside("d", 0.9, seed_everything=4, checkpoint={"monitor": "val/loss", "mode": "min"})  # other settings
-    done(capsys, "push", str(run), "./pushed")
-    found = json.loads(Path("pushed/config.json").read_text())["source"]["seeds"]["test/accuracy"]
-    assert found == {"mean": pytest.approx(own + 0.1), "std": pytest.approx(0.1), "runs": 3}
-    assert f"{own + 0.1:.6g} ± 0.1 (3 seeds)" in Path("pushed/README.md").read_text()
 
 
 def test_what_is_not_finished_or_tested_is_refused_unless_told(run: Path, capsys) -> None:
@@ -190,13 +168,16 @@ def test_what_is_not_finished_or_tested_is_refused_unless_told(run: Path, capsys
     text = Path("untested/README.md").read_text()
     assert "It has not been scored on a test split." in text and "model-index" not in text
     assert same(Classifier.from_pretrained("untested").state_dict(), state_of(run, "last"))
-    done(capsys, "test", str(run / "checkpoints/last.ckpt"), "--trainer.enable_progress_bar=false")
-    done(capsys, "push", str(run), "./last", "--last")  # beside best.ckpt's, which stays the run's result
-    assert (run / "test.json").read_text() == tested
     assert not Path("pushed").exists()
     shutil.copy(run / "checkpoints/best.ckpt", "alone.ckpt")
-    assert "is no run's directory" in refused(["push", "alone.ckpt", "./pushed"], capsys)
+    assert "is not a run's directory" in refused(["push", "alone.ckpt", "./pushed"], capsys)
     assert "does not exist" in refused(["push", "nowhere", "./pushed"], capsys)
+
+
+def test_a_card_names_the_config_that_was_used():
+    assert shipped_config("lightning fit --config mnist/s4d") == "configs/mnist/s4d.yaml"
+    assert shipped_config("lightning fit --config=configs/mnist/s4d.yaml --seed=1") == "configs/mnist/s4d.yaml"
+    assert shipped_config(f"lightning fit --config my.yaml --experiment=mnist/s4d --model={'x' * 300}") is None
 
 
 def test_places_on_this_machine_are_left_out() -> None:
@@ -224,15 +205,14 @@ def test_weights_that_are_not_finite_are_refused_always(bad: float, run: Path, c
 
 def test_a_destination_that_is_taken_or_could_be_two_things(run: Path, capsys) -> None:
     done(capsys, "push", str(run), "./models/tiny")
-    assert refused(["push", str(run), "models/tiny/"], capsys).endswith("holds a model already: --force replaces it")
+    assert refused(["push", str(run), "models/tiny/"], capsys).endswith("already holds a model: --force replaces it")
     done(capsys, "push", str(run), "./models/tiny", "--force")
     line = refused(["push", str(run), "models/other"], capsys)
-    assert line.endswith("a folder in models, or a repository of the Hub? give ./models/other, or hf://models/other")
+    assert line.endswith("a folder in models, or a repository of the Hub? Give ./models/other, or hf://models/other")
     Path("thesis").mkdir()
     Path("thesis/thesis.tex").touch()
     assert "is not empty and holds no saved model" in refused(["push", str(run), "./thesis", "--force"], capsys)
     assert "--private is for a repository" in refused(["push", str(run), "./x", "--private"], capsys)
-    assert "leave --revision out" in refused(["push", str(run), "a/b", "--pull-request", "--revision=x"], capsys)
     assert "is owner/name" in refused(["push", str(run), "hf://tiny"], capsys)
     assert not [name for name in everything_below(Path.cwd()) if ".unfinished-" in name]
 
@@ -243,19 +223,19 @@ def test_a_destination_that_is_taken_or_could_be_two_things(run: Path, capsys) -
 def test_a_repository_is_made_of_one_commit_and_pulled_again(run: Path, hub: Hub, capsys) -> None:
     (line,) = done(capsys, "push", str(run), "me/tiny")
     (commit,) = hub.commits
-    assert line.endswith(f"use it with lra-ssm test me/tiny@{commit.oid}")
+    assert line.endswith("use it with lra-ssm test me/tiny")
     assert commit.revision == "main" and commit.message == f"tiny/{run.name}"
     assert {path for _, path in commit.operations} == FILES
     assert ("lfsFile", "model.safetensors") in commit.operations and "me/tiny" not in hub.private
     done(capsys, "pull", "me/tiny", "--to", "here")
     assert same(Classifier.from_pretrained("here").state_dict(), state_of(run))
     assert 'from_pretrained("me/tiny")' in Path("here/README.md").read_text()
-    # again: a new commit, without what is no part of the model any more
+    # again: a new commit, without what does not belong to the model any more
     target = hub.store / commit.oid
     (target / "tokenizer.json").write_text("{}")
     (target / "notes.txt").write_text("mine")
-    done(capsys, "push", str(run), "me/tiny", "--message=again")
-    assert hub.commits[1].message == "again" and ("deletedFile", "tokenizer.json") in hub.commits[1].operations
+    done(capsys, "push", str(run), "me/tiny")
+    assert ("deletedFile", "tokenizer.json") in hub.commits[1].operations
     assert (hub.store / hub.commits[1].oid / "notes.txt").is_file()
 
 
@@ -266,11 +246,7 @@ def test_private_repositories_branches_and_pull_requests(run: Path, hub: Hub, ca
     assert hub.commits[1].revision == "seed-1"
     assert ModelFiles("me/tiny@seed-1").config()["source"]["run"] == run.name
     lines = done(capsys, "push", str(run), "me/tiny", "--pull-request")
-    assert hub.commits[2].revision == "refs/pr/3" and "/discussions/3: " in lines[-1]
-    hub.branches["me/public", "main"] = None
-    line = refused(["push", str(run), "me/public", "--private"], capsys)
-    assert line == "me/public exists and is public: change that on its page, or leave --private out"
-    assert len(hub.commits) == 3
+    assert hub.commits[2].revision == "refs/pr/3" and "/discussions/3 (once it is merged): " in lines[-1]
 
 
 def test_what_the_hub_refuses_is_one_line(run: Path, hub: Hub, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,45 +260,26 @@ def test_what_the_hub_refuses_is_one_line(run: Path, hub: Hub, capsys, monkeypat
 # -- wandb -------------------------------------------------------------------------------------------------------------
 
 
-def _records(data: bytes) -> Iterator[bytes]:
-    """Of a .wandb file: LevelDB's log format (blocks of 32 KiB, records in one part or several) after 7 bytes."""
-    at, record = 7, b""
-    while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:
-            at += 32768 - at % 32768
-        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        record += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # whole, or its last part
-            yield record
-            record = b""
-
-
-def test_an_artifact_is_in_wandbs_offline_files(run: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_an_artifact_is_logged_by_the_run_of_the_training(run: Path, capsys, monkeypatch) -> None:
     import wandb
-    from wandb.proto import wandb_internal_pb2
 
+    made = []
+
+    class Artifact(wandb.Artifact):
+        def __init__(self, *args, **kwargs) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr("wandb.Artifact", Artifact)
     monkeypatch.setenv("WANDB_MODE", "offline")
     for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
         monkeypatch.setenv(name, str(Path.cwd() / name))
-    with monkeypatch.context() as elsewhere:  # there wandb's process begins, and stays
-        elsewhere.chdir(tmp_path.parent)
-        wandb.init(dir=str(tmp_path), settings=wandb.Settings(silent=True, console="off")).finish()
-    assert "wandb sync sends it" in done(capsys, "push", str(run), "wandb:me/lra/tiny")[-1]
-    (file,) = (run / "wandb").glob(f"offline-run-*/run-{run.name}.wandb")
-    records = [wandb_internal_pb2.Record.FromString(data) for data in _records(file.read_bytes())]
-    (artifact,) = [
-        record.request.log_artifact.artifact if record.request.HasField("log_artifact") else record.artifact
-        for record in records
-        if record.HasField("artifact") or record.request.HasField("log_artifact")
-    ]
-    assert artifact.type == "model" and artifact.name == "tiny"
-    assert {entry.path for entry in artifact.manifest.contents} == FILES
-    assert json.loads(artifact.metadata)["run"] == run.name
-    for entry in artifact.manifest.contents:  # what sync sends
-        assert Path(entry.local_path).stat().st_size == entry.size
-    (begun,) = [record.run for record in records if record.HasField("run")]
-    assert (begun.run_id, begun.project, begun.entity) == (run.name, "lra", "me")
+    line = done(capsys, "push", str(run), "wandb:me/lra/tiny")[-1]
+    assert line.endswith("until `wandb sync` sends it: use it with lra-ssm test wandb:me/lra/tiny:latest")
+    assert list((run / "wandb").glob(f"offline-run-*/run-{run.name}.wandb"))
+    (artifact,) = made
+    assert artifact.type == "model" and artifact.name.startswith("tiny") and artifact.metadata["run"] == run.name
+    assert artifact.manifest.entries.keys() == FILES
     assert "give wandb:entity/project/name" in refused(["push", str(run), "wandb:tiny"], capsys)
 
 
@@ -365,8 +322,8 @@ def test_the_mean_of_checkpoints(run: Path, capsys) -> None:
     changed(three, add(0.6))
     # the checkpoints may stand on either side of the option
     lines = done(capsys, "export", str(one), "--average", str(two), str(three), "--to", "mean")
-    assert "mean of 3 checkpoints" in lines[0] and "2 running statistics of batch norm" in lines[0]
-    assert "of whole numbers (1) those of c.ckpt" in lines[0]
+    assert "mean of 3 checkpoints" in lines[0] and "2 of them running statistics of batch norm" in lines[0]
+    assert "the 1 integers are those of c.ckpt" in lines[0]
     mean, first = Classifier.from_pretrained("mean").state_dict(), state_of(run)
     for name, x in mean.items():
         expected = first[name] + (0.3 if x.is_floating_point() else 6)
@@ -376,7 +333,7 @@ def test_the_mean_of_checkpoints(run: Path, capsys) -> None:
         two, lambda state: state["hyper_parameters"]["network"]["init_args"]["block"]["init_args"].update(dropout=0.5)
     )
     line = refused(["export", "--average", str(one), str(two), "--to", "other"], capsys)
-    assert "a.ckpt is of another network than b.ckpt: their settings differ" in line and not Path("other").exists()
+    assert "a.ckpt has another network than b.ckpt: their settings differ" in line and not Path("other").exists()
 
 
 def test_a_language_model_brings_its_tokenizer_along(tmp_path: Path, capsys) -> None:
@@ -387,3 +344,13 @@ def test_a_language_model_brings_its_tokenizer_along(tmp_path: Path, capsys) -> 
     done(capsys, "export", "--average", file, file, "--to", str(tmp_path / "mean"))
     expected = load_network(Path(file))[0](torch.arange(5)[None])  # tied weights are tied still
     assert torch.allclose(LanguageModel.from_pretrained(tmp_path / "mean")(torch.arange(5)[None]), expected, atol=1e-6)
+
+
+def test_models_of_different_tokenizers_have_no_mean(tmp_path: Path, capsys) -> None:
+    files = []
+    for name, characters in {"one": "abcdefg", "two": "gfedcba"}.items():
+        (tmp_path / name).mkdir()
+        files.append(checkpoint(tmp_path / name, CharacterTokenizer(characters)))
+    line = refused(["export", "--average", *files, "--to", str(tmp_path / "mean")], capsys)
+    assert line == f"{files[0]} has another tokenizer than {files[1]}: a mean of their weights means nothing"
+    assert not (tmp_path / "mean").exists()

@@ -18,6 +18,7 @@ from PIL import Image
 from lra_ssm.cli import COMMANDS, main
 from lra_ssm.layers import LayerSpec
 from lra_ssm.layers.spec import import_object
+from lra_ssm.tasks import OptimizerSettings
 from tests.each import each
 from tests.runner import in_process
 from tests.small_data import COUNTS, GENERATED
@@ -146,6 +147,8 @@ def test_other_yaml_is_what_it_says():
     for page, given, text in others:
         if page == "clusters.md":
             assert given == yaml.safe_load((ROOT / text.splitlines()[0].removeprefix("# ")).read_text())
+        elif "optimizer" in given:
+            assert OptimizerSettings.of(given["optimizer"]).of_role("delta").lr == 0.001
         elif page == "training.md":
             for name, metric in given["model"]["init_args"]["metrics"].items():
                 assert name == "f1" and import_object(metric["class_path"], "metric")(**metric["init_args"])

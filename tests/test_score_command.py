@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 
-from lra_ssm.checkpoints.card import commands
-from lra_ssm.cli.language_models import load_language_model
+from lra_ssm.checkpoints.card import usage
+from lra_ssm.cli.find_model import load_language_model
 from lra_ssm.datamodules.language.tokenizer import ByteTokenizer, CharacterTokenizer
 from lra_ssm.models import LanguageModel
 from tests.each import each
@@ -75,13 +75,13 @@ def windowed(name: str, data: bytes, length: int, stride: int) -> float:
     ("settings", "length", "stride", "said"),
     [
         ({"length": 8, "evaluation": "windows"}, 8, 8, "windows of 8 tokens, each by itself"),
-        ({"length": 8, "evaluation": "sliding", "eval_stride": 3}, 8, 3, "windows of 8 tokens, each 3 behind"),
+        ({"length": 8, "evaluation": "sliding", "eval_stride": 3}, 8, 3, "windows of 8 tokens, each 3 after"),
         ({"length": 8, "evaluation": "streams"}, 10_000, 10_000, "the state carried through each text"),
-        ({}, 2048, 1024, "windows of 2,048 tokens, each 1,024 behind the one before"),
+        ({}, 2048, 1024, "windows of 2,048 tokens, each 1,024 after the one before"),
     ],
 )
 def test_a_long_text_is_scored_as_its_run_is_validated(settings, length, stride, said, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("lra_ssm.cli.score._TOKENS", 24)  # several batches
+    monkeypatch.setattr("lra_ssm.cli.text._TOKENS", 24)  # several batches
     name = model(tmp_path, **settings)
     data = b"To be, or not to be, that is the question. " * (60 if length == 2048 else 2)
     (tmp_path / "a.txt").write_bytes(data)
@@ -116,7 +116,7 @@ def test_mambas_own_layout_with_a_tokenizer(tmp_path, capsys):
         ("none.txt", None, "none.txt: cannot be read or written (No such file or directory)"),
         (".", None, ".: cannot be read or written (Is a directory)"),
         ("empty.txt", b"", "empty.txt: is empty; give a text"),
-        ("blank.txt", b" \n\t", "blank.txt: holds nothing but white space; give a text"),
+        ("blank.txt", b" \n\t", "blank.txt: holds only white space; give a text"),
         ("picture.png", b"text\n\x89PNG", "picture.png:2: is not UTF-8 (byte 0x89)"),
     ],
 )
@@ -214,6 +214,6 @@ FILES = {"kind": "files"}
     ],
 )
 def test_a_card_recommends_what_runs(network, source, tokenizer, expected):
-    found = [line.removeprefix("lra-ssm ") for line in commands("m", network, source, tokenizer)]
+    found = [line.removeprefix("lra-ssm ") for line in usage("m", network, source, tokenizer)]
     own = {"generate": 'generate m --prompt "The"', "score": "score m FILE"}
     assert found == [own.get(line, line) for line in expected]

@@ -290,7 +290,7 @@ def test_states_that_are_asked_for_and_no_module_at_all():
         InputError, match=r"Stateless returned \(1, 4, 2\) .*: with return_last_state it returns \(y, state\)"
     ):
         run_with_state(Stateless(), torch.zeros(1, 4, 2), return_last_state=True)
-    with pytest.raises(InputError, match="Plain is no torch.nn.Module, and a layer has to be one"):
+    with pytest.raises(InputError, match="Plain is not a torch.nn.Module, and a layer has to be one"):
         Classifier(LayerSpec(type("Plain", (), {"__init__": lambda self, d_model: None})), 2, vocab_size=3)
 
 

@@ -24,7 +24,7 @@ from compare import STEPS, From, TorchPeer, load_weights, run_case
 from jax_peer import BATCH, STEPS_PER_EPOCH, WIDTH, Annealing, JaxPeer, compare_cases, flat, options, transposed
 from lra_ssm.layers import LRU, BlockSpec, LayerSpec, S5Block
 from lra_ssm.models import Classifier
-from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks import OptimizerSettings, RoleSettings
 from lra_ssm.tasks.optim import parameter_groups, parameter_rates
 from s5_family import loss_on_features, public_schedule
 
@@ -139,10 +139,11 @@ def our_network(given: Namespace, case: Case) -> Classifier:
 
 def our_peer(network: nn.Module, given: Namespace, case: Case) -> TorchPeer:
     """Our optimizer's groups, as in configs/lra/listops/lru.yaml, under the public schedule."""
-    settings = OptimizerSettings(
-        lr=given.lr_base, recurrent_lr=given.lr_factor * given.lr_base, weight_decay=given.weight_decay,
-        decay_biases_and_norms=True,
-    )  # fmt: skip
+    roles = {
+        "recurrent": RoleSettings(lr_factor=given.lr_factor),
+        "no_decay": RoleSettings(weight_decay=given.weight_decay),
+    }
+    settings = OptimizerSettings(lr=given.lr_base, weight_decay=given.weight_decay, roles=roles)
     optimizer = torch.optim.AdamW(parameter_groups(network, parameter_rates(network, settings)))
     schedule = public_schedule(optimizer, STEPS_PER_EPOCH, given.epochs, given.warmup_end, given.lr_min)
     loss = loss_on_features(case.d_input, case.length, pooled="all")

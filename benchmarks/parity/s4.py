@@ -33,7 +33,7 @@ from compare import RESULTS, STEPS, From, Names, TorchPeer, arrays_of, cross_ent
 from lra_ssm.datamodules import ListOps, Text
 from lra_ssm.layers import S4D, BlockSpec, LayerSpec, S4Block
 from lra_ssm.models import Classifier
-from lra_ssm.tasks.optim import OptimizerSettings, parameter_groups, parameter_rates
+from lra_ssm.tasks.optim import OptimizerSettings, RoleSettings, parameter_groups, parameter_rates
 from lra_ssm.tasks.schedules import Span, schedule_of
 
 # Packages of data sets, loggers and other models, which nothing here needs.
@@ -223,10 +223,10 @@ def with_softplus(table: Names) -> Names:
 
 def settings(version: str, steps: int) -> OptimizerSettings:
     """As configs/lra/*/s4d.yaml: Δ has the base rate without decay; only HEAD exempts biases and norms from decay."""
-    return OptimizerSettings(
-        lr=0.01, weight_decay=0.05, recurrent_lr=0.001, delta_lr_factor=1.0, warmup_steps=steps // 10,
-        decay_biases_and_norms=version == "v3",
-    )  # fmt: skip
+    roles = {"delta": RoleSettings(lr_factor=1.0)}
+    if version == "v3":
+        roles["no_decay"] = RoleSettings(weight_decay=0.05)
+    return OptimizerSettings(lr=0.01, weight_decay=0.05, roles=roles, warmup_steps=steps // 10)
 
 
 def peer_of_ours(version: str, network: nn.Module, steps: int) -> TorchPeer:

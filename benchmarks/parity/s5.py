@@ -11,6 +11,7 @@ Shapes: B batch, L length, D channels, N states (conjugate pairs), K directions,
 """
 
 from argparse import Namespace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from compare import STEPS, From, Names, TorchPeer, load_weights, run_case
 from jax_peer import BATCH, STEPS_PER_EPOCH, WIDTH, Annealing, JaxPeer, compare_cases, flat, options, transposed
 from lra_ssm.layers import S5, BlockSpec, LayerSpec, S5Block
 from lra_ssm.models import Classifier, DualEncoder, LinearHead, NLIHead
-from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks import OptimizerSettings, RoleSettings
 from lra_ssm.tasks.optim import parameter_groups, parameter_rates
 from s5_family import loss_on_features, paired, public_schedule
 
@@ -200,11 +201,11 @@ class TanhNLIHead(NLIHead):
 
 def our_settings(given: Namespace) -> OptimizerSettings:
     """As in configs/lra/*/s5.yaml."""
-    return OptimizerSettings(
-        lr=given.lr_factor * given.ssm_lr_base, recurrent_lr=given.ssm_lr_base, weight_decay=given.weight_decay,
-        decay_biases_and_norms=True, delta_lr_factor=1.0 if given.dt_global else None,
-        delta_weight_decay=given.weight_decay if given.dt_global else 0.0,
-    )  # fmt: skip
+    decaying = RoleSettings(weight_decay=given.weight_decay)
+    roles = {"recurrent": RoleSettings(lr=given.ssm_lr_base), "no_decay": decaying}
+    if given.dt_global:
+        roles["delta"] = replace(decaying, lr_factor=1.0)
+    return OptimizerSettings(lr=given.lr_factor * given.ssm_lr_base, weight_decay=given.weight_decay, roles=roles)
 
 
 def our_peer(network: nn.Module, given: Namespace, case: Case) -> TorchPeer:

@@ -24,7 +24,7 @@ from compare import RESULTS, TorchPeer, forever, report, run_missing, train_and_
 from lra_ssm.datamodules import ListOps
 from lra_ssm.layers import LRU, S5, BlockSpec, LayerSpec, S4Block, S5Block
 from lra_ssm.models import Classifier
-from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks import OptimizerSettings, RoleSettings
 from lra_ssm.tasks.optim import optimizer_and_schedule
 from s5_family import features, public_schedule, start_as_flax
 
@@ -75,14 +75,15 @@ class Recipe:
 S5_RECIPE = Recipe(
     LayerSpec(S5, d_state=16, num_blocks=8, C_init="lecun", bidirectional=True, fast_B=True),
     BlockSpec(S5Block, activation="half_glu2", norm="batch", norm_momentum=0.95),
-    OptimizerSettings(lr=0.003, recurrent_lr=0.001, weight_decay=0.04, decay_biases_and_norms=True,
+    OptimizerSettings(lr=0.003, weight_decay=0.04, roles={"no_decay": RoleSettings(weight_decay=0.04)},
                       warmup_steps=STEPS_PER_EPOCH),
     warmup_epochs=1,
 )  # fmt: skip
 LRU_RECIPE = Recipe(
     LayerSpec(LRU, d_state=32),
     BlockSpec(S5Block, activation="full_glu", norm="batch", norm_momentum=0.99, dropout=0.1),
-    OptimizerSettings(lr=0.001, recurrent_lr=0.0005, weight_decay=0.05, decay_biases_and_norms=True, warmup_steps=0),
+    OptimizerSettings(lr=0.001, weight_decay=0.05, warmup_steps=0, roles={
+        "recurrent": RoleSettings(lr_factor=0.5), "no_decay": RoleSettings(weight_decay=0.05)}),
     warmup_epochs=0, lr_min=1e-7,
 )  # fmt: skip
 WIDE = {"embedding_std": None}

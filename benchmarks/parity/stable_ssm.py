@@ -119,7 +119,7 @@ def main() -> None:
         for (inputs, lengths, labels), _ in zip(data.train_dataloader(), range(options.steps), strict=False)
     ]
     settings = yaml.safe_load(CONFIG.read_text())["model"]["init_args"]["optimizer"]
-    settings = OptimizerSettings.of(settings | {"lr": RATE, "recurrent_lr": RATE})
+    settings = OptimizerSettings.of(settings | {"lr": RATE})
     table, epoch = names(), options.steps // EPOCHS
     for form in options.forms:
         torch.manual_seed(0)

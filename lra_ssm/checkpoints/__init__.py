@@ -1,8 +1,8 @@
-"""Saved models: their files, the places where a name is looked up, their cards, and the names we know."""
+"""Saved models: where a name leads, the files, how they are written, and their cards."""
 
 from lra_ssm.checkpoints.files import ModelFiles, check_shapes
-from lra_ssm.checkpoints.layout import CONFIG, RUN_CONFIG
-from lra_ssm.checkpoints.writing import SavedTokenizer, check_finite, placing, tokenizer_files, untied, write_model
+from lra_ssm.checkpoints.sources import CONFIG, RUN_CONFIG
+from lra_ssm.checkpoints.write import SavedTokenizer, check_finite, tokenizer_files, untied, write_model
 
 __all__ = [
     "CONFIG",
@@ -11,7 +11,6 @@ __all__ = [
     "SavedTokenizer",
     "check_finite",
     "check_shapes",
-    "placing",
     "tokenizer_files",
     "untied",
     "write_model",

@@ -1,18 +1,14 @@
-"""The card of a model: README.md with the Hub's header, made of what config.json says of its source.
+"""A model's card: README.md with the Hub's header, made from what config.json says of the model's source."""
 
-What nobody stated (a licence) is said to be unstated.
-"""
-
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.checkpoints.files import within
-from lra_ssm.checkpoints.known import headline, is_lossy
-from lra_ssm.tables import duration
+from lra_ssm.checkpoints.files import get_nested
 
-# Data set, or data set and source -> its name, its repository on the Hub where it has one, the Hub's task.
-_DATA: dict[str, tuple[str, str | None, str | None]] = {
+# Dataset -> its title, its repository on the Hub, if it has one, and the Hub's task.
+_DATA: dict[str, tuple[str, str | None, str]] = {
     "listops": ("ListOps", None, "text-classification"),
     "text": ("IMDb, LRA's Text", "stanfordnlp/imdb", "text-classification"),
     "retrieval": ("AAN, LRA's Retrieval", None, "text-classification"),
@@ -23,152 +19,110 @@ _DATA: dict[str, tuple[str, str | None, str | None]] = {
     "wikitext2": ("WikiText-2", "Salesforce/wikitext", "text-generation"),
     "slimpajama": ("SlimPajama-6B", "DKYoon/SlimPajama-6B", "text-generation"),
     "corpus": ("a folder of text", None, "text-generation"),
-    "corpus imdb": ("IMDb's reviews", "stanfordnlp/imdb", "text-generation"),
 }
-_LRA = ("listops", "text", "retrieval", "cifar10", "pathfinder")
 
 
-def commands(name: str, network: Mapping[str, Any], source: Mapping[str, Any], tokenizer: bool) -> list[str]:
-    """What a model is used with, as it is typed; arguments as of `model_card`."""
-    trust = "".join(f" --trust {one}" for one in source.get("foreign") or ())
-    found = []
+def usage(name: str, network: Mapping[str, Any], source: Mapping[str, Any], has_tokenizer: bool) -> list[str]:
+    """Return the commands that use a model; arguments as for `model_card`."""
+    trust = "".join(f" --trust {path}" for path in source.get("foreign") or ())
+    commands = []
     if not source.get("in_python"):
-        command = "test" if _has_test(source) else "validate"
-        found.append(f"lra-ssm {command} {name}{trust}{_files(source)}")
-    if _class(network)[1] == "LanguageModel" and tokenizer:
-        found += [f'lra-ssm generate {name}{trust} --prompt "The"', f"lra-ssm score {name}{trust} FILE"]
-    return found
+        command = "test" if _has_test_split(source) else "validate"
+        commands.append(f"lra-ssm {command} {name}{trust}{_source_option(source)}")
+    if str(network.get("class_path")).endswith(".LanguageModel") and has_tokenizer:
+        commands += [f'lra-ssm generate {name}{trust} --prompt "The"', f"lra-ssm score {name}{trust} FILE"]
+    return commands
 
 
 def model_card(
-    name: str, network: Mapping[str, Any], source: Mapping[str, Any], license: str | None, tokenizer: bool = False
+    name: str, network: Mapping[str, Any], source: Mapping[str, Any], license: str | None, has_tokenizer: bool = False
 ) -> str:
-    """README.md: card.md, filled in.
+    """Return README.md: card.md, filled in.
 
     Args:
         name: by which the model is loaded: a folder or a repository.
         network: its specification.
         source: as `push` writes it into config.json.
-        license: an identifier as the Hub has them ("apache-2.0"); None where nobody states one.
-        tokenizer: whether one lies beside the weights.
+        license: an identifier as the Hub has them ("apache-2.0"); None if nobody states one.
+        has_tokenizer: whether a tokenizer is saved with the weights.
     """
-    import jinja2
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    module, cls = _class(network)
-    layer = _layer(network)
-    title, repository, task = _data(source, cls)
-    packages = within(source, "versions").items()
-    versions = [f"{package} {version}" for package, version in packages if version]
-    template = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
-    card = jinja2.Template(template, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    return card.render(
-        header=_header(name, source, license, cls, layer),
-        source={"seed": None, **source},
-        data=within(source, "data"),
-        name=name,
-        module=module,
-        cls=cls,
-        layer=layer,
-        title=title,
-        repository=repository,
-        task=task,
-        license=license,
-        foreign=tuple(source.get("foreign") or ()),
-        settings=_settings(source),
-        versions=versions,
-        score=_score(source),
-        commands=commands(name, network, source, tokenizer),
-        files=_files(source),
-        duration=duration(source["seconds"]) if "seconds" in source else "",
-    )
-
-
-def _class(network: Mapping[str, Any]) -> tuple[str, str]:
-    """The network's module, and its class."""
-    module, _, cls = str(network.get("class_path", "")).rpartition(".")
-    return module, cls
-
-
-def _layer(network: Mapping[str, Any]) -> str:
-    """The classes of its layers; nothing where it says none."""
-    layers = within(network, "init_args").get("layer")
-    several = layers if isinstance(layers, list) else [layers]
-    paths = [one.get("class_path") if isinstance(one, dict) else one for one in several]
-    return ", ".join(dict.fromkeys(str(path or "").rpartition(".")[2] for path in paths))
-
-
-def _score(source: Mapping[str, Any]) -> str:
-    """Its figure, on the test split, or of data without one on the validation split; nothing where there is none."""
-    for split in ("test",) if _has_test(source) else ("test", "validation"):
-        if found := headline(within(source, "metrics", split)):
-            return f"{found}, on the {split} split"
-    return ""
-
-
-def _files(source: Mapping[str, Any]) -> str:
-    """The option that names data of files, which are elsewhere on another machine; nothing of other data."""
-    if _kind(source) != "files":
-        return ""
-    one_text = within(source, "data", "source").get("splits") == "tail"
-    return f" --data.source={'FILE' if one_text else 'FOLDER'}"
-
-
-def _has_test(source: Mapping[str, Any]) -> bool:
-    """Whether its data has a split for testing, as all has of which nothing is known."""
-    names = [name.rpartition("/")[2] for name in within(source, "data", "examples")]
-    return "test" in names or not names
-
-
-def _data(source: Mapping[str, Any], cls: str) -> tuple[str, str | None, str | None]:
-    """Its data's name and repository, and the Hub's task."""
-    dataset = str(within(source, "data").get("dataset", ""))
-    unknown = (dataset.replace("_", " ") or "data of its author's own", None, None)
-    title, repository, task = _DATA.get(f"{dataset} {_kind(source)}") or _DATA.get(dataset, unknown)
-    return title, repository, "text-generation" if cls == "LanguageModel" else task
-
-
-def _kind(source: Mapping[str, Any]) -> str:
-    return str(within(source, "data", "source").get("kind", ""))
-
-
-def _settings(source: Mapping[str, Any]) -> str:
-    """Of how the data was made; the numbers of examples stand elsewhere."""
-    shown = []
-    for name, value in within(source, "data", "source").items():
-        elsewhere = name == "kind" or name.startswith("num_")
-        if isinstance(value, (int, str)) and not elsewhere:
-            shown.append(f"{name} {value}")
-    return ", ".join(shown)
-
-
-def _header(name: str, source: Mapping[str, Any], license: str | None, cls: str, layer: str) -> str:
-    """The YAML between the dashes: huggingface_hub knows its form."""
-    from huggingface_hub import EvalResult, ModelCardData
-
-    title, repository, task = _data(source, cls)
-    dataset = within(source, "data").get("dataset")
-    kind = "lossy pixels" if is_lossy(source) else _kind(source)
-    tested = within(source, "metrics", "test")
+    data, metrics = get_nested(source, "data"), get_nested(source, "metrics")
+    dataset, kind = str(data.get("dataset", "")), str(get_nested(data, "source").get("kind", ""))
+    title, repository, task = _DATA.get(dataset, (dataset or "data of its author's own", None, "other"))
     results = [
         EvalResult(
-            task_type=task or "other",
+            task_type=task,
             dataset_type=repository or dataset or "other",
-            dataset_name=f"{title} ({kind})" if kind else title,
+            dataset_name=f"{title} ({'lossy pixels' if is_lossy(source) else kind})",
             dataset_split="test",
             metric_type=key.rpartition("/")[2],
             metric_value=float(f"{value:.6g}"),
         )
-        for key, value in tested.items()
+        for key, value in metrics.get("test", {}).items()
     ]
-    tags = ["state-space-model", layer.lower(), "long-range-arena" if dataset in _LRA else ""]
-    card = ModelCardData(
+    layer = get_nested(network, "init_args").get("layer")
+    paths = [each.get("class_path") if isinstance(each, dict) else each for each in _listed(layer)]
+    layers = dict.fromkeys(str(path).rpartition(".")[2] for path in paths if path)
+    header = ModelCardData(
         license=license,
         library_name="lra_ssm",
-        tags=[tag for tag in tags if tag],
+        tags=["state-space-model", *(layer.lower() for layer in layers)],
         datasets=[repository] if repository else None,
         metrics=[result.metric_type for result in results] or None,
-        pipeline_tag=task,
+        pipeline_tag=None if task == "other" else task,
         model_name=name.rpartition("/")[2] if results else None,
         eval_results=results or None,
     )
-    return card.to_yaml().strip()
+    module, _, cls = str(network.get("class_path")).rpartition(".")
+    scored = "test" if _has_test_split(source) or metrics.get("test") else "validation"
+    card = ModelCard.from_template(
+        header,
+        template_path=str(Path(__file__).with_name("card.md")),
+        name=name,
+        module=module,
+        network=cls,
+        layers=", ".join(layers),
+        source=source,
+        data={"title": title, "repository": repository, "kind": kind, "examples": data.get("examples", {})},
+        lossy=is_lossy(source),
+        score=headline(metrics.get(scored, {})),
+        scored=scored,
+        commands=usage(name, network, source, has_tokenizer),
+        files=_source_option(source),
+        license=license,
+    )
+    return re.sub(r"\n{3,}", "\n\n", card.content)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _source_option(source: Mapping[str, Any]) -> str:
+    """The option that names a user's own files, which have another place on another machine; empty for other data."""
+    made_of = get_nested(source, "data", "source")
+    if made_of.get("kind") != "files":
+        return ""
+    return f" --data.source={'FILE' if made_of.get('splits') == 'tail' else 'FOLDER'}"
+
+
+def _has_test_split(source: Mapping[str, Any]) -> bool:
+    """Whether its data has a test split; data of which nothing is known has one."""
+    names = [name.rpartition("/")[2] for name in get_nested(source, "data", "examples")]
+    return "test" in names or not names
+
+
+def is_lossy(source: Mapping[str, Any]) -> bool:
+    """Return whether a model's images were compressed with loss, and so are not the published pixels."""
+    return bool(get_nested(source, "data", "source").get("lossy"))
+
+
+def headline(metrics: Mapping[str, Any]) -> str:
+    """Return the metric by which models are compared, as text: the first of these that is known; else empty."""
+    for name in ("accuracy", "bits_per_byte", "perplexity", "loss"):
+        for key, value in metrics.items():
+            if key.rpartition("/")[2] == name and isinstance(value, (int, float)):
+                return f"{key} {100 * value:.2f} %" if name == "accuracy" else f"{key} {value:.2f}"
+    return ""

@@ -1,53 +1,48 @@
-"""A saved model: a folder, here or as a repository of the Hub.
+"""A saved model: a folder, local or a repository of the Hub.
 
     config.json          {"format": "lra_ssm/1", "network": {class_path, init_args}, "lra_ssm_version", "source": {…}}
-    model.safetensors    the weights by the names of the state_dict, tied ones once
-    vocabulary.json or tokenizer.json (with tokenizer_config.json), where there is one
-    config.yaml          of a model that was pushed: the configuration of its run
-    README.md            likewise: its card (card.py)
+    model.safetensors    the weights by their names in the state_dict, tied ones once
+    vocabulary.json or tokenizer.json (with tokenizer_config.json), if the model has a tokenizer
+    config.yaml          of a model that was pushed: its run's configuration
+    README.md            of a model that was pushed: its card
 
-Files of other layouts are found and read here too; what they mean is told in models/. Nothing in such a folder is run:
-pickles are refused unless asked for (models/pretrained.py has the same of classes).
+The files of other layouts are found and read here too; models/ knows what they mean. Nothing in such a folder is run:
+pickles are refused unless they are allowed (models/pretrained.py does the same for classes).
 """
 
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lra_ssm.checkpoints.layout import (
+from lra_ssm.checkpoints.sources import (
     CARD,
     CONFIG,
     GENERATION_CONFIG,
-    INDEX,
+    PICKLE,
     RUN_CONFIG,
     TOKENIZER_CONFIG,
     TOKENIZERS,
     WEIGHTS,
+    source_of,
 )
-from lra_ssm.checkpoints.sources import DIGEST, source_of
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import sha256
 
-_Content = TypeVar("_Content")
-
 
 class ModelFiles:
-    """The files of a saved model, found by its name (checkpoints/sources.py).
-
-    Of a repository only those asked for are fetched; one that is damaged is fetched anew, once.
+    """The files of a saved model, found by its name (checkpoints/sources.py). A repository's are fetched when needed.
 
     Args:
-        name: a folder, a model that comes with lra_ssm, "owner/name" or "owner/name@revision" of the Hub, or
+        name: a folder, a model that comes with lra_ssm, "owner/name" or "owner/name@revision" on the Hub, or
             "wandb:entity/project/artifact:version".
         revision: a branch, tag or commit of a repository; None for its main branch.
 
     Raises:
-        InputError: there is no such thing, it cannot be had, or it has no such revision.
+        InputError: there is no such model or revision, or it cannot be read.
     """
 
     def __init__(self, name: str | Path, revision: str | None = None) -> None:
@@ -55,184 +50,153 @@ class ModelFiles:
 
     @property
     def name(self) -> str:
-        """What messages call it; of a repository with the commit, once it is known."""
+        """What messages call it; a repository with its commit, once that is known."""
         return self._source.name
 
     def find(self, file: str) -> Path | None:
-        """A file of the model; None where it has no such. Raises InputError: it cannot be had."""
+        """Return a file's path here; None if the model has no such file. Raises InputError if it cannot be read."""
         return self._source.find(file)
 
-    def _read(self, file: str, read: Callable[[Path], _Content]) -> _Content | None:
-        """A file by what reads it; None where the model has no such. `read` raises InputError of a damaged one."""
-        path = self.find(file)
-        if path is None:
-            return None
-        try:
-            return read(path)
-        except InputError:
-            if not self._source.fetch_anew(file):
-                raise
-        try:
-            return read(path)
-        except InputError:  # the cache keeps neither it nor the config, whose digests may be wrong
-            for cached in (path, path.with_name(CONFIG)):
-                cached.resolve().unlink(missing_ok=True)
-                cached.unlink(missing_ok=True)
-            raise
-
     def config(self) -> dict[str, Any]:
-        """config.json. Raises InputError: there is none, or it is no JSON object."""
-        config = self._read(CONFIG, lambda path: read_json(path, f"{self.name}: {CONFIG}"))
-        if config is None:
-            raise InputError(f"{self.name}: has no {CONFIG}: it is no saved model{self._source.missing()}")
-        return config
+        """Return config.json. Raises InputError if it does not exist, or is not a JSON object."""
+        path = self.find(CONFIG)
+        if path is None:
+            raise InputError(f"{self.name}: has no {CONFIG}: it is not a saved model{self._source.missing()}")
+        return read_json(path, f"{self.name}: {CONFIG}")
 
     def tokenizer(self) -> Path | None:
-        """The file of its tokenizer, as `load_tokenizer` of the data modules reads it; None where it has none."""
-        for name in TOKENIZERS:
-            if path := self.find(name):
-                if name == "tokenizer.json":
-                    self.find(TOKENIZER_CONFIG)  # it is read beside the other: which token ends a text
-                return path
-        return None
+        """Return its tokenizer's file, as `load_tokenizer` of the data modules reads it; None if it has none."""
+        path = next((path for name in TOKENIZERS if (path := self.find(name))), None)
+        if path is not None and path.name == "tokenizer.json":
+            self.find(TOKENIZER_CONFIG)  # `load_tokenizer` reads it too: it names the token that ends a text
+        return path
 
     def end_tokens(self) -> tuple[int, ...]:
-        """Return the tokens that end a text of the model by transformers' configuration; empty if it names none."""
+        """Return the tokens that end a text by transformers' configuration of the model; empty if it names none."""
         stated = self.config().get("eos_token_id")
         if path := self.find(GENERATION_CONFIG):
             stated = read_json(path, f"{self.name}: {GENERATION_CONFIG}").get("eos_token_id", stated)
         return tuple(id_ for id_ in (stated if isinstance(stated, list) else [stated]) if isinstance(id_, int))
 
     def fetch(self, allow_pickle: bool = False) -> dict[str, Path]:
-        """All its files that are known here, by name, the card among them; their digests are compared.
+        """Return all files of the model by name, and compare their digests.
 
-        Raises InputError: one is missing or damaged, or the weights are a pickle and allow_pickle is false.
+        Raises InputError if one is missing or damaged, or if the weights are a pickle and pickles are not allowed.
         """
-        stated = within(self.config(), "source", "files")
-        weights = [path.name for path in self.weight_files(allow_pickle)]
-        found = {}
-        for name in (CONFIG, *weights, INDEX, *TOKENIZERS, TOKENIZER_CONFIG, RUN_CONFIG, CARD):
-            path = self._read(name, lambda path: self._checked(path, stated.get(path.name)))
-            if path is not None:
+        stated = get_nested(self.config(), "source", "files")
+        weights = self.weight_files(allow_pickle)
+        indices = [f"{name}.index.json" for name in (WEIGHTS, PICKLE)]
+        found = {path.name: path for path in weights}
+        for name in (CONFIG, *indices, *TOKENIZERS, TOKENIZER_CONFIG, RUN_CONFIG, CARD):
+            if path := self.find(name):
                 found[name] = path
             elif name in stated:
                 raise InputError(f"{self.name}: has no {name}, which its {CONFIG} names")
+        for name, path in found.items():
+            digest = stated.get(name) or self._source.digest(path)
+            if isinstance(digest, str) and sha256(path) != digest:
+                raise InputError(
+                    f"{self.name}: {name} does not have the published sha256 {digest[:12]}…: it is damaged, or was"
+                    f" changed afterwards; if it was downloaded, delete {path} and its target to download it again"
+                )
         return found
-
-    def _checked(self, path: Path, stated: Any) -> Path:
-        """The file. Raises InputError: it has not the digest that the Hub or config.json says."""
-        from huggingface_hub.utils.sha import git_hash
-
-        for who, digest in (("the Hub", self._source.digest(path)), (f"its {CONFIG}", stated)):
-            if not isinstance(digest, str) or not re.fullmatch(DIGEST, digest):
-                continue
-            found = sha256(path) if len(digest) == 64 else git_hash(path.read_bytes())
-            if found != digest:
-                differ = f"has the digest {found[:12]}…, {who} says {digest[:12]}…"
-                raise InputError(f"{self.name}: {path.name} {differ}: it is damaged, or was changed afterwards")
-        return path
 
     def weights(self, allow_pickle: bool = False) -> dict[str, Tensor]:
-        """The tensors by name, mapped from the files where they can be.
+        """Return the tensors by name, mapped from the files if possible.
 
         Raises:
-            InputError: there are none, they are damaged, or they are a pickle and allow_pickle is false. A pickle is
-                read with torch.load(weights_only=True), which builds tensors and nothing else.
+            InputError: there are none, they are damaged, or they are a pickle and pickles are not allowed. A pickle is
+                read with torch.load(weights_only=True), which builds only tensors.
         """
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for path in self.weight_files(allow_pickle):
-            if path.suffix == ".safetensors":
-                found |= self._read(path.name, self._tensors) or {}
-            else:  # one that torch refuses is as its owner wrote it: `fetch` compares its digest
-                found |= self._tensors(path)
-        return found
+            tensors |= _read_tensors(path, f"{self.name}: {path.name}")
+        return tensors
 
     def weight_files(self, allow_pickle: bool) -> list[Path]:
-        """model.safetensors, in one or in parts, else one pickle.
+        """Return the files of the weights: safetensors, whole or in parts, else a pickle, whole or in parts.
 
-        Raises InputError: there are none, or they are a pickle and allow_pickle is false.
+        Raises InputError if there are none, or if they are a pickle and pickles are not allowed.
         """
-        names = self._read(INDEX, self._parts) if self.find(WEIGHTS) is None else [WEIGHTS]
-        found = []
-        for name in names or [self._allowed_pickle(allow_pickle)]:
-            path = self.find(name)
-            if path is None:
-                raise InputError(f"{self.name}: {name} is missing, which {INDEX} names")
-            found.append(path)
+        found = self._whole_or_parts(WEIGHTS)
+        if not found and (pickles := self._source.pickles()):
+            if not allow_pickle:  # it is not even fetched
+                raise InputError(
+                    f"{self.name}: {min(pickles)} is a pickle, which can run code when it is read:"
+                    f" allow_pickle=True (--allow-pickle) reads only its tensors; or give a {WEIGHTS}"
+                )
+            found = self._whole_or_parts(PICKLE)
+            if not found and len(pickles) == 1:
+                found = self._whole_or_parts(pickles[0])
+        if not found:
+            raise InputError(f"{self.name}: has no {WEIGHTS}{self._source.missing()}")
         return found
 
-    def _allowed_pickle(self, allow_pickle: bool) -> str:
-        """Its name; nothing is fetched."""
-        name = self._source.pickle()
-        if name is None:
-            raise InputError(f"{self.name}: has no {WEIGHTS}{self._source.missing()}")
-        if not allow_pickle:
-            danger = f"{self.name}: {name} is a pickle, which can run code where it is read"
-            remedy = f"allow_pickle=True (--allow-pickle) reads its tensors alone; or give a {WEIGHTS}"
-            raise InputError(f"{danger}: {remedy}")
-        return name
+    def _whole_or_parts(self, name: str) -> list[Path]:
+        if path := self.find(name):
+            return [path]
+        index = self.find(f"{name}.index.json")
+        return [] if index is None else self._parts(index, Path(name).suffix)
 
-    def _parts(self, index: Path) -> list[str]:
-        """The files of weights in parts: each a .safetensors beside the index."""
-        where = f"{self.name}: {INDEX}"
-        files = [*within(read_json(index, where), "weight_map").values()]
-        if not files or not all(isinstance(file, str) for file in files):
+    def _parts(self, index: Path, suffix: str) -> list[Path]:
+        """The files that an index names, all beside it."""
+        where = f"{self.name}: {index.name}"
+        names = {*get_nested(read_json(index, where), "weight_map").values()}
+        if not names or not all(isinstance(name, str) for name in names):
             raise InputError(f"{where} has no weight_map, the file of every tensor")
-        for file in files:
-            beside = PurePosixPath(file).name == file and "\\" not in file
-            if not beside or not file.endswith(".safetensors"):
-                raise InputError(f"{where} names a file {file!r}, which is no .safetensors beside it")
-        return sorted({*files})
-
-    def _tensors(self, path: Path) -> dict[str, Tensor]:
-        from safetensors.torch import load_file
-
-        where = f"{self.name}: {path.name}"
-        wrong = "cannot be read as tensors"
-        try:
-            if path.suffix == ".safetensors":
-                wrong = "is damaged or no safetensors file"
-                return load_file(path)
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # both raise several
-            raise InputError(f"{where} {wrong}: {squeeze(str(error))[:200]}") from error
-        if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-            raise InputError(f"{where} holds no tensors by name, but a {type(state).__name__}")
-        return state
+        paths = []
+        for name in sorted(names):
+            if PurePosixPath(name).name != name or "\\" in name or not name.endswith(suffix):
+                raise InputError(f"{where} names the file {name!r}, which is not a {suffix} next to it")
+            path = self.find(name)
+            if path is None:
+                raise InputError(f"{self.name}: has no {name}{self._source.missing()}")
+            paths.append(path)
+        return paths
 
 
-def within(stated: Any, *keys: str) -> dict[str, Any]:
-    """A part of what somebody wrote; empty where it is not there."""
+def _read_tensors(path: Path, where: str) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    safe = path.suffix == ".safetensors"
+    try:
+        state = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # each raises several
+        wrong = "is damaged or not a safetensors file" if safe else "cannot be read as tensors"
+        raise InputError(f"{where} {wrong}: {squeeze(str(error))[:200]}") from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise InputError(f"{where} holds a {type(state).__name__}, not tensors by name")
+    return state
+
+
+def get_nested(stated: Any, *keys: str) -> dict[str, Any]:
+    """Return the dict that stands under these keys in somebody's file; empty if there is none."""
     for key in keys:
         stated = stated.get(key) if isinstance(stated, dict) else None
     return stated if isinstance(stated, dict) else {}
 
 
 def read_json(path: Path, where: str) -> dict[str, Any]:
-    """A JSON object. Raises InputError: it is none."""
+    """Return a JSON object. Raises InputError, naming `where`, if the file does not hold one."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} is no JSON ({error})") from error
+        raise InputError(f"{where} is not valid JSON ({error})") from error
     if not isinstance(content, dict):
-        raise InputError(f"{where} is JSON, but no object")
+        raise InputError(f"{where} is not a JSON object")
     return content
 
 
 def check_shapes(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Raises InputError where the tensors of a checkpoint are not those of the model, by name and shape."""
-    wrong = []
-    for name in sorted(ours.keys() | theirs.keys()):
-        here, there = _shape(ours, name), _shape(theirs, name)
-        if here != there:
-            wrong.append(f"{name} is {there} in the checkpoint, {here} in the model")
+    """Raise InputError if the tensors of a checkpoint are not those of the model, by name and shape."""
+
+    def shape(state: Mapping[str, Any], name: str) -> str:
+        value = state.get(name, "missing")
+        return str(tuple(value.shape)) if isinstance(value, Tensor) else str(value)
+
+    names = sorted(ours.keys() | theirs.keys())
+    wrong = [name for name in names if shape(ours, name) != shape(theirs, name)]
     if wrong:
+        first = f"{wrong[0]} is {shape(theirs, wrong[0])} in the checkpoint, {shape(ours, wrong[0])} in the model"
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise InputError(f"checkpoint {where} is of another shape: {wrong[0]}{more}")
-
-
-def _shape(state: Mapping[str, Any], name: str) -> str:
-    if name not in state:
-        return "missing"
-    value = state[name]
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise InputError(f"checkpoint {where} is of another shape: {first}{more}")

@@ -1,9 +1,11 @@
 """A command from a typed function: its signature gives the arguments, its docstring the help.
 
 Positional parameters are positional arguments (`*files: str` takes several), keyword-only parameters are options:
-`dry_run: bool = False` is the flag `--dry-run`, `trust: list[str]` an option that may be repeated, and any other type
-is read as jsonargparse reads it (`int | None`, `Literal`, `PositiveInt`, `Path`). The docstring is Google's: what
-stands before `Args:` is the description, each argument's text its help, and `Examples:` the end of the page.
+`dry_run: bool = False` is the flag `--dry-run`, `trust: list[str]` an option that may be repeated, `widths: list[int]`
+one with several numbers, and any other type is read as jsonargparse reads it (`int | None`, `Literal`, `PositiveInt`,
+`Path`). `*settings: str` takes the dotted options of a configuration as they are written (`--data.source=x`). The
+docstring is Google's: what stands before `Args:` is the description, each argument's text its help, and `Examples:` the
+end of the page.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
 from lra_ssm.errors import InputError, hint
 
+_SETTINGS = "settings"
 _SECTION = re.compile(r"^(Args|Returns|Raises|Examples?):\n", re.MULTILINE)
 
 
@@ -27,8 +30,11 @@ def call(command: str, function: Callable[..., int | None], arguments: Sequence[
     Raises InputError for an unknown option, a missing argument or a value of another type.
     """
     parser = function_parser(f"lra-ssm {command}", function)
-    given = vars(parse(parser, arguments))
     parameters = inspect.signature(function).parameters.values()
+    settings: list[str] = []
+    if any(p.name == _SETTINGS for p in parameters):
+        settings, arguments = _split_settings(arguments)
+    given = {**vars(parse(parser, _positional_first(parser, arguments))), _SETTINGS: settings}
     positional = [given[p.name] for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     several = [item for p in parameters if p.kind is p.VAR_POSITIONAL for item in given[p.name]]
     options = {p.name: given[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
@@ -73,6 +79,8 @@ def function_parser(prog: str, function: Callable[..., Any]) -> ArgumentParser:
         name, kind, default = parameter.name, types.get(parameter.name, str), parameter.default
         needed = default is parameter.empty
         common: dict[str, Any] = {"help": about.get(f"Args {name}", "")}
+        if name == _SETTINGS:
+            continue
         if parameter.kind is parameter.VAR_POSITIONAL:
             parser.add_argument(name, type=kind, nargs="*", metavar=name.upper(), **common)
         elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
@@ -82,12 +90,42 @@ def function_parser(prog: str, function: Callable[..., Any]) -> ArgumentParser:
             parser.add_argument(*_spellings(name), dest=name, action="store_true", **common)
         elif getattr(kind, "__origin__", None) is list:
             default = list(default or ())
-            common |= {"dest": name, "default": default, "action": "append", "metavar": name.upper().rstrip("S")}
+            common |= {"dest": name, "default": default, "metavar": name.upper().rstrip("S")}
+            common |= {"action": "append"} if get_args(kind)[0] is str else {"nargs": "+"}
             parser.add_argument(*_spellings(name), type=get_args(kind)[0], **common)
         else:
             given = {"required": True} if needed else {"default": default}
             parser.add_argument(*_spellings(name), type=kind, dest=name, **given, **common)
     return parser
+
+
+def _positional_first(parser: ArgumentParser, arguments: Sequence[str]) -> list[str]:
+    """The positional arguments, then the options: argparse takes a row of several only from one place."""
+    positional, options, waiting = list[str](), list[str](), 0.0  # how many values the last option still takes
+    for argument in arguments:
+        if argument.startswith("-") and argument != "-":
+            action = parser._option_string_actions.get(argument)
+            takes = 0 if action is None else action.nargs
+            waiting = 1 if takes is None else float("inf") if takes == "+" else 0
+            options.append(argument)
+        elif waiting:
+            waiting -= 1
+            options.append(argument)
+        else:
+            positional.append(argument)
+    return [*positional, *options]
+
+
+def _split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The dotted options of a configuration (--data=CLASS, --data.NAME VALUE), each as one text, and the rest."""
+    settings, rest = list[str](), list[str]()
+    given = iter(arguments)
+    for argument in given:
+        if re.match(r"--(model|data|seed_everything)([.=]|$)", argument):
+            settings.append(argument if "=" in argument else f"{argument}={next(given, '')}")
+        else:
+            rest.append(argument)
+    return settings, rest
 
 
 def _spellings(name: str) -> list[str]:

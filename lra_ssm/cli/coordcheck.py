@@ -2,89 +2,222 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lra_ssm.bars import Bar
-from lra_ssm.cli.options import configuring, count
-from lra_ssm.cli.output import PlainParser
+from jsonargparse.typing import PositiveInt
+
 from lra_ssm.errors import InputError
-from lra_ssm.files import replacing
 from lra_ssm.tables import table, terminal_width, wrapped
 
 if TYPE_CHECKING:
+    from lra_ssm.tasks.base import NetworkTask
     from lra_ssm.width.coordinates import Slope
 
 
-DESCRIPTION = """\
-Trains a config's model for a few steps at several widths and says how activations, their changes and gradients go with
-the width: where they grow or shrink, settings of one width do not hold for another. Options of fit stand behind the
-config, such as --model.width.parameterization. Batches are cut to a few short sequences. Writes coordcheck.png and
-coordcheck.csv."""
+def coordcheck(
+    config: str,
+    *settings: str,
+    widths: list[PositiveInt] = [64, 128, 256, 512],  # noqa: B006
+    steps: PositiveInt = 5,
+    seeds: PositiveInt = 1,
+    examples: PositiveInt = 8,
+    length: PositiveInt = 128,
+    layers: PositiveInt | None = None,
+    tolerance: float = 0.2,
+    random: bool = False,
+    out: Path = Path(),
+) -> int:
+    """Train a config's model for a few steps at several widths, and say how sizes go with the width.
 
-EXAMPLE = """\
-examples:
-  lra-ssm coordcheck quickstart
-  lra-ssm coordcheck quickstart --model.width.parameterization=mup --model.width.base_d_model=64
-  lra-ssm coordcheck lm/quickstart --widths 64 128 256 512 --steps 10 --out checks --random
-"""
+    Settings of one width do not hold for another if activations, their changes or gradients grow or shrink with it.
+    Options of fit, such as --model.width.parameterization, change the config. Batches are cut to a few short sequences.
+    Writes coordcheck.png and coordcheck.csv.
 
+    Args:
+        config: a config's name or file
+        widths: values of d_model
+        steps: optimizer steps
+        seeds: how many are averaged
+        examples: of a batch
+        length: longest sequence
+        layers: blocks of the model, whose depth changes no slope; default: 2, or as many as lists of layers have
+        tolerance: of a slope
+        random: use random inputs, and no data
+        out: folder of coordcheck.png and .csv, created if it does not exist; default: this one
 
-def parser() -> PlainParser:
-    made = PlainParser("lra-ssm coordcheck", DESCRIPTION, EXAMPLE)
-    made.add_argument("config", metavar="CONFIG", help="a config's name or file; options of fit may stand behind it")
-    made.add_argument(
-        "--widths", type=count, nargs="+", default=[64, 128, 256, 512], metavar="D", help="default: 64 128 256 512"
-    )
-    made.add_argument("--steps", type=count, default=5, metavar="N", help="optimizer steps; default: 5")
-    made.add_argument("--seeds", type=count, default=1, metavar="N", help="that are averaged; default: 1")
-    made.add_argument("--examples", type=count, default=8, metavar="N", help="of a batch; default: 8")
-    made.add_argument("--length", type=count, default=128, metavar="L", help="longest sequence; default: 128")
-    said = "blocks of the model, its depth changes no slope; default: 2, or as many as lists of layers have"
-    made.add_argument("--layers", type=count, metavar="N", help=said)
-    made.add_argument("--tolerance", type=float, default=0.2, metavar="X", help="of a slope; default: 0.2")
-    made.add_argument("--random", action="store_true", help="random inputs, no data")
-    said = "where coordcheck.png and .csv go, made where it is missing; default: here"
-    made.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help=said)
-    made.add_argument("--model.NAME, --data.NAME", metavar="VALUE", help="a setting of the config, as in fit")
-    return made
+    Examples:
+        lra-ssm coordcheck quickstart
+        lra-ssm coordcheck quickstart --model.width.parameterization=mup --model.width.base_d_model=64
+        lra-ssm coordcheck lm/quickstart --widths 64 128 256 512 --steps 10 --out checks --random
+    """
+    widths, layers = sorted({*map(int, widths)}), layers and int(layers)  # plain integers, which a network can store
+    if len(widths) < 2:
+        raise InputError("--widths: a slope needs at least two, such as --widths 64 256")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: is not a folder")
+    import pandas as pd
 
-
-def main(command: str, arguments: list[str]) -> int:
-    of_fit, rest = configuring(arguments, "model|data|seed_everything")
-    given = parser().parse_args(rest)
-    if len(widths := sorted(set(given.widths))) < 2:
-        raise InputError("--widths: a slope needs two at least, such as --widths 64 256")
-    if given.out.exists() and not given.out.is_dir():
-        raise InputError(f"--out {given.out}: is no folder")
-    from lra_ssm.cli.coordcheck_model import Check
+    from lra_ssm.bars import Bar
     from lra_ssm.cli.run_options import read_fit_options
+    from lra_ssm.files import replacing
+    from lra_ssm.width.figure import draw_check
 
-    check = Check(read_fit_options(["--config", given.config, *of_fit]), given)
-    print(wrapped(check.describe(widths)), flush=True)
+    options = read_fit_options(["--config", config, *settings])
+    models = _Models(options.resolved["model"], layers)
+    batches, source = _batches(models, None if random else options.data(), steps + 1, examples, length)
+    title = f"{options.given.experiment}, {models.parameterization}"
+    print(wrapped(f"{title}: d_model {', '.join(map(str, widths))}, {models.layers} blocks, {steps} steps at the"
+                  f" config's rates, without warm-up; {source}"), flush=True)  # fmt: skip
     rows: list[dict[str, Any]] = []
-    with Bar("measuring", len(widths) * given.seeds, unit="models") as bar:
-        for seed in range(given.seeds):
+    with Bar("measuring", len(widths) * seeds, unit="models") as bar:
+        for seed in range(seeds):
             for width in widths:
-                rows += [{"width": width, "seed": seed, **row} for row in check.rows(width, seed)]
+                measured = _measure(models.task(width, seed), batches, steps)
+                rows += [{"width": width, "seed": seed, **row} for row in measured]
                 bar.advance(1)
-    found = check.slopes(rows)
-    print(tables(found, given.tolerance))
-    _write(given.out, rows, found, given.tolerance, check.title)
+    slopes = models.slopes(rows)
+    print(tables(slopes, tolerance))
+    frame = pd.DataFrame(rows)
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(out / "coordcheck.csv") as file:
+        frame.to_csv(file, index=False)
+    with replacing(out / "coordcheck.png", "wb") as file:
+        draw_check(frame, slopes, tolerance, title).savefig(file, format="png", dpi=130)
+    print(f"{out / 'coordcheck.png'}, coordcheck.csv")
     return 0
 
 
+class _Models:
+    """A config's task at any width.
+
+    Args:
+        model: the section of the resolved configuration.
+        layers: blocks of every model; None for 2, or as many as its lists of layers have.
+
+    Raises:
+        InputError: its network has no d_model.
+    """
+
+    def __init__(self, model: dict[str, Any], layers: int | None) -> None:
+        self.model, network = model, (model.get("init_args") or {}).get("network") or {}
+        self.network: dict[str, Any] = network.get("init_args") or {}
+        if not isinstance(self.network.get("d_model"), int):
+            raise InputError(f"coordcheck: {network.get('class_path', 'the model')} has no d_model to change")
+        lists = [value for name in ("layer", "block") if isinstance(value := self.network.get(name), list)]
+        self.layers = layers or max([2, *map(len, lists)])
+        self.width = model["init_args"].get("width")
+
+    @property
+    def parameterization(self) -> str:
+        return "without a width parameterization" if self.width is None else str(self.width["parameterization"])
+
+    def task(self, width: int, seed: int = 0) -> NetworkTask:
+        """Return the task at a width; attention has more heads there, not larger ones."""
+        from lightning.pytorch import seed_everything
+
+        from lra_ssm.layers.spec import import_object
+        from lra_ssm.tasks.base import NetworkTask
+
+        model = copy.deepcopy(self.model)
+        network = model["init_args"]["network"]["init_args"]
+        network |= {"d_model": width, **({"n_layers": self.layers} if "n_layers" in network else {})}
+        _scale_heads(network, width / self.network["d_model"])
+        seed_everything(seed, verbose=False)
+        try:
+            task = import_object(model["class_path"])(**model["init_args"])
+        except ValueError as error:
+            raise InputError(f"d_model {width}: {error}") from error
+        if not isinstance(task, NetworkTask):
+            raise InputError(f"coordcheck: {model['class_path']} is not a task of this package, or derived from one")
+        for name in ("log", "log_dict"):
+            setattr(task, name, lambda *_, **__: None)  # there is no Trainer
+        return task
+
+    def slopes(self, rows: Sequence[dict[str, Any]]) -> list[Slope]:
+        """Return the measured slopes next to what the parameterization promises."""
+        from lra_ssm.tasks.algorithms import update_rule
+        from lra_ssm.width.coordinates import promises, slopes
+        from lra_ssm.width.scaling import WidthSettings
+
+        task, width = self.task(self.network["d_model"]), WidthSettings.of(self.width)
+        optimizer = task.optimizer_settings
+        rule = "adam" if width is None else update_rule(optimizer.algorithm, optimizer.arguments)
+        return slopes(rows, promises(task.network, width, rule))
+
+
+def _scale_heads(node: Any, ratio: float) -> None:
+    """Multiply n_heads and n_kv_heads by the ratio, wherever they stand."""
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        if isinstance(value, dict):
+            for name in {"n_heads", "n_kv_heads"} & value.keys():
+                if value[name] is not None:
+                    value[name] = max(1, round(value[name] * ratio))
+        _scale_heads(value, ratio)
+
+
+def _measure(task: NetworkTask, batches: list[Any], steps: int) -> list[dict[str, Any]]:
+    """Train a task on the batches after the first, which is looked at; return the rows of `measure`."""
+    from lra_ssm.tasks.optim import optimizer_and_schedule
+    from lra_ssm.width.coordinates import measure
+
+    settings = replace(task.optimizer_settings, warmup_steps=0)
+    optimizer = optimizer_and_schedule(task.network, settings, 1_000_000, 1000, task.width_factors)["optimizer"]
+    inputs, lengths = task.inputs_of(batches[0])
+
+    def loss(step: int) -> Any:
+        return task.training_step(batches[1 + step % (len(batches) - 1)], step)
+
+    return list(measure(task.network, lambda: task.network(inputs, lengths), loss, optimizer, steps))
+
+
+def _batches(models: _Models, data: Any, count: int, examples: int, length: int) -> tuple[list[Any], str]:
+    """Small batches of data, or random ones if there is none or it is not prepared; and what is said of them."""
+    from lra_ssm.analysis.inputs import part_of_batch
+    from lra_ssm.datamodules.base import DataModule, PreparedData
+
+    size = f"batches of {examples} sequences of at most {length} positions"
+    if not isinstance(data, DataModule) or isinstance(data, PreparedData) and not data.is_prepared():
+        why = "as asked for" if data is None else "as the data is not prepared here"
+        return _random(models, count, examples, length), f"random inputs, {why}: {size}"
+    data.setup("fit")
+    batches = chain.from_iterable(data.train_dataloader() for _ in range(count))  # an epoch has at least one
+    found = [part_of_batch(batch, slice(examples), length) for batch in islice(batches, count)]
+    data.teardown()
+    return found, size
+
+
+def _random(models: _Models, count: int, examples: int, length: int) -> list[Any]:
+    """Random inputs with random labels; the next token is the label of tokens without classes."""
+    import torch
+
+    from lra_ssm.analysis.inputs import RandomInputs
+
+    sizes = models.network
+    random = RandomInputs(models.task(sizes["d_model"]).network, {"init_args": sizes})
+    found = []
+    for _ in range(count):
+        inputs, labels = random.draw(examples, length)
+        if labels is None and random.num_outputs:
+            positions = () if sizes.get("pooling", True) else (length,)
+            labels = random.values(examples, *positions, random.num_outputs)
+        found.append((inputs, torch.roll(inputs, -1, 1) if labels is None else labels))
+    return found
+
+
 def tables(found: Sequence[Slope], tolerance: float) -> str:
-    """Two: of activations, at the start, after the steps, and of what they changed by; and of gradients."""
+    """Return two tables: of activations at the start, after the steps, and of their changes; and of gradients."""
     by = {(one.what, bool(one.step), one.name): one for one in found}
-    shown = [("activation", False), ("activation", True), ("update", True)]
     names = list(dict.fromkeys(one.name for one in found if one.what == "activation"))
     rows = []
     for name in names:
-        slopes = [by.get((what, after, name)) for what, after in shown]
-        verdicts = {verdict: None for one in slopes if one and (verdict := one.verdict(tolerance))}
+        slopes = [by.get((*key, name)) for key in (("activation", False), ("activation", True), ("update", True))]
+        verdicts = dict.fromkeys(verdict for one in slopes if one and (verdict := one.verdict(tolerance)))
         rows.append((name, *(_cell(one and one.found) for one in slopes), " ".join(verdicts)))
     first = table(("activation", "at the start", "after", "change", "verdict"), rows, width=terminal_width())
     gradients = [one for one in found if one.what == "gradient" and not one.step]
@@ -92,7 +225,7 @@ def tables(found: Sequence[Slope], tolerance: float) -> str:
     second = table(("gradient of", "at the start", "promised", "verdict"), rows, width=terminal_width())
     wrong = [verdict for one in found if (verdict := one.verdict(tolerance))]
     diverging = wrong.count("diverges")
-    message = f"slopes of log RMS over log width; {len(wrong) - diverging} of {len(found)} are further than"
+    message = f"slopes of log RMS over log width; {len(wrong) - diverging} of {len(found)} differ by more than"
     message += f" {tolerance:g} from what is promised"
     if diverging:
         message += f", and {diverging} diverge: a value is NaN or infinite at some width; lower the learning rate"
@@ -101,17 +234,3 @@ def tables(found: Sequence[Slope], tolerance: float) -> str:
 
 def _cell(slope: float | None) -> str:
     return "–" if slope is None or math.isnan(slope) else f"{slope:+.2f}"
-
-
-def _write(folder: Path, rows: list[dict[str, Any]], found: Sequence[Slope], tolerance: float, title: str) -> None:
-    import pandas as pd
-
-    from lra_ssm.cli.coordcheck_model import picture
-
-    folder.mkdir(parents=True, exist_ok=True)
-    frame = pd.DataFrame(rows)
-    with replacing(folder / "coordcheck.csv") as file:
-        frame.to_csv(file, index=False)
-    with replacing(folder / "coordcheck.png", "wb") as file:
-        picture(frame, found, tolerance, title).savefig(file, format="png", dpi=130)
-    print(f"{folder / 'coordcheck.png'}, coordcheck.csv")

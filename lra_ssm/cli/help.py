@@ -18,7 +18,6 @@ CHOICES: dict[str, tuple[type, ...]] = {
     "--model": (tasks.Classification, tasks.Regression, tasks.LanguageModelling),
     "--model.network": (
         models.Classifier, models.DualEncoder, models.Regressor, models.LanguageModel,
-        models.NumberClassifier, models.NumberDualEncoder, models.PositionClassifier, models.PositionDualEncoder,
     ),
     "--model.network.layer": (
         layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.DeepLinearSSM,
@@ -28,6 +27,7 @@ CHOICES: dict[str, tuple[type, ...]] = {
         layers.S4Block, layers.S5Block, layers.MambaBlock, layers.Mamba2Block, layers.HyenaBlock,
         layers.TransformerBlock,
     ),
+    "--model.network.embedding": (models.ScalarEmbedding, models.PositionEmbedding),
     "--model.network.pooling": (models.MeanPooling, models.FirstPooling, models.LastPooling, models.MaxPooling),
     "--model.network.head": (
         models.LinearHead, models.MLPHead, models.NLIHead, models.LRAPairHead, models.LogitPairHead,

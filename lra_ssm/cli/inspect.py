@@ -1,137 +1,262 @@
-"""`lra-ssm inspect`: what a checkpoint remembers and where it is unstable, as one figure and a table."""
+"""`lra-ssm inspect`: what a model remembers and where it is unstable, as a figure and a table."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lra_ssm.bars import Bar
-from lra_ssm.cli.options import A_MODEL, add_trust, configuring, count
-from lra_ssm.cli.output import PlainParser
+from jsonargparse.typing import PositiveInt
+
 from lra_ssm.errors import InputError
-from lra_ssm.files import replacing
 
 if TYPE_CHECKING:
     from lra_ssm.analysis.measure import Measures
     from lra_ssm.analysis.network import Example
-    from lra_ssm.cli.named_network import NamedNetwork
-
+    from lra_ssm.cli.find_model import NamedNetwork
 
 FORMATS = (".png", ".pdf", ".svg")
-DESCRIPTION = """\
-Draws what a trained model remembers: the memory and the eigenvalues of each layer, gradients, the step sizes Δ, and
-the effect of one large input; prints the same as a table. A second model is drawn on the same scales. Both are measured
-on a few validation examples of the first one's data, which must be prepared."""
-
-EXAMPLE = """\
-examples:
-  lra-ssm inspect runs/mnist/s4d/38722f686f
-  lra-ssm inspect runs/mnist/s6/5d0c1f6a52 --against=runs/mnist/b2s6/91e2b7c6d0 --out=s6-b2s6.pdf
-  lra-ssm inspect mnist-lru --against=mnist-b2s6
-  lra-ssm inspect mnist-lru --data.source=./digits
-"""
 
 
-def parser() -> PlainParser:
-    made = PlainParser("lra-ssm inspect", DESCRIPTION, EXAMPLE)
-    made.add_argument("checkpoint", metavar="CHECKPOINT", help=A_MODEL)
-    made.add_argument("--against", metavar="OTHER", help="a second model")
-    text = "the figure: .png, .pdf or .svg; default: inspect.png in the run's directory, for a saved model in this one"
-    made.add_argument("--out", type=Path, metavar="FILE", help=text)
-    made.add_argument("--root", metavar="FOLDER", help="data root; default: the run's own")
-    text = "a setting of its data, as in fit; --data=CLASS selects other data"
-    made.add_argument("--data.NAME", metavar="VALUE", help=text)
-    made.add_argument("--random", action="store_true", help="use random inputs that fit the first model, no data")
-    made.add_argument("--examples", type=count, default=2, metavar="N", help="validation examples; default: 2")
-    add_trust(made)
-    return made
+def inspect(
+    checkpoint: str,
+    *settings: str,
+    against: str | None = None,
+    out: Path | None = None,
+    random: bool = False,
+    examples: PositiveInt = 2,
+    trust: list[str] = [],  # noqa: B006
+    allow_pickle: bool = False,
+) -> int:
+    """Draw what a trained model remembers, and print the same as a table.
 
+    The figure has the memory and eigenvalues of each layer, gradients, the step sizes Δ, and the effect of one large
+    input. A second model is drawn on the same scales. Both are measured on a few validation examples of the first one's
+    data, which must be prepared; options of fit such as --data.source change it, and --data=CLASS selects other data.
 
-def main(command: str, arguments: list[str]) -> int:
-    of_data, rest = configuring(arguments, "data")
-    options = parser().parse_args(rest)
-    if options.out and (options.out.suffix not in FORMATS or options.out.is_dir()):
-        raise InputError(f"--out {options.out}: give a file that ends in {', '.join(FORMATS)}, such as inspect.png")
-    if options.random and of_data:
-        raise InputError(f"--random takes no data: leave it out, or {of_data[0]}")
+    Args:
+        checkpoint: a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, or a saved model by its name or
+            folder
+        against: a second model
+        out: the figure: .png, .pdf or .svg; default: inspect.png in the run's directory, for a saved model in this one
+        random: use random inputs that fit the first model, and no data
+        examples: validation examples
+        trust: a class of other packages that a saved model, or its data, may be made with; may be repeated
+        allow_pickle: read a saved model's weights from a pickle (only tensors)
+
+    Examples:
+        lra-ssm inspect runs/mnist/s4d/38722f686f
+        lra-ssm inspect runs/mnist/s6/5d0c1f6a52 --against=runs/mnist/b2s6/91e2b7c6d0 --out=s6-b2s6.pdf
+        lra-ssm inspect mnist-lru --against=mnist-b2s6
+        lra-ssm inspect mnist-lru --data.source=./digits
+    """
+    if out and (out.suffix not in FORMATS or out.is_dir()):
+        raise InputError(f"--out {out}: give a file that ends in {', '.join(FORMATS)}, such as inspect.png")
+    if random and settings:
+        raise InputError(f"--random takes no data: leave it out, or {settings[0]}")
     import torch
 
-    from lra_ssm.cli.named_network import named_network
+    from lra_ssm.bars import Bar
+    from lra_ssm.cli.find_model import named_network
 
-    given = [options.checkpoint, options.against] if options.against else [options.checkpoint]
-    named = [named_network(name, options.allow_pickle, options.trust) for name in given]
-    first = named[0].found
-    out = options.out or (first.run or first.file.parent if first else Path()) / "inspect.png"
-    # Gradients of a model that forgets are full of numbers that a processor takes 50 times as long for.
+    models = [named_network(name, allow_pickle, trust) for name in filter(None, (checkpoint, against))]
+    first = models[0].found
+    out = out or (first.run or first.file.parent if first else Path()) / "inspect.png"
+    # Gradients of a model that forgets are full of denormal numbers, which take a processor 50 times as long.
     torch.set_flush_denormal(True)
     try:
-        examples, sources = _inputs(named, options.random, of_data, options.root, options.examples)
-        networks = _measured(named, examples, sources)
+        inputs, facts = _random(models, examples) if random else _validation(models, settings, examples)
+        from lra_ssm.analysis.measure import count_ticks, measure
+
+        with Bar("measuring", sum(count_ticks(model.network, inputs) for model in models)) as bar:
+            measures = [
+                measure(model.network, inputs, _title(model), [*_facts(model), *own], lambda: bar.advance(1))
+                for model, own in zip(models, facts, strict=True)
+            ]
     finally:
         torch.set_flush_denormal(False)
-    _write(out, networks)
+    _write(out, measures)
     return 0
 
 
-def _title(one: NamedNetwork) -> str:
-    if one.found is None:
-        return one.name
-    if one.found.run is None:
-        return one.found.file.name
-    return " ".join(filter(None, [one.config.get("experiment"), one.found.run.resolve().name]))
+def _title(model: NamedNetwork) -> str:
+    if model.found is None:
+        return model.name
+    if model.found.run is None:
+        return model.found.file.name
+    return " ".join(filter(None, [model.config.get("experiment"), model.found.run.resolve().name]))
 
 
-def _facts(one: NamedNetwork) -> list[str]:
+def _facts(model: NamedNetwork) -> list[str]:
     from lra_ssm.analysis.network import layers_of
 
-    layers = list(layers_of(one.network).values())
-    step = [f"{one.found.file.name}, step {one.step:,}"] if one.found else []
-    score = [one.score] if one.score else []
-    kinds = Counter(type(layer).__name__ for layer in layers)
-    units = " and ".join(f"{count} × {kind}" for kind, count in kinds.items())
-    return [units, f"{one.parameters:,} parameters", *step, *score]
-
-
-def _inputs(
-    named: Sequence[NamedNetwork], random: bool, of_data: Sequence[str], root: str | None, count: int
-) -> tuple[list[Example], list[list[str]]]:
-    """The examples that all models are measured on, and for each model where they come from."""
-    from lra_ssm.cli import inspect_inputs
-
-    if random:
-        sizes = inspect_inputs.RandomInputs(named[0].network, named[0].specification)
-        for one in named:
-            inspect_inputs.check_takes(one, sizes)
-        examples, source = inspect_inputs.random_examples(named[0], count)
-        return examples, [[source] for _ in named]
-    data = inspect_inputs.open_data(named, of_data, root)
-    for one in named:
-        inspect_inputs.check_takes(one, data.module)
-    examples, source = inspect_inputs.examples_of(data.module, count)
-    return examples, [[source, *inspect_inputs.other_data(one, data)] for one in named]
-
-
-def _measured(named: Sequence[NamedNetwork], examples: list[Example], sources: list[list[str]]) -> list[Measures]:
-    """Measure every checkpoint under a progress bar."""
-    from lra_ssm.analysis.measure import count_ticks, measure
-
-    with Bar("measuring", sum(count_ticks(one.network, examples) for one in named)) as bar:
-        return [
-            measure(one.network, examples, _title(one), [*_facts(one), *source], lambda: bar.advance(1))
-            for one, source in zip(named, sources, strict=True)
-        ]
+    kinds = Counter(type(layer).__name__ for layer in layers_of(model.network).values())
+    step = f"{model.found.file.name}, step {model.step:,}" if model.found else ""
+    layers = " and ".join(f"{count} × {kind}" for kind, count in kinds.items())
+    return [*filter(None, [layers, f"{model.parameters:,} parameters", step, model.score])]
 
 
 def _write(out: Path, networks: list[Measures]) -> None:
     from lra_ssm.analysis.figure import draw
     from lra_ssm.analysis.measure import summary
+    from lra_ssm.files import replacing
+    from lra_ssm.tables import terminal_width, wrapped
 
     for measures in networks:
-        print(f"{measures.title}: {'; '.join(measures.facts)}\n{summary(measures)}\n")
+        print(wrapped(f"{measures.title}: {'; '.join(measures.facts)}"))
+        print(f"{summary(measures, terminal_width())}\n")
     figure = draw(networks)
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out, "wb") as file:
         figure.savefig(file, format=out.suffix[1:])
     print(out)
+
+
+# --- the inputs: examples that all models are measured on, and for each model what is said of them ---
+
+
+def _random(models: Sequence[NamedNetwork], count: int) -> tuple[list[Example], list[list[str]]]:
+    from lra_ssm.analysis.inputs import RandomInputs
+
+    sizes = RandomInputs(models[0].network, models[0].specification)
+    for model in models[1:]:
+        _check_sizes(model, sizes, f"random input for {models[0].name}", sizes.vocab_size)
+    return random_examples(models[0], count), [[f"measured on {count} random input(s) with random labels"]] * len(
+        models
+    )
+
+
+def random_examples(model: NamedNetwork, count: int) -> list[Example]:
+    """Return random inputs of a model's sizes, as long as its data's, with random labels."""
+    import torch
+
+    from lra_ssm.analysis.inputs import RandomInputs
+    from lra_ssm.analysis.network import Example
+    from lra_ssm.layers.spec import import_object
+
+    draws, settings = RandomInputs(model.network, model.specification), (model.data or {}).get("init_args") or {}
+    size = getattr(import_object(model.data["class_path"]), "image_size", None) if model.data else None
+    if not isinstance(size, (tuple, list)):
+        size = (settings.get("max_length") or (settings.get("resolution") or 32) ** 2, 1)
+    found = []
+    for _ in range(count):
+        inputs, label = draws.draw(1, size[0] * size[1])
+        lengths = torch.full(inputs.shape[: draws.per_example], size[0] * size[1])  # (1,), of a pair (1, 2)
+        if label is None:
+            with torch.no_grad():
+                label = draws.values(*model.network(inputs, lengths).shape)
+        found.append(Example(inputs, lengths, label))
+    return found
+
+
+def _validation(
+    models: Sequence[NamedNetwork], settings: Sequence[str], count: int
+) -> tuple[list[Example], list[list[str]]]:
+    data = open_data(models, settings)
+    for model in models:
+        check_fits(model, data)
+    examples = validation_examples(data, count)
+    source = f"measured on {len(examples)} validation example(s) of {type(data).__name__}"
+    return examples, [[source, *other_data(model, data)] for model in models]
+
+
+def open_data(models: Sequence[NamedNetwork], settings: Sequence[str]) -> Any:
+    """Return the data module of the first model whose configuration names one, changed by the settings.
+
+    Raises InputError if none does, if it cannot be made so, or if it is not prepared; nothing is prepared here.
+    """
+    from lightning import LightningDataModule
+
+    from lra_ssm.cli.parser import RunParser, cause
+    from lra_ssm.datamodules.base import DataModule, PreparedData
+
+    parser = RunParser()
+    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True, required=False)
+    own = [f"--data={json.dumps(model.data, default=str)}" for model in models if model.data]
+    parsed = parser.parse_args([*own[:1], *settings])
+    if parsed.data is None:
+        raise InputError(
+            f"{models[0].name}: no config.yaml names its training data: give --data=CLASS and its settings"
+            " (--data.source=…), or --random for random inputs"
+        )
+    try:
+        data = parser.instantiate_classes(parsed).data
+    except ValueError as error:  # a constructor refused its arguments
+        raise InputError(str(cause(error))) from error
+    if not isinstance(data, DataModule):
+        raise InputError(f"{type(data).__name__} is a data module of another kind: --random takes random inputs")
+    if isinstance(data, PreparedData) and not data.is_prepared():
+        named = next(model for model in models if model.data) if own else None
+        file = named and (named.found.run / "config.yaml" if named.found and named.found.run else None)
+        config = [f"--config {file}"] if file else ["DATASET"]
+        command = " ".join(["lra-ssm prepare", *config, *settings])
+        raise InputError(
+            f"{type(data).__name__} is not prepared below {data.data_root} with these settings: `{command}` prepares"
+            " it, --random takes random inputs"
+        )
+    return data
+
+
+def check_fits(model: NamedNetwork, data: Any) -> None:
+    """Raise InputError if a model cannot read a data module's inputs, or if they mean something else to it."""
+    from lra_ssm.models.pretrained import FORMAT
+
+    manifest, name = data.manifest() if hasattr(data, "manifest") else {}, type(data).__name__
+    tokens = data.vocab_size or manifest.get("vocab_size") or len(manifest.get("vocabulary") or ()) or None
+    _check_sizes(model, data, name, tokens)
+    theirs, ours = model.recorded.get("vocabulary"), manifest.get("vocabulary")
+    if theirs and ours and list(theirs) != list(ours):
+        raise InputError(f"{model.name}: was trained on another vocabulary than {name} has here")
+    digest = getattr(data, "tokenizer_digest", None)
+    if digest and (model.files is None or model.files.config().get("format") == FORMAT):
+        own = model.tokenizer
+        if own and own.digest != digest:
+            raise InputError(f"{model.name}: its tokenizer is not the data's ({own.digest[:12]}…, {digest[:12]}…)")
+
+
+def _check_sizes(model: NamedNetwork, data: Any, name: str, tokens: int | None) -> None:
+    """Compare a model's sizes with those of data, which has `tokens` tokens, and maybe fewer than `data.vocab_size`."""
+    sizes = model.specification.get("init_args") or {}
+    theirs = {key: getattr(data, key) for key in ("d_input", "num_classes", "num_outputs")} | {"vocab_size": tokens}
+    for key in sorted(theirs.keys() & sizes.keys()):
+        padded = key == "vocab_size" and tokens and data.vocab_size is None and (sizes[key] or 0) >= tokens
+        if sizes[key] != theirs[key] and not padded:
+            raise InputError(f"{model.name}: its {key} is {sizes[key]}, but {name} has {theirs[key]}")
+    if getattr(model.network, "per_example", data.per_example) != data.per_example:
+        raise InputError(f"{model.name}: takes {model.network.per_example} sequence(s) per example, not {name}'s")
+
+
+def other_data(model: NamedNetwork, data: Any) -> list[str]:
+    """Return a note for a model that was trained with other settings of its data; else nothing."""
+    if model.data is None:
+        return []
+    cls, settings = model.data["class_path"].rpartition(".")[2], model.data.get("init_args") or {}
+    if cls != type(data).__name__:
+        return [f"trained on {cls}"]
+    decisive = {name for name, kind in data.affects.items() if kind in ("data", "batches")} - data.unused_settings()
+    differing = [name for name in settings if name in decisive and _differ(settings[name], getattr(data, name))]
+    described = ", ".join(f"{name} {settings[name]!r}" for name in differing)
+    return [f"trained with other settings of data: {described}"] if differing else []
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two settings are different as a configuration has them: a tuple is a list there."""
+    return json.dumps(one, default=str) != json.dumps(other, default=str)
+
+
+def validation_examples(data: Any, count: int) -> list[Example]:
+    """Return the first validation examples, each without padding."""
+    from lra_ssm.analysis.inputs import part_of_batch
+    from lra_ssm.analysis.network import Example
+
+    data.setup("validate")
+    batch = next(iter(data.val_dataloader()))
+    found = []
+    for i in range(min(count, len(batch.inputs))):
+        longest = batch.inputs.shape[1] if batch.lengths is None else int(batch.lengths[i].max())
+        one = part_of_batch(batch, slice(i, i + 1), longest)
+        found.append(Example(one.inputs, one.lengths, one.labels if hasattr(one, "labels") else one.targets))
+    data.teardown()
+    return found

@@ -74,6 +74,8 @@ class RunParser(LightningArgumentParser):
                 return super().parse_args(args, *positional, **keywords)
         # Seen in jsonargparse 4.53: it hands a nested parser each value as `str` makes it: None for null.
         args = args and [re.sub(r"^(--[\w.]+)=None$", r"\1=null", text) for text in args]
+        # It takes a name within an entry of a dictionary only where the dictionary was given before.
+        args = args and [re.sub(r"^(--optimizer\.roles\.\w+)\.(\w+)=(.*)$", r"\1={\2: \3}", text) for text in args]
         return super().parse_args(args, *positional, **keywords)
 
     def dump(self, *args: Any, **keywords: Any) -> Any:

@@ -10,9 +10,8 @@ from typing import Any
 from torch import nn
 
 from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
-from lra_ssm.checkpoints.files import within
-from lra_ssm.cli.named_network import find, is_saved, read_config
-from lra_ssm.cli.trust import check_trusted
+from lra_ssm.checkpoints.files import get_nested
+from lra_ssm.cli.find_model import check_trusted, find, is_saved, read_config
 from lra_ssm.datamodules.language.tokenizer_spec import parse_tokenizer
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import sha256
@@ -43,7 +42,7 @@ def options_of(name: str, rest: list[str]) -> list[str]:
     for file in _files(config, path.parent):
         named = f"{files.name}: its {RUN_CONFIG} names the file {file}"
         raise InputError(f"{named}: settings of another file are not read")
-    own = _own_tokenizer(files, within(config, "data", "init_args").get("tokenizer"))
+    own = _own_tokenizer(files, get_nested(config, "data", "init_args").get("tokenizer"))
     return [f"--config={path}", f"--ckpt_path={name}", *own, *rest]
 
 

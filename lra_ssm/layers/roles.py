@@ -3,9 +3,10 @@
 A module may declare `optim_roles() -> {parameter name: role}` for its own parameters and those below it, and
 `width_roles()` likewise; the module nearest to a parameter speaks for it.
 
-To the optimizer a parameter that nobody names is "base": base learning rate and weight decay. "norm" is the weight of a
-normalization, "embedding" that of tokens (which may be the head's too): as "no_decay" and "base" are, unless their
-decay is set.
+The optimizer's settings (`lra_ssm.tasks.OptimizerSettings`) give each role its learning rate and weight decay. "norm"
+is the weight of a normalization, "embedding" the weight of tokens, which may be the head's too. A parameter that no
+module names is "no_decay" if it is a bias, "norm" if it is the weight of one of torch's norms, and else "base". A layer
+of your own may use other words, which the optimizer's settings must then have.
 
 To a width parameterization (`lra_ssm.width`) each parameter is one of
 
@@ -26,8 +27,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-Role = Literal["recurrent", "delta", "no_decay", "norm", "embedding"]
+Role = Literal["base", "recurrent", "delta", "no_decay", "norm", "embedding"]
 ROLES = ("base", "embedding", "no_decay", "norm", "recurrent", "delta")
+NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 WidthKind = Literal["embedding", "hidden", "readout", "state", "vector", "fixed"]
 WidthRole = WidthKind | tuple[WidthKind, float]
 INITIAL_EXPONENTS: dict[WidthKind, float] = {
@@ -38,14 +40,22 @@ INITIAL_EXPONENTS: dict[WidthKind, float] = {
 def parameter_roles(model: nn.Module) -> dict[str, str]:
     """Full parameter name -> role, in the model's order.
 
-    Raises ValueError where a module declares a role for a parameter that it does not have, or a role that is none.
+    Raises ValueError where a module declares a role for a parameter that it does not have, or something else than text.
     """
-    roles = {name: "base" for name, _ in model.named_parameters()}
+    roles = {name: _default_role(model, name, p) for name, p in model.named_parameters()}
     for full, name, role in _declared(model, "optim_roles"):
-        if role not in ROLES[1:]:
-            raise ValueError(f"optim_roles gives {full} the role {role!r}; it must be one of {', '.join(ROLES[1:])}")
+        if not isinstance(role, str) or not role:
+            raise ValueError(f"optim_roles gives {full} the role {role!r}; a role is a word")
         roles[name] = role
     return roles
+
+
+def _default_role(model: nn.Module, full: str, parameter: nn.Parameter) -> str:
+    """A vector whose name says bias (`bias`; torch's `in_proj_bias`, `bias_hh_l0`), a norm's weight, or another."""
+    owner, _, name = full.rpartition(".")
+    if "bias" in name.split("_") and parameter.ndim <= 1:
+        return "no_decay"
+    return "norm" if isinstance(model.get_submodule(owner), NORMS) else "base"
 
 
 def width_roles(model: nn.Module) -> dict[str, tuple[WidthKind, float]]:

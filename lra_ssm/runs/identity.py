@@ -53,8 +53,6 @@ DATA_NEUTRAL = ("root", "eval_batch_size", "num_workers", "pin_memory")
 AS_BEFORE: dict[str, Any] = {
     "StableSSM.learn_B": True,
     "optimizer.cosine_by": "step",
-    "optimizer.norm_weight_decay": None,
-    "optimizer.embedding_weight_decay": None,
     "optimizer.algorithm": "AdamW",
     "optimizer.arguments": {},
     "optimizer.schedule": "cosine",
@@ -73,7 +71,9 @@ AS_BEFORE: dict[str, Any] = {
     "TransformerBlock.mlp_dropout": 0.0,
     "network.padding": "masked",
     "network.embedding_std": None,
+    "network.embedding": None,
     "S4D.discretization": "zoh",
+    "S4D.learn_B": True,
 }
 # What Lightning takes precisions for, by their short names.
 PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
@@ -249,6 +249,7 @@ def short_names(keys: Collection[str]) -> dict[str, str]:
 
 
 def ends(key: str) -> list[str]:
-    """A dotted name's ends, the shortest first."""
+    """A dotted name's ends, the shortest first. A role is a part of each: its rate is `recurrent.lr`, not `lr`."""
     parts = key.split(".")
-    return [".".join(parts[i:]) for i in range(len(parts) - 1, -1, -1)]
+    shortest = 2 if ".roles." in key else 1
+    return [".".join(parts[i:]) for i in range(len(parts) - shortest, -1, -1)]

@@ -21,7 +21,7 @@ from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.algorithms import muon_names, update_rule
 from lra_ssm.tasks.averaging import AverageWeights
 from lra_ssm.tasks.metrics import Metrics, built, metric_specs
-from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule
+from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule, parameter_rates
 from lra_ssm.tasks.sharding import shard
 from lra_ssm.width.scaling import Factors, WidthSettings, scale_initial_values, width_factors, width_of
 
@@ -49,6 +49,7 @@ class NetworkTask(L.LightningModule):
         optimizer, width = OptimizerSettings.of(optimizer), WidthSettings.of(width)
         self.network = spec()
         check_call(self.network, "network", "inputs", "lengths")
+        parameter_rates(self.network, optimizer)  # refuses roles without settings before data is read
         self.optimizer_settings = optimizer
         stored = {"network": spec.as_dict(), "optimizer": asdict(optimizer)}
         self.save_hyperparameters(stored if width is None else {**stored, "width": asdict(width)})

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from lra_ssm.errors import InputError
 from lra_ssm.layers.attention import Attention
-from lra_ssm.layers.blocks import asked_of
+from lra_ssm.layers.blocks import supported_kwargs
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.models.language_model import NOT_SCORED
@@ -177,7 +177,7 @@ class LanguageModelling(NetworkTask):
 
     def _logits(self, tokens: Tokens, state: Any, carries: bool) -> tuple[Tensor, Any]:
         """Of a network of a user's own: (B, L, at least V), and the states after them."""
-        asked = asked_of(self.network, tokens.reset, state, carries)
+        asked = supported_kwargs(self.network, tokens.reset, state, carries)
         out = self.network(tokens.inputs, tokens.lengths, **asked)
         logits, state = out if carries else (out, None)
         if not (isinstance(logits, Tensor) and logits.dim() == 3 and logits.shape[:2] == tokens.targets.shape):

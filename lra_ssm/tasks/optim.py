@@ -1,13 +1,17 @@
-"""Learning rate and weight decay of every parameter, from what the layers declare; optimizer and schedule over them.
+"""Learning rate and weight decay of every parameter, from the roles that layers declare; optimizer and schedule.
 
-| role      | learning rate          | weight decay                                                    |
-|-----------|------------------------|-----------------------------------------------------------------|
-| base      | lr                     | weight_decay                                                    |
-| embedding | lr                     | weight_decay, or embedding_weight_decay                         |
-| no_decay  | lr                     | 0, or weight_decay with decay_biases_and_norms                  |
-| norm      | lr                     | as no_decay, or norm_weight_decay                               |
-| recurrent | recurrent_lr           | recurrent_weight_decay                                          |
-| delta     | delta_lr_factor · lr   | delta_weight_decay                                              |
+A module gives its parameters roles (`lra_ssm.layers.roles`), and `OptimizerSettings.roles` gives roles their settings.
+What an entry leaves out, or a role without an entry:
+
+| role         | learning rate                  | weight decay                     |
+|--------------|--------------------------------|----------------------------------|
+| base         | lr                             | weight_decay                     |
+| embedding    | lr                             | weight_decay                     |
+| no_decay     | lr                             | 0                                |
+| norm         | as no_decay                    | as no_decay                      |
+| recurrent    | 0.001                          | 0                                |
+| delta        | as recurrent                   | as recurrent                     |
+| a user's own | lr                             | weight_decay                     |
 
 Sources: A and B of S4D at a lower learning rate without decay: Gu et al. 2022 and the public S4 code; the reduced
 learning rate on Δ's parameters: Yu & Erichson 2025, section 6 (the factor is not given there, so it is a setting).
@@ -28,9 +32,24 @@ from lra_ssm.tasks.algorithms import USUAL_BETAS, check_algorithm, default_eps, 
 from lra_ssm.tasks.schedules import Span, check_schedule, schedule_of
 from lra_ssm.width.scaling import Factors
 
-_NO_NUMBERS = (
-    "decay_biases_and_norms", "betas", "cosine_by", "algorithm", "arguments", "schedule", "schedule_arguments"
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class RoleSettings:
+    """How the parameters of one role are trained. What is None is the role's default: see `lra_ssm.tasks.optim`.
+
+    Args:
+        lr: learning rate.
+        lr_factor: times the optimizer's lr it is the learning rate; in place of `lr`. 0 freezes the parameters.
+        weight_decay: weight decay.
+    """
+
+    lr: float | None = None
+    lr_factor: float | None = None
+    weight_decay: float | None = None
+
+
+_FOLLOWS = {"delta": "recurrent", "norm": "no_decay"}
+_DEFAULT_ROLES = {"recurrent": RoleSettings(lr=0.001, weight_decay=0.0), "no_decay": RoleSettings(weight_decay=0.0)}
 
 
 @dataclass(frozen=True)
@@ -38,16 +57,11 @@ class OptimizerSettings:
     """How parameters are trained: AdamW with a linear warm-up and a cosine to 0, or others.
 
     Args:
-        lr: base learning rate.
-        recurrent_lr: learning rate of the parameters with role "recurrent"; absolute.
-        delta_lr_factor: times lr it is the learning rate of role "delta"; None is recurrent_lr / lr, 0 freezes it.
-        weight_decay: of role "base".
-        decay_biases_and_norms: whether roles "no_decay" (biases, selective layers' D) and "norm" have `weight_decay`
-            too, as in state-spaces/s4 up to v3, or none.
-        norm_weight_decay: of role "norm", the norms' weights alone; None: as decay_biases_and_norms says.
-        embedding_weight_decay: of role "embedding", the tokens' and thereby a tied head's; None: weight_decay.
-        recurrent_weight_decay: of role "recurrent".
-        delta_weight_decay: of role "delta".
+        lr: learning rate of every role that does not have its own.
+        weight_decay: weight decay of every role that does not have its own.
+        roles: learning rate and weight decay by role: "recurrent", "delta" (Δ's), "no_decay" (biases, selective
+            layers' D), "norm" (norms' weights), "embedding" (the tokens' and thereby a tied head's), or a role of a
+            layer of your own.
         warmup_steps: optimizer steps of linear warm-up before the schedule; below 1 their share of the run's.
         min_lr_factor: where a schedule that goes down to the run's end ends: this share of every rate.
         betas: AdamW's, or those of another algorithm that takes betas; each at least 0 and below 1.
@@ -60,18 +74,13 @@ class OptimizerSettings:
         ema_decay: at each step the averages of weights and buffers are this share what they were; they are what is
             validated, tested and exported. None: no averages.
 
-    Raises ValueError for a value below 0 or none at all, a share above 1, or no such algorithm or schedule.
+    Raises ValueError for a number that is negative or missing, a share above 1, an entry of `roles` with both lr and
+    lr_factor, or an unknown algorithm or schedule.
     """
 
     lr: float = 0.01
-    recurrent_lr: float = 0.001
-    delta_lr_factor: float | None = None
     weight_decay: float = 0.05
-    decay_biases_and_norms: bool = False
-    norm_weight_decay: float | None = None
-    embedding_weight_decay: float | None = None
-    recurrent_weight_decay: float = 0.0
-    delta_weight_decay: float = 0.0
+    roles: dict[str, RoleSettings] = field(default_factory=dict)
     warmup_steps: float = 1000
     min_lr_factor: float = 0.0
     betas: tuple[float, float] = USUAL_BETAS
@@ -85,16 +94,9 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         if self.cosine_by not in ("step", "epoch"):
             raise ValueError(f"cosine_by is {self.cosine_by!r}; it must be step or epoch")
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if (value is None and each.default is None) or each.name in _NO_NUMBERS:
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise ValueError(f"{each.name} is {value}; it must be a number of at least 0")
-            if isinstance(value, float):  # numpy's float64 is one, and no checkpoint could be read again with it
-                object.__setattr__(self, each.name, float(value))
-        if not isinstance(self.decay_biases_and_norms, bool):
-            raise ValueError(f"decay_biases_and_norms is {self.decay_biases_and_norms!r}; it must be true or false")
+        for name in ("lr", "weight_decay", "warmup_steps", "min_lr_factor"):
+            object.__setattr__(self, name, _number(name, getattr(self, name)))
+        object.__setattr__(self, "roles", {role: _role_settings(role, given) for role, given in self.roles.items()})
         if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
             raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a share below 1")
         if self.min_lr_factor > 1:
@@ -103,7 +105,7 @@ class OptimizerSettings:
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas is {self.betas}; it must be two numbers of at least 0 and below 1")
         object.__setattr__(self, "betas", betas)
-        if self.ema_decay is not None and self.ema_decay >= 1:
+        if self.ema_decay is not None and _number("ema_decay", self.ema_decay) >= 1:
             raise ValueError(f"ema_decay is {self.ema_decay}; it is a share, below 1: 0.999, say")
         check_algorithm(self.algorithm)
         check_schedule(self.schedule, self.schedule_arguments, self.min_lr_factor, self.cosine_by)
@@ -112,16 +114,53 @@ class OptimizerSettings:
         """Steps of warm-up in a run of so many."""
         return int(self.warmup_steps if self.warmup_steps >= 1 else self.warmup_steps * total_steps)
 
+    def of_role(self, role: str) -> "Rate":
+        """Learning rate and weight decay of the parameters with this role."""
+        names = [role, *([_FOLLOWS[role]] if role in _FOLLOWS else [])]
+        entries = [table[name] for table in (self.roles, _DEFAULT_ROLES) for name in names if name in table]
+        rates = (entry.lr if entry.lr_factor is None else entry.lr_factor * self.lr for entry in entries)
+        lr = next((rate for rate in rates if rate is not None), self.lr)
+        decays = (entry.weight_decay for entry in entries)
+        return Rate(lr, next((decay for decay in decays if decay is not None), self.weight_decay))
+
     @classmethod
     def of(cls, settings: "OptimizerSettings | Mapping[str, Any]") -> "OptimizerSettings":
         """From itself, or its values by name, as they stand in a checkpoint. Raises ValueError for other names."""
         if isinstance(settings, OptimizerSettings):
             return settings
-        known = [each.name for each in fields(cls)]
-        for name in settings:
-            if name not in known:
-                raise ValueError(f"{name!r} is no optimizer setting; {hint(name, known)}")
+        _check_names(settings, cls, "an optimizer setting")
         return cls(**settings)
+
+
+def _check_names(given: Mapping[str, Any], cls: type[OptimizerSettings | RoleSettings], what: str) -> None:
+    known = [each.name for each in fields(cls)]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{name!r} is not {what}; {hint(name, known)}")
+
+
+def _number(name: str, value: Any) -> Any:
+    """The value, if it is a number of at least 0; ints stay ints. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {value}; it must be a number of at least 0")
+    return float(value) if isinstance(value, float) else value  # numpy's float64 is a float that torch.load refuses
+
+
+def _role_settings(role: str, given: RoleSettings | Mapping[str, Any]) -> RoleSettings:
+    """An entry of `roles`. Raises ValueError."""
+    if role == "base":
+        raise ValueError("roles.base: the role base has the optimizer's own lr and weight_decay; set these")
+    if not isinstance(given, RoleSettings):
+        if not isinstance(given, Mapping):
+            raise ValueError(f"roles.{role} is {given!r}; give lr or lr_factor, and weight_decay: {{lr: 0.001}}")
+        _check_names(given, RoleSettings, f"a setting of roles.{role}")
+        given = RoleSettings(**given)
+    if given.lr is not None and given.lr_factor is not None:
+        raise ValueError(f"roles.{role} has lr {given.lr} and lr_factor {given.lr_factor}; set one of them to null")
+    values = {each.name: getattr(given, each.name) for each in fields(RoleSettings)}
+    return RoleSettings(
+        **{name: None if value is None else _number(f"roles.{role}.{name}", value) for name, value in values.items()}
+    )
 
 
 DEFAULTS = OptimizerSettings()
@@ -144,21 +183,25 @@ class Rate(NamedTuple):
 def parameter_rates(
     model: nn.Module, settings: OptimizerSettings, width: Mapping[str, Factors] | None = None
 ) -> Mapping[str, Rate]:
-    """Full parameter name -> learning rate and weight decay, in the model's order; with factors, these in them."""
-    s = settings
-    no_decay = s.weight_decay if s.decay_biases_and_norms else 0.0
-    rates = {
-        "base": Rate(s.lr, s.weight_decay),
-        "embedding": Rate(s.lr, s.weight_decay if s.embedding_weight_decay is None else s.embedding_weight_decay),
-        "no_decay": Rate(s.lr, no_decay),
-        "norm": Rate(s.lr, no_decay if s.norm_weight_decay is None else s.norm_weight_decay),
-        "recurrent": Rate(s.recurrent_lr, s.recurrent_weight_decay),
-        "delta": Rate(s.recurrent_lr if s.delta_lr_factor is None else s.delta_lr_factor * s.lr, s.delta_weight_decay),
-    }
-    found = {name: rates[role] for name, role in parameter_roles(model).items()}
+    """Full parameter name -> learning rate and weight decay, in the model's order; with factors, these in them.
+
+    Raises InputError for a layer's role that `settings.roles` does not have, and for an entry that no layer uses.
+    """
+    roles = parameter_roles(model)
+    known = [*ROLES, *settings.roles]
+    for name, role in roles.items():
+        if role not in known:
+            raise InputError(
+                f"{name} has the role {role!r}, which optimizer.roles does not have: add roles: {{{role}: {{lr: …}}}},"
+                f" or let optim_roles give one of {', '.join(ROLES)}"
+            )
+    for role in settings.roles:
+        if role not in ROLES and role not in roles.values():
+            raise InputError(f"optimizer.roles has {role!r}, a role of no parameter; {hint(role, [*ROLES[1:]])}")
+    found = {name: settings.of_role(role) for name, role in roles.items()}
     if width is None:
         return found
-    eps = default_eps(s.algorithm, s.arguments)
+    eps = default_eps(settings.algorithm, settings.arguments)
     return {name: rate.widened(width[name], eps) for name, rate in found.items()}
 
 
@@ -166,20 +209,21 @@ def parameter_groups(model: nn.Module, rates: Mapping[str, Rate]) -> list[dict[s
     """Optimizer groups of `model`: dicts with name, params, lr and weight_decay.
 
     rates: of every parameter by its full name, from `parameter_rates`, or refined. Parameters with the same rate and
-    decay share a group, which is named after the roles in it; a norm's or an embedding's where it is another's group
-    than usual.
+    decay share a group, which is named after the roles in it. Embeddings are not named next to "base", and norms not
+    next to "no_decay".
     """
     roles, parameters = parameter_roles(model), dict(model.named_parameters())
-    usual = {"embedding": "base", "norm": "no_decay"}  # optimizers' states are in this order: older runs' too
+    usual = {"embedding": "base", "norm": "no_decay"}
+    known = list(dict.fromkeys([*ROLES, *roles.values()]))
     groups: dict[Rate, dict[str, Any]] = {}
     inside: dict[Rate, set[str]] = {}
-    for name in sorted(roles, key=lambda name: ROLES.index(usual.get(roles[name], roles[name]))):
+    for name in sorted(roles, key=lambda name: known.index(usual.get(roles[name], roles[name]))):
         group = groups.setdefault(rates[name], {"name": "", "params": [], **_settings_of(rates[name])})
         group["params"].append(parameters[name])
         inside.setdefault(rates[name], set()).add(roles[name])
     for rate, group in groups.items():
         shown = {role for role in inside[rate] if usual.get(role) not in inside[rate]}
-        group["name"] = ", ".join(role for role in ROLES if role in shown)
+        group["name"] = ", ".join(role for role in known if role in shown)
     return list(groups.values())
 
 

@@ -33,9 +33,9 @@ from lra_ssm.models import (
     DualEncoder,
     LanguageModel,
     LRAPairHead,
-    NumberClassifier,
     Pretrained,
     Regressor,
+    ScalarEmbedding,
     load_pretrained,
     save_network,
 )
@@ -48,7 +48,8 @@ NETWORKS = {
     "B2S6": (lambda: LanguageModel(LayerSpec(B2S6, num_blocks=2, d_state=4), vocab_size=9, **SMALL), IDS),
     "S4D": (lambda: Classifier(LayerSpec(S4D, d_state=4, bidirectional=True), 3, d_input=2, **SMALL),
             torch.randn(2, 7, 2, generator=torch.Generator().manual_seed(0))),
-    "numbers": (lambda: NumberClassifier("lra_ssm.layers.S6", 3, block="lra_ssm.layers.MambaBlock", **SMALL), IDS),
+    "scalars": (lambda: Classifier("lra_ssm.layers.S6", 3, 9, embedding=ScalarEmbedding,
+                                   block="lra_ssm.layers.MambaBlock", **SMALL), IDS),
     "pairs": (lambda: DualEncoder(LayerSpec(S6, d_state=4), 2, vocab_size=9, head=LRAPairHead, **SMALL),
               IDS[:, None].expand(2, 2, 7)),
     "regressor": (lambda: Regressor(LayerSpec(StableSSM, d_state=4), 2, vocab_size=9, pooling=None, **SMALL), IDS),
@@ -146,7 +147,7 @@ def test_the_tokenizer_is_kept_beside(tmp_path: Path) -> None:
         language_model().save_pretrained(tmp_path / name, tokenizer=given)
         assert load_tokenizer(tmp_path / name).digest == tokenizer.digest
     for given in (tmp_path / "none", tmp_path / "a/config.json", tmp_path):
-        with pytest.raises(InputError, match=r"is no vocabulary\.json or tokenizer\.json, nor a folder with one"):
+        with pytest.raises(InputError, match=r"is not a vocabulary\.json or tokenizer\.json, or a folder with one"):
             language_model().save_pretrained(tmp_path / "d", tokenizer=given)
     assert not (tmp_path / "d").exists()
 
@@ -187,7 +188,9 @@ def test_classes_of_others_are_imported_where_they_are_trusted_alone(
         sys.modules.pop("others")
         os.remove("imported")
         for trust in ((), ("others.Mine",), ("others",)):
-            with pytest.raises(InputError, match=r"is made with others\.\w+, which is no module of lra_ssm, lightning"):
+            with pytest.raises(
+                InputError, match=r"is built with others\.\w+, which is not a module of lra_ssm, lightning"
+            ):
                 load_pretrained("saved", nn.Module, trust=trust)
         assert "others" not in sys.modules and not Path("imported").exists()
         trusted, x = load_pretrained("saved", nn.Module, trust=("others.Mine", "others.MyS6")), torch.randn(1, 5, 4)
@@ -205,7 +208,7 @@ def test_what_only_looks_like_no_import_path_is_not_run_either(
     (tmp_path / "others.py").write_text(MARKED)
     network = {"class_path": path, "init_args": {"command": "touch imported"}}
     save_network("saved", network, {"w": torch.zeros(2)})
-    with pytest.raises((InputError, ValueError), match="is no module of lra_ssm|is no import path"):
+    with pytest.raises((InputError, ValueError), match="is not a module of lra_ssm|is not an import path"):
         load_pretrained("saved", nn.Module)
     assert "others" not in sys.modules and not Path("imported").exists()
 
@@ -233,9 +236,9 @@ def test_what_is_no_layer_of_ours_is_refused_wherever_it_stands(folder: Path) ->
     }
     for path, (name, value) in zip(FOREIGN, cycle(places.items()), strict=False):
         edit(folder, network={**network, "init_args": {**network["init_args"], name: value(path)}})
-        assert f"its network is made with {path}, which is no module of lra_ssm, lightning" in refused(folder)
+        assert f"its network is built with {path}, which is not a module of lra_ssm, lightning" in refused(folder)
     edit(folder, network={"class_path": "os.system"})
-    assert "its network is made with os.system" in refused(folder)
+    assert "its network is built with os.system" in refused(folder)
 
 
 # --- what does not fit ---
@@ -244,7 +247,7 @@ def test_what_is_no_layer_of_ours_is_refused_wherever_it_stands(folder: Path) ->
 def test_configurations_that_cannot_be_read(folder: Path) -> None:
     network = json.loads((folder / "config.json").read_text())["network"]
     edit(folder, format="lra_ssm/2")
-    assert "its config.json is of format 'lra_ssm/2'; this version reads 'lra_ssm/1'" in refused(folder)
+    assert "its config.json has the format 'lra_ssm/2'; this version reads 'lra_ssm/1'" in refused(folder)
     edit(folder, format="lra_ssm/1", network=3)
     assert "its config.json has no network, a class_path and its init_args" in refused(folder)
     edit(folder, network={**network, "init_args": {**network["init_args"], "d_modle": 3}})
@@ -254,12 +257,12 @@ def test_configurations_that_cannot_be_read(folder: Path) -> None:
     edit(folder, network={**network, "class_path": "lra_ssm.models.Backbone"})
     assert "cannot be built" in refused(folder)
     (folder / "config.json").write_text('{"a": 1}')
-    assert "its config.json is of no layout that can be read: keys ['a']" in refused(folder)
-    for text, said in {"{": "config.json is no JSON", "[]": "config.json is JSON, but no object"}.items():
+    assert "its config.json has no known layout: keys ['a']" in refused(folder)
+    for text, said in {"{": "config.json is not valid JSON", "[]": "config.json is not a JSON object"}.items():
         (folder / "config.json").write_text(text)
         assert said in refused(folder)
     (folder / "config.json").unlink()
-    assert "has no config.json: it is no saved model; it holds model.safetensors" in refused(folder)
+    assert "has no config.json: it is not a saved model; it holds model.safetensors" in refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +311,7 @@ def test_tensors_that_do_not_fit(folder: Path) -> None:
     assert f"{name} is of torch.int64, not torch.float32" in refused(folder)
     for damage in (b"", b"\0" * 100, file.read_bytes()[:-1]):
         file.write_bytes(damage)
-        assert "model.safetensors is damaged or no safetensors file" in refused(folder)
+        assert "model.safetensors is damaged or not a safetensors file" in refused(folder)
     file.unlink()
     assert "has no model.safetensors; it holds config.json" in refused(folder)
 
@@ -319,6 +322,21 @@ def test_tensors_that_do_not_fit(folder: Path) -> None:
 class Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("was-run",)
+
+
+def test_a_pickle_in_parts_is_read_where_it_is_asked_for(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names, parts = [*weights], ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
+    for part, own in zip(parts, (names[:3], names[3:]), strict=True):
+        torch.save({name: weights[name] for name in own}, folder / part)
+    index = {"weight_map": {name: parts[i >= 3] for i, name in enumerate(names)}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert f"{parts[0]} is a pickle" in refused(folder)
+    loaded = LanguageModel.from_pretrained(folder, allow_pickle=True).state_dict()
+    assert all(torch.equal(loaded[name], weights[name]) for name in names)
+    (folder / parts[1]).unlink()
+    assert f"has no {parts[1]}; it holds" in refused(folder, allow_pickle=True)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "best.ckpt"])
@@ -338,7 +356,7 @@ def test_a_pickle_is_read_where_it_is_asked_for_and_never_run(
     assert f"{name} cannot be read as tensors" in refused(folder, allow_pickle=True)
     assert not (tmp_path / "was-run").exists()
     torch.save([1], folder / name)
-    assert f"{name} holds no tensors by name, but a list" in refused(folder, allow_pickle=True)
+    assert f"{name} holds a list, not tensors by name" in refused(folder, allow_pickle=True)
 
 
 # --- writing ---

@@ -68,7 +68,6 @@ def test_killed_while_compiling(tmp_path, compiler):
     process.process.join()
     assert not list((tmp_path / "cache").glob("*.so"))
     assert finish(start(tmp_path / "cache", path))[0] == "cpu"
-    assert not list((tmp_path / "cache").glob("*.tmp")), "what the killed one left is gone"
 
 
 @needs_compiled

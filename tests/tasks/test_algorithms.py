@@ -57,7 +57,7 @@ HERE = "tests.tasks.test_algorithms"
 )  # fmt: skip
 def test_every_algorithm_has_each_parameters_rate_and_decay_and_takes_arguments(algorithm, arguments):
     built = model()
-    settings = OptimizerSettings(algorithm=algorithm, arguments=arguments, lr=0.01, recurrent_lr=0.002)
+    settings = OptimizerSettings(algorithm=algorithm, arguments=arguments, lr=0.01, roles={"recurrent": {"lr": 0.002}})
     found = optimizer_and_schedule(built, settings, 100)["optimizer"]
     names = {id(p): name for name, p in built.named_parameters()}
     given = {names[id(p)]: (g["initial_lr"], g["weight_decay"]) for g in found.param_groups for p in g["params"]}
@@ -151,7 +151,12 @@ def steps(built, optimizers, count):
 def test_muon_beside_adamw_steps_as_torchs_two(arguments):
     ours, theirs = model(), model()
     settings = OptimizerSettings(
-        algorithm="Muon", arguments=arguments, lr=0.01, recurrent_lr=0.002, betas=(0.8, 0.98), warmup_steps=0
+        algorithm="Muon",
+        arguments=arguments,
+        lr=0.01,
+        roles={"recurrent": {"lr": 0.002}},
+        betas=(0.8, 0.98),
+        warmup_steps=0,
     )
     together = optimizer_and_schedule(ours, settings, 100)["optimizer"]
     matrices, rates = hidden_matrices(theirs), parameter_rates(theirs, settings)

@@ -48,10 +48,8 @@ def test_every_parameter_has_the_role_that_its_module_gives_it(layer):
 
 def test_every_role_has_its_rate_and_decay():
     built = model(B2S6, num_blocks=2, d_state=4)
-    settings = OptimizerSettings(
-        lr=0.01, recurrent_lr=0.002, delta_lr_factor=0.3, weight_decay=0.05,
-        recurrent_weight_decay=0.01, delta_weight_decay=0.02,
-    )  # fmt: skip
+    roles = {"recurrent": {"lr": 0.002, "weight_decay": 0.01}, "delta": {"lr_factor": 0.3, "weight_decay": 0.02}}
+    settings = OptimizerSettings(lr=0.01, weight_decay=0.05, roles=roles)
     expected = {"base": (0.01, 0.05), "no_decay": (0.01, 0), "recurrent": (0.002, 0.01), "delta": (0.003, 0.02)}
     roles, like = parameter_roles(built), {"embedding": "base", "norm": "no_decay"}
     assert {name: rate[:2] for name, rate in parameter_rates(built, settings).items()} == {
@@ -67,7 +65,7 @@ def test_every_role_has_its_rate_and_decay():
 
 def test_biases_and_norms_decay_where_that_is_asked_for():
     built = model(S4D, d_state=4)
-    rates = parameter_rates(built, OptimizerSettings(weight_decay=0.05, decay_biases_and_norms=True))
+    rates = parameter_rates(built, OptimizerSettings(weight_decay=0.05, roles={"no_decay": {"weight_decay": 0.05}}))
     roles = parameter_roles(built)
     decaying = ("base", "embedding", "no_decay", "norm")
     assert {rates[name].weight_decay for name, role in roles.items() if role in decaying} == {0.05}
@@ -77,30 +75,61 @@ def test_biases_and_norms_decay_where_that_is_asked_for():
 def test_norms_and_embeddings_may_decay_otherwise_than_the_rest():
     """As in AnnanYu/mamba-bare, where norms' weights decay, and biases, A, D and the tied embedding do not."""
     built = LanguageModel(LayerSpec(S6, d_state=4), 5, d_model=4, n_layers=1)
-    settings = OptimizerSettings(lr=0.01, recurrent_lr=0.01, norm_weight_decay=0.1, embedding_weight_decay=0.0,
-                                 weight_decay=0.1, delta_lr_factor=1.0, delta_weight_decay=0.2)  # fmt: skip
+    roles = {"recurrent": {"lr_factor": 1.0}, "delta": {"weight_decay": 0.2}, "norm": {"weight_decay": 0.1},
+             "embedding": {"weight_decay": 0.0}}  # fmt: skip
+    settings = OptimizerSettings(lr=0.01, weight_decay=0.1, roles=roles)
     decay = {name: rate.weight_decay for name, rate in parameter_rates(built, settings).items()}
     block = "backbone.blocks.0."
     without = {"backbone.embedding.weight", f"{block}conv1d.bias", f"{block}layer.A_log", f"{block}layer.D"}
     assert {name for name, value in decay.items() if value == 0} == without
     assert decay[f"{block}norm.weight"] == decay[f"{block}conv1d.weight"] == decay["backbone.norm.weight"] == 0.1
     assert [g["name"] for g in groups_of(built, settings)] == ["embedding, no_decay, recurrent", "base, norm", "delta"]
-    assert {name for name, rate in parameter_rates(built, OptimizerSettings(embedding_weight_decay=0.3)).items()
-            if rate.weight_decay == 0.3} == {"backbone.embedding.weight"}  # fmt: skip
 
 
-def test_by_default_groups_are_those_of_earlier_runs_in_their_order():
-    """An optimizer's state is taken by places in the groups: those of older checkpoints stay what they were."""
+@pytest.mark.parametrize(("decay", "merged"), [(0.0, ["base", "no_decay"]), (0.05, ["base, no_decay"])])
+def test_groups_are_in_the_order_of_their_roles(decay, merged):
     built = model(S4D, d_state=4)
-    earlier = {"embedding": "base", "norm": "no_decay"}
-    for settings in (OptimizerSettings(), OptimizerSettings(decay_biases_and_norms=True)):
-        roles = {name: earlier.get(role, role) for name, role in parameter_roles(built).items()}
-        order = sorted(roles, key=lambda name: ("base", "no_decay", "recurrent", "delta").index(roles[name]))
-        names = {id(p): name for name, p in built.named_parameters()}
-        groups = groups_of(built, settings)
-        assert [names[id(p)] for group in groups for p in group["params"]] == order
-        merged = ["base, no_decay"] if settings.decay_biases_and_norms else ["base", "no_decay"]
-        assert [group["name"] for group in groups] == [*merged, "recurrent, delta"]
+    groups = groups_of(built, OptimizerSettings(weight_decay=0.05, roles={"no_decay": {"weight_decay": decay}}))
+    assert [group["name"] for group in groups] == [*merged, "recurrent, delta"]
+    like = {"embedding": "base", "norm": "no_decay"}
+    roles = {name: like.get(role, role) for name, role in parameter_roles(built).items()}
+    order = sorted(roles, key=lambda name: ("base", "no_decay", "recurrent", "delta").index(roles[name]))
+    names = {id(p): name for name, p in built.named_parameters()}
+    assert [names[id(p)] for group in groups for p in group["params"]] == order
+
+
+DEFAULT = {
+    "base": (0.01, 0.05), "embedding": (0.01, 0.05), "no_decay": (0.01, 0), "norm": (0.01, 0),
+    "recurrent": (0.001, 0), "delta": (0.001, 0), "mine": (0.01, 0.05),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("roles", "changed"),
+    [
+        ({}, {}),
+        ({"recurrent": {}, "mine": {}}, {}),
+        ({"recurrent": {"lr": 0.002}}, {"recurrent": (0.002, 0), "delta": (0.002, 0)}),
+        ({"recurrent": {"lr_factor": 0.5, "weight_decay": 0.1}}, {"recurrent": (0.005, 0.1), "delta": (0.005, 0.1)}),
+        ({"delta": {"lr_factor": 0}}, {"delta": (0, 0)}),
+        ({"recurrent": {"weight_decay": 0.1}, "delta": {"lr": 0.3}}, {"recurrent": (0.001, 0.1), "delta": (0.3, 0.1)}),
+        ({"delta": {"weight_decay": 0.3}}, {"delta": (0.001, 0.3)}),
+        ({"no_decay": {"weight_decay": 0.05}}, {"no_decay": (0.01, 0.05), "norm": (0.01, 0.05)}),
+        ({"norm": {"weight_decay": 0.1}}, {"norm": (0.01, 0.1)}),
+        ({"embedding": {"weight_decay": 0, "lr_factor": 3}}, {"embedding": (0.03, 0)}),
+        ({"mine": {"lr": 0.5}}, {"mine": (0.5, 0.05)}),
+    ],
+)
+def test_what_an_entry_leaves_out_is_the_roles_default(roles, changed):
+    settings = OptimizerSettings(lr=0.01, weight_decay=0.05, roles=roles)
+    assert {role: settings.of_role(role)[:2] for role in DEFAULT} == {
+        role: pytest.approx(pair) for role, pair in (DEFAULT | changed).items()
+    }
+
+
+def test_an_override_of_the_rate_reaches_the_roles_with_a_factor():
+    settings = OptimizerSettings(lr=0.02, roles={"recurrent": {"lr_factor": 0.25}, "delta": {"lr": 0.001}})
+    assert (settings.of_role("recurrent").lr, settings.of_role("delta").lr) == (0.005, 0.001)
 
 
 @pytest.mark.parametrize(("given", "steps"), [(0, 0), (1, 1), (1000, 1000), (0.1, 20), (0.999, 199), (1e-9, 0)])
@@ -110,7 +139,7 @@ def test_warmup_in_steps_or_as_their_share(given, steps):
 
 def test_parameters_with_the_same_rate_and_decay_share_a_group():
     built = model(B2S6, num_blocks=2, d_state=4)
-    groups = groups_of(built, OptimizerSettings(lr=0.01, recurrent_lr=0.001, weight_decay=0))
+    groups = groups_of(built, OptimizerSettings(lr=0.01, weight_decay=0))
     assert [g["name"] for g in groups] == ["base, no_decay", "recurrent, delta"]
     assert sum(len(g["params"]) for g in groups) == len(list(built.parameters()))
 
@@ -148,8 +177,12 @@ def test_shared_and_frozen_parameters_keep_their_roles():
         ({"lr": None}, "lr is None"),
         ({"lr": "0.1"}, "lr is 0.1; it must be a number"),
         ({"warmup_steps": 2.5}, "warmup_steps is 2.5; it must be a whole number, or a share below 1"),
-        ({"decay_biases_and_norms": 1}, "decay_biases_and_norms is 1; it must be true or false"),
-        ({"weight_decy": 0.1}, "'weight_decy' is no optimizer setting; did you mean 'weight_decay'"),
+        ({"weight_decy": 0.1}, "'weight_decy' is not an optimizer setting; did you mean 'weight_decay'"),
+        ({"roles": {"delta": {"lr": -1}}}, "roles.delta.lr is -1; it must be a number of at least 0"),
+        ({"roles": {"delta": {"lr": 1, "lr_factor": 1}}}, "roles.delta has lr 1 and lr_factor 1; set one of them"),
+        ({"roles": {"delta": {"lr_facto": 1}}}, "'lr_facto' is not a setting of roles.delta; did you mean 'lr_factor'"),
+        ({"roles": {"delta": 0.1}}, r"roles.delta is 0.1; give lr or lr_factor, and weight_decay: \{lr: 0.001\}"),
+        ({"roles": {"base": {"lr": 1}}}, "the role base has the optimizer's own lr and weight_decay"),
     ],
 )
 def test_optimizer_settings_that_mean_nothing(settings, message):
@@ -160,7 +193,7 @@ def test_optimizer_settings_that_mean_nothing(settings, message):
 def test_factor_zero_freezes_delta():
     torch.manual_seed(0)
     built = model(B2S6, num_blocks=2, d_state=4)
-    optimizer = torch.optim.AdamW(groups_of(built, OptimizerSettings(delta_lr_factor=0)))
+    optimizer = torch.optim.AdamW(groups_of(built, OptimizerSettings(roles={"delta": {"lr_factor": 0}})))
     before = {name: p.detach().clone() for name, p in built.named_parameters()}
     built(torch.randint(0, 5, (2, 6))).square().sum().backward()
     optimizer.step()
@@ -171,7 +204,7 @@ def test_factor_zero_freezes_delta():
     assert "delta" in format_groups(optimizer.param_groups) and "0 (frozen)" in format_groups(optimizer.param_groups)
 
 
-RATES = ["lr", "recurrent_lr", "delta_lr_factor", "weight_decay", "norm_weight_decay", "warmup_steps"]
+RATES = ["lr", "weight_decay", "warmup_steps", "min_lr_factor", "ema_decay"]
 
 
 @pytest.mark.parametrize("name", RATES)
@@ -181,30 +214,85 @@ def test_settings_that_are_no_rates(name, value):
         OptimizerSettings(**{name: value})
 
 
-def test_a_layer_without_roles_takes_base_rate_and_decay():
-    class Own(nn.Module):
-        def __init__(self, d_model: int) -> None:
-            super().__init__()
-            self.linear = nn.Linear(d_model, d_model)
+class Own(nn.Module):
+    """A user's layer that knows nothing of roles."""
 
-        def forward(self, x, lengths=None):
-            return self.linear(x)
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(d_model, d_model), nn.LayerNorm(d_model)
+        self.attention = nn.MultiheadAttention(d_model, 1, batch_first=True)
+        self.gru = nn.GRU(d_model, d_model, batch_first=True)
+        self.scale = nn.Parameter(torch.ones(d_model))
 
-    roles = parameter_roles(Classifier(Own, 3, vocab_size=5, d_model=4, n_layers=1))
-    assert roles["backbone.blocks.0.layer.linear.weight"] == roles["backbone.blocks.0.layer.linear.bias"] == "base"
+    def forward(self, x, lengths=None):
+        x = self.norm(self.linear(x)) * self.scale
+        return self.gru(self.attention(x, x, x, need_weights=False)[0])[0]
 
 
-def test_roles_that_mean_nothing_are_errors():
-    class Wrong(nn.Linear):
-        roles = {"wieght": "recurrent"}
+def classifier(layer):
+    return Classifier(layer, 3, vocab_size=5, d_model=4, n_layers=1)
 
+
+def test_biases_and_norms_of_any_module_do_not_decay_and_the_rest_has_base_rate_and_decay():
+    roles = parameter_roles(classifier(Own))
+    start = "backbone.blocks.0.layer."
+    own = {name.removeprefix(start): role for name, role in roles.items() if name.startswith(start)}
+    biases = {"linear.bias", "norm.bias", "attention.in_proj_bias", "attention.out_proj.bias"}
+    biases |= {"gru.bias_ih_l0", "gru.bias_hh_l0"}
+    assert {name for name, role in own.items() if role == "no_decay"} == biases
+    assert {name for name, role in own.items() if role == "norm"} == {"norm.weight"}
+    assert own["scale"] == own["linear.weight"] == own["gru.weight_ih_l0"] == "base" and len(own) == 13
+
+
+def test_a_layer_may_say_otherwise_of_its_biases():
+    class Decaying(Own):
         def optim_roles(self):
-            return self.roles
+            return {"linear.bias": "base", "norm.weight": "delta"}
 
-    with pytest.raises(ValueError, match="names 'wieght', which is no parameter"):
-        parameter_roles(Wrong(2, 2))
-    Wrong.roles = {"weight": "fast"}
-    with pytest.raises(ValueError, match="gives weight the role 'fast'; it must be one of"):
+    roles = parameter_roles(Decaying(4))
+    assert (roles["linear.bias"], roles["norm.weight"], roles["norm.bias"]) == ("base", "delta", "no_decay")
+
+
+class Slow(Own):
+    def optim_roles(self):
+        return {"scale": "slow"}
+
+
+def test_a_layers_own_role_has_the_rate_and_decay_of_the_table():
+    name = "backbone.blocks.0.layer.scale"
+    settings = OptimizerSettings(lr=0.01, roles={"slow": {"lr": 0.0001, "weight_decay": 0.5}})
+    assert parameter_rates(classifier(Slow), settings)[name][:2] == (0.0001, 0.5)
+    assert groups_of(classifier(Slow), settings)[-1]["name"] == "slow"
+    task = Classification(
+        NetworkSpec(Classifier, layer=Slow, num_classes=2, d_input=1, d_model=4, n_layers=1), settings
+    )
+    assert task.hparams["optimizer"]["roles"] == {"slow": {"lr": 0.0001, "lr_factor": None, "weight_decay": 0.5}}
+    again = OptimizerSettings.of(task.hparams["optimizer"])
+    assert again == settings
+
+
+def test_a_role_that_the_table_does_not_name_is_an_error_before_data_is_read():
+    network = NetworkSpec(Classifier, layer=Slow, num_classes=2, d_input=1, d_model=4, n_layers=1)
+    with pytest.raises(InputError, match=r"layer.scale has the role 'slow', .* add roles: \{slow: \{lr: …\}\}"):
+        Classification(network)
+
+
+def test_an_entry_that_no_parameter_has_is_an_error():
+    with pytest.raises(InputError, match="roles has 'recurent', a role of no parameter; did you mean 'recurrent'"):
+        parameter_rates(model(S4D), OptimizerSettings(roles={"recurent": {"lr": 0.1}}))
+    parameter_rates(classifier(Own), OptimizerSettings(roles={"delta": {"lr": 0.1}}))  # of another layer, maybe
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"), [({"wieght": "recurrent"}, "names 'wieght', which is no parameter"),
+                           ({"weight": 3}, "gives weight the role 3; a role is a word")],
+)  # fmt: skip
+def test_roles_that_mean_nothing_are_errors(roles, message):
+    class Wrong(nn.Linear):
+        def optim_roles(self):
+            return roles
+
+    with pytest.raises(ValueError, match=message):
         parameter_roles(Wrong(2, 2))
 
 

@@ -115,9 +115,6 @@ def _load() -> ctypes.CDLL:
         lock.acquire()
     try:
         if not target.exists():
-            if lock.is_locked:
-                for left in target.parent.glob(f"{target.stem}*.tmp"):  # by killed builders
-                    left.unlink(missing_ok=True)
             compile_into(target)
     finally:
         lock.release()

@@ -1,0 +1,85 @@
+"""Hooks of mkdocs.yml: the README becomes the first page, and repository files that a page links to become pages.
+
+GitHub shows `../configs/quickstart.yaml` next to the docs; a site has only what lies in docs/. So each linked text
+file becomes a page "source/…" with its highlighted content, and each linked folder a page that lists its files.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"(?<=\]\()(?!https?://|#|mailto:)([^)#\s]+)")
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".json": "json", ".cpp": "cpp", ".sbatch": "bash"}
+README = "index.md"
+
+
+def target_of(link: str, page: str) -> Path:
+    """The file or folder of the repository that a link means; page: path of the page below docs/."""
+    file = "README.md" if page == README else f"docs/{page}"
+    if page.startswith("source/"):
+        file = page.removeprefix("source/")
+    return ROOT / posixpath.normpath(posixpath.join(posixpath.dirname(file), link))
+
+
+def place_of(target: Path) -> str:
+    """The path of its file below docs/, where the site has it."""
+    if target.is_relative_to(ROOT / "docs"):
+        return target.relative_to(ROOT / "docs").as_posix()
+    if target == ROOT / "README.md":
+        return README
+    return f"source/{target.relative_to(ROOT).as_posix()}{'' if target.suffix in ('.md', '.png') else '.md'}"
+
+
+def shown(target: Path) -> str:
+    """The page of a file or folder, as Markdown."""
+    title = f"# {target.relative_to(ROOT).as_posix()}\n\n"
+    if target.is_dir():
+        files = sorted(file for file in target.rglob("*") if file.suffix in LANGUAGES)
+        return title + "\n".join(f"- `{file.relative_to(target).as_posix()}`" for file in files)
+    fence = "`````"
+    return f"{title}{fence}{LANGUAGES.get(target.suffix, 'text')}\n{target.read_text()}\n{fence}\n"
+
+
+def rewrite(text: str, page: str) -> str:
+    """The text of a page with links to where the site has their targets."""
+
+    def link(match: re.Match[str]) -> str:
+        target = target_of(match[1], page)
+        return posixpath.relpath(place_of(target), posixpath.dirname(page)) if target.exists() else match[1]
+
+    return LINK.sub(link, text)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the README and everything outside docs/ that it and the pages link to."""
+    files.append(File.generated(config, README, content=(ROOT / "README.md").read_text()))
+    pages = [file for file in files if file.is_documentation_page()]
+    known = {file.src_uri for file in files}
+    for page in pages:  # it grows: a README of a folder has links too
+        for link in LINK.findall(page.content_string) if has_links(page.src_uri) else ():
+            target = target_of(link, page.src_uri)
+            place = place_of(target) if target.exists() else ""
+            if place.startswith("source/") and place not in known:
+                known.add(place)
+                whole = target.suffix in (".md", ".png")
+                source = {"abs_src_path": str(target)} if whole else {"content": shown(target)}
+                pages.append(File.generated(config, place, **source))
+                files.append(pages[-1])
+    return files
+
+
+def has_links(page: str) -> bool:
+    """Whether a page is Markdown of ours and not the content of a file, or a picture."""
+    return page.endswith(".md") and (
+        not page.startswith("source/") or target_of(posixpath.basename(page), page).exists()
+    )
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Rewrite a page's links."""
+    return rewrite(markdown, page.file.src_uri) if has_links(page.file.src_uri) else markdown

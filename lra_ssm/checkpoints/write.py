@@ -1,0 +1,152 @@
+"""Write a saved model: whole or not at all."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lra_ssm.checkpoints.files import read_json
+from lra_ssm.checkpoints.sources import CARD, CONFIG, RUN_CONFIG, TOKENIZER_CONFIG, TOKENIZERS, WEIGHTS
+from lra_ssm.errors import InputError
+from lra_ssm.files import UNFINISHED, sha256
+
+# Patterns of what a new model replaces. The card stays: a new model may come without one.
+REPLACED = [CONFIG, "model*.safetensors", f"{WEIGHTS}.index.json", *TOKENIZERS, TOKENIZER_CONFIG, RUN_CONFIG]
+
+
+class SavedTokenizer(Protocol):
+    """What is saved of a tokenizer; those of `lra_ssm.datamodules` have it."""
+
+    file: str
+
+    def content(self) -> bytes: ...
+
+    @property
+    def end_of_text_name(self) -> str: ...
+
+
+def tokenizer_files(tokenizer: SavedTokenizer | str | Path | None) -> tuple[dict[str, bytes], str | None]:
+    """Return the files of a tokenizer by name, and the token that ends a text, if it is known.
+
+    tokenizer: an object, or the path of its file or folder.
+    Raises InputError if there is no such file, or if it has another name.
+    """
+    if tokenizer is None:
+        return {}, None
+    if not isinstance(tokenizer, (str, Path)):
+        end = tokenizer.end_of_text_name
+        files = {tokenizer.file: tokenizer.content()}
+        if tokenizer.file == "tokenizer.json":  # transformers needs this next to it
+            config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
+            files[TOKENIZER_CONFIG] = f"{json.dumps(config, indent=2)}\n".encode()
+        return files, end
+    given = Path(tokenizer)
+    candidates = [given / name for name in TOKENIZERS] if given.is_dir() else [given]
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None or path.name not in TOKENIZERS:
+        raise InputError(f"{given}: is not a {' or '.join(TOKENIZERS)}, or a folder with one")
+    files, config_file = {path.name: path.read_bytes()}, path.with_name(TOKENIZER_CONFIG)
+    if path.name != "tokenizer.json" or not config_file.is_file():
+        return files, None
+    files[config_file.name] = config_file.read_bytes()
+    token = read_json(config_file, str(config_file)).get("eos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    return files, token if isinstance(token, str) else None
+
+
+def write_model(
+    folder: str | Path,
+    config: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    beside: Mapping[str, bytes],
+    digests: bool = False,
+) -> None:
+    """Write a saved model, whole or not at all; an older one in the folder is replaced.
+
+    Tensors that share their memory and shape are written once, by the first name.
+
+    Args:
+        folder: created if it does not exist.
+        config: the content of config.json.
+        weights: the tensors by name.
+        beside: other files, by name.
+        digests: whether "source" of config.json gets the sha256 of the other files, for those who download them.
+
+    Raises:
+        InputError: the folder holds something else, or the disk does not take it.
+    """
+    from safetensors.torch import save_file
+
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in untied(weights).items()}
+    with atomic_folder(folder) as partial:
+        for name, content in beside.items():
+            (partial / name).write_bytes(content)
+        save_file(kept, partial / WEIGHTS, metadata={"format": "pt"})
+        if digests:
+            files = {name: sha256(partial / name) for name in (WEIGHTS, *beside) if name != CARD}
+            config = {**config, "source": {**config.get("source", {}), "files": files}}
+        try:
+            (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{folder}: {CONFIG} cannot be saved: {error}") from error
+        (partial / WEIGHTS).chmod((partial / CONFIG).stat().st_mode)  # save_file lets only the owner read it
+
+
+@contextmanager
+def atomic_folder(folder: str | Path) -> Iterator[Path]:
+    """A temporary folder whose files become a saved model in `folder` if the block ends well.
+
+    An older saved model is replaced; files that do not belong to a model stay.
+    Raises InputError if the folder holds something else, or the disk does not take it.
+    """
+    from safetensors import SafetensorError
+
+    folder = Path(folder).resolve()
+    if folder.exists() and not _is_replaceable(folder):
+        raise InputError(f"{folder} is not empty and holds no saved model: give a new or an empty folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=UNFINISHED, dir=folder.parent) as name:
+            yield Path(name)
+            folder.mkdir(exist_ok=True)
+            # config.json goes first and comes last: without it, a mixture of the older model and this one is no model.
+            for path in [path for pattern in REPLACED for path in folder.glob(pattern)]:
+                path.unlink()
+            for path in sorted(Path(name).iterdir(), key=lambda path: path.name == CONFIG):
+                os.replace(path, folder / path.name)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"{folder}: the model cannot be saved there ({reason})") from error
+
+
+def _is_replaceable(folder: Path) -> bool:
+    """Whether a folder is empty, or holds a saved model of ours or of transformers."""
+    try:
+        if not any(folder.iterdir()):
+            return True
+        return bool({"format", "model_type"} & read_json(folder / CONFIG, CONFIG).keys())
+    except (InputError, OSError):
+        return False
+
+
+def check_finite(weights: Mapping[str, Tensor], where: str) -> None:
+    """Raise InputError if weights are NaN or infinite, naming the first such tensor."""
+    for name, x in weights.items():
+        if count := int((~torch.isfinite(x)).sum()):
+            raise InputError(f"{where}: {name} is NaN or infinite in {count:,} of its {x.numel():,} values")
+
+
+def untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors without those that are another one by a later name."""
+    kept: dict[Any, str] = {}
+    for name, x in state.items():
+        has_memory = x.numel() and not x.is_meta
+        same = (x.data_ptr(), x.shape, x.stride(), x.dtype) if has_memory else name
+        kept.setdefault(same, name)
+    return {name: state[name] for name in kept.values()}

@@ -1,0 +1,273 @@
+"""Which checkpoint or saved model a name means, and the network in it."""
+
+import importlib.util
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from torch import nn
+
+from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles
+from lra_ssm.checkpoints.card import headline
+from lra_ssm.checkpoints.files import get_nested
+from lra_ssm.datamodules.language.tokenizer import TextTokenizer
+from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer, parse_tokenizer, read_tokenizer
+from lra_ssm.errors import InputError, squeeze
+from lra_ssm.layers import NetworkSpec
+from lra_ssm.models import LanguageModel
+from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, is_known, load_pretrained, one_of_known
+from lra_ssm.runs.record import read_record
+
+
+class Found(NamedTuple):
+    """A checkpoint, the run that it belongs to, and that run's configuration."""
+
+    file: Path
+    run: Path | None
+    config: dict[str, Any]
+
+
+class NamedNetwork(NamedTuple):
+    """A network with its weights in evaluation mode, and what its run recorded.
+
+    Attributes:
+        name: what messages call it.
+        network: on the CPU.
+        specification: of the network, as plain values.
+        config: its run's; empty if there is none.
+        recorded: what its run recorded about its data.
+        score: the metric that it is known by, as text.
+        found: its checkpoint and run, unless it is a saved model.
+        files: those of a saved model.
+        step: of training, of a checkpoint.
+    """
+
+    name: str
+    network: nn.Module
+    specification: dict[str, Any]
+    config: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
+    score: str = ""
+    found: Found | None = None
+    files: ModelFiles | None = None
+    step: int = 0
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.network.parameters())
+
+    @property
+    def tokenizer(self) -> TextTokenizer | None:
+        """The tokenizer that comes with it; None if it has none."""
+        if self.files is not None:
+            return tokenizer_of(self.files)
+        return tokenizer_of(self.found.file) if self.found else None
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        """The section of its configuration that names a data module; None if there is none."""
+        section = self.config.get("data")
+        return section if isinstance(section, dict) and isinstance(section.get("class_path"), str) else None
+
+
+def is_saved(name: str) -> bool:
+    """Return whether a name means a saved model, not a run's directory or a checkpoint."""
+    path = Path(name)
+    if path.is_dir() and path.suffix != ".ckpt":
+        return (path / "config.json").is_file()
+    return not path.is_file() and path.suffix != ".ckpt"
+
+
+def find(name: str) -> Found:
+    """Return a checkpoint by its run's directory or its file. Raises InputError if there is none."""
+    path = Path(name)
+    if path.is_dir():
+        run: Path | None = _only_run(path)
+        files = [run / "checkpoints" / f"{kind}.ckpt" for kind in ("best", "last")] if run else []
+        file = next((file for file in files if file.is_file()), None)
+        if file is None:
+            raise InputError(f"{name} has no checkpoints/best.ckpt or last.ckpt: give a run's directory, or a .ckpt")
+    elif path.is_file():
+        file = path
+        run = next((folder for folder in path.absolute().parents[:2] if (folder / RUN_CONFIG).is_file()), None)
+    else:
+        raise InputError(f"checkpoint {name} does not exist: give a run's directory, or a .ckpt")
+    config = run / RUN_CONFIG if run else None
+    return Found(file, run, read_config(config, str(config)) if config and config.is_file() else {})
+
+
+def _only_run(folder: Path) -> Path:
+    """The only run in an experiment's folder; of any other folder itself."""
+    runs = [] if (folder / "checkpoints").is_dir() else sorted(p.parent for p in folder.glob("*/checkpoints"))
+    if len(runs) > 1:
+        raise InputError(f"{folder} holds {len(runs)} runs: give one of them, such as {runs[-1]}")
+    return runs[0] if runs else folder
+
+
+def read_config(file: Path, name: str) -> dict[str, Any]:
+    """Return the configuration of a run; name: what messages call it. Raises InputError if it is not one."""
+    try:
+        config = yaml.safe_load(file.read_bytes())
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{name} is not valid YAML ({error})") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{name} is not the configuration of a run")
+    return config
+
+
+def named_network(name: str, allow_pickle: bool = False, trust: Collection[str] = ()) -> NamedNetwork:
+    """Read a network by its name. Raises InputError if it cannot be read.
+
+    allow_pickle, trust: of a saved model, as for `from_pretrained`.
+    """
+    if is_saved(name):
+        return _saved(name, allow_pickle, trust)
+    found = find(name)
+    network, specification, step = load_network(found.file)
+    record = read_record(found.run / "run.json")[0] if found.run else {}
+    best = [f"{key} {value:.4g}" for key, value in record.get("metrics", {}).items() if key.startswith("best ")]
+    score = best[0] if best else ""
+    return NamedNetwork(
+        name, network, specification, found.config, record.get("data") or {}, score, found=found, step=step
+    )
+
+
+def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> NamedNetwork:
+    files = ModelFiles(name)
+    network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
+    config: dict[str, Any] = {}
+    if path := files.find(RUN_CONFIG):
+        config = read_config(path, f"{files.name}: {RUN_CONFIG}")
+        check_trusted(files.name, config.get("data"), trust)  # no other section is made
+    stated = files.config()
+    specification = network.specification() if isinstance(network, Pretrained) else stated["network"]
+    score = headline(get_nested(stated, "source", "metrics", "test"))
+    recorded = get_nested(stated, "source", "data")
+    return NamedNetwork(files.name, network, specification, config, recorded, score, files=files)
+
+
+def load_network(file: Path) -> tuple[nn.Module, dict[str, Any], int]:
+    """Return a checkpoint's network in evaluation mode, its specification as plain values, and its training step.
+
+    Raises InputError if it cannot be read, or is not of a task that keeps a `network` among its hyperparameters.
+    """
+    from lra_ssm.runs.checkpoints import load_checkpoint  # loads lightning
+
+    state = load_checkpoint(file)
+    spec = get_nested(state, "hyper_parameters", "network")
+    if "class_path" not in spec:
+        raise InputError(f"{file} names no network: its task keeps none among its hyperparameters")
+    try:
+        network = NetworkSpec.of(spec)()
+    except ValueError as error:
+        raise InputError(f"{file}: its network cannot be built: {squeeze(str(error))}") from error
+    weights = {n.removeprefix("network."): w for n, w in state["state_dict"].items() if n.startswith("network.")}
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise InputError(f"{file}: its weights are of another network: {squeeze(str(error))[:300]}") from error
+    step = state.get("global_step")
+    return network.eval(), spec, step if isinstance(step, int) else 0
+
+
+def tokenizer_of(model: ModelFiles | Path) -> TextTokenizer | None:
+    """Return the tokenizer that comes with a saved model or a checkpoint; None if it has none."""
+    if isinstance(model, ModelFiles):
+        path = model.tokenizer()
+        return None if path is None else load_tokenizer(path)
+    from lra_ssm.runs.checkpoints import load_checkpoint  # loads lightning
+
+    for part in load_checkpoint(model).values():  # a data module's state stands under the module's name
+        state = get_nested(part, "tokenizer")
+        if isinstance(state.get("text"), str):
+            return read_tokenizer(state["text"].encode(), f"{model}, its tokenizer", state.get("end_of_text"))
+    return None
+
+
+class LoadedLanguageModel(NamedTuple):
+    """A language model in eval mode with its tokenizer; it draws only the tokenizer's tokens.
+
+    before: tokens before a text: the end-of-text token if the model was trained with it before each document; for
+        others' models what their tokenizer puts there, as in transformers.
+    data: the settings of its run's data module, as they were written; empty if it has none.
+    stop: tokens that end a text: those of the model's own configuration, else the tokenizer's.
+    """
+
+    model: LanguageModel
+    tokenizer: TextTokenizer
+    before: tuple[int, ...]
+    data: dict[str, Any]
+    stop: tuple[int, ...]
+
+
+def load_language_model(
+    name: str, tokenizer: str | None = None, allow_pickle: bool = False, trust: Collection[str] = ()
+) -> LoadedLanguageModel:
+    """Find and read both.
+
+    Args:
+        name, allow_pickle, trust: see `named_network`.
+        tokenizer: another one than the model's own, named as for data modules of text, but not one made from a corpus.
+
+    Raises:
+        InputError: there is no such model, it is not a language model, it has no tokenizer, or one of other tokens.
+    """
+    named = named_network(name, allow_pickle, trust)
+    model = named.network
+    if not isinstance(model, LanguageModel):
+        where = named.found.file if named.found else name
+        raise InputError(f"{where}: is not a language model; its network is a {type(model).__name__}")
+    if tokenizer is None:
+        own = named.tokenizer
+    else:
+        choice = parse_tokenizer(tokenizer)
+        if choice.is_trained:
+            raise InputError(f"--tokenizer={tokenizer} is made from a corpus; give the file of an existing one")
+        choice.fetch()
+        own = choice.open()
+    if own is None:
+        instead = "give one, such as --tokenizer=EleutherAI/gpt-neox-20b for Mamba; LanguageModel.generate needs none"
+        raise InputError(f"{name}: has no tokenizer; {instead}")
+    if own.vocab_size > model.vocab_size:
+        raise InputError(f"{name}: its network has {model.vocab_size:,} tokens, the tokenizer {own.vocab_size:,}")
+    model.vocab_size = own.vocab_size  # the network may have more, which no text contains
+    is_ours = named.files is None or named.files.config().get("format") == FORMAT
+    before = (own.end_of_text,) if is_ours else own.prefix
+    stop = () if is_ours or named.files is None or tokenizer is not None else named.files.end_tokens()
+    return LoadedLanguageModel(model, own, before, get_nested(named.config, "data", "init_args"), stop or own.stop)
+
+
+def check_trusted(name: str, config: Any, trust: Collection[str]) -> None:
+    """Raise InputError if a saved model's configuration names something that would be imported but is not trusted.
+
+    Trusted are the classes that a run is made from in lra_ssm, lightning, torch and torchmetrics, and those in `trust`.
+    """
+    from lightning.pytorch import Callback, LightningDataModule
+    from lightning.pytorch.accelerators import Accelerator
+    from lightning.pytorch.loggers import Logger
+    from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, LayerSync, Precision
+    from lightning.pytorch.profilers import Profiler
+    from lightning.pytorch.strategies import Strategy
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    # What configurations name by class_path; LightningModules and metrics are nn.Modules.
+    kinds = (
+        nn.Module, Optimizer, LRScheduler, LightningDataModule, Callback, Logger, Profiler, Strategy, Accelerator,
+        Precision, CheckpointIO, ClusterEnvironment, LayerSync,
+    )  # fmt: skip
+    for path in import_paths(config):
+        if path not in trust and _is_importable(path) and not is_known(path, kinds):
+            raise InputError(
+                f"{name}: its {RUN_CONFIG} names {path}, which is no class that {one_of_known()} has for a run, and"
+                f" would be imported: if you trust it, give --trust {path}"
+            )
+
+
+def _is_importable(path: str) -> bool:
+    """Whether a text names a package that is installed here: a file's name has the same form."""
+    try:
+        return importlib.util.find_spec(path.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return True

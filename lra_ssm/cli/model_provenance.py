@@ -1,0 +1,109 @@
+"""Where a saved model comes from, by its run's directory: "source" of its config.json, and a portable config.yaml."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any, Literal
+
+from lra_ssm.cli.find_model import NamedNetwork
+from lra_ssm.datamodules.storage import num_examples
+from lra_ssm.errors import InputError
+from lra_ssm.runs.record import RunRecord, data_digests, is_of_the_end, read_object
+from lra_ssm.shipped import name_of
+
+
+def provenance(run: RunRecord, file: Path, model: NamedNetwork) -> dict[str, Any]:
+    """Return "source" of a saved model's config.json: where a run's checkpoint comes from, as far as it is recorded."""
+    record = run.record
+    starts = record.get("starts") or [{}]
+    manifest = record.get("data") or {}
+    data = {name: manifest[name] for name in ("dataset", "source", "vocabulary", "class_names") if name in manifest}
+    if splits := manifest.get("splits"):
+        data["examples"] = {name: num_examples(split) for name, split in splits.items()}
+        data["digests"] = data_digests(manifest)
+    best = "best " if file.name == "best.ckpt" else "val/"
+    validation = {k.removeprefix("best "): v for k, v in record.get("metrics", {}).items() if k.startswith(best)}
+    command = _command(starts[0].get("command") or [])
+    hardware = starts[-1].get("hardware") or {}
+    found = {
+        "experiment": run.experiment,
+        "run": run.path.resolve().name,
+        "checkpoint": file.name,
+        "step": model.step,
+        "parameters": model.parameters,
+        "seed": run.seed,
+        "status": run.status,
+        "data": _without_folders(data),
+        "metrics": {"validation": validation | _scores(run, file, "validate"), "test": _scores(run, file, "test")},
+        "git": starts[0].get("git"),
+        "versions": {name: version for name, version in (starts[-1].get("versions") or {}).items() if version},
+        "hardware": {name: value for name, value in hardware.items() if name != "host"},
+        "begun": starts[0].get("time"),
+        "seconds": run.seconds and run.seconds[0],
+        "command": command,
+        "config": shipped_config(command),
+        "in_python": True if "settings" in run.config else None,  # a Trainer of the user's own: see Run.of
+    }
+    return {key: value for key, value in found.items() if value not in (None, "", {}, [])}
+
+
+def _scores(run: RunRecord, file: Path, command: Literal["test", "validate"]) -> dict[str, float]:
+    """The metrics that a command found for this checkpoint, on the whole split of the run's data; else empty."""
+    scored = read_object(run.path / f"{command}.json")
+    same = Path(str(scored.get("checkpoint"))).name == file.name
+    if same and "limit_batches" not in scored and is_of_the_end(scored, run.record.get("starts", [])):
+        return dict(scored["metrics"])
+    return {}
+
+
+def check_shareable(run: RunRecord, file: Path) -> None:
+    """Raise InputError unless a run is finished and this checkpoint scored, on the test split if there is one."""
+    if not run.finished:
+        raise InputError(f"{run.path}: {run.missing}: --unfinished pushes it all the same")
+    command: Any = run.scored_by
+    if not _scores(run, file, command):
+        what = "test" if command == "test" else "validation"
+        why = "" if command == "test" else " (its data has no test split)"
+        option = "" if file.name == "best.ckpt" else f" --ckpt_path={file}"
+        raise InputError(
+            f"{run.path}: no {what} of its {file.name} on the whole split is recorded{why}: lightning {command}"
+            f" --config {run.path / 'config.yaml'}{option}, or --unfinished to push it without a {what} figure"
+        )
+
+
+def portable(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's configuration without its machine's folders and loggers; of other paths the last part stays."""
+    config = _without_folders(config)
+    config.pop("runs_dir", None)
+    for section, names in {"trainer": ("logger", "default_root_dir"), "data": ("root",)}.items():
+        settings = config.get(section) or {}
+        for name in names:
+            settings.get("init_args", settings).pop(name, None)
+    return config
+
+
+def _without_folders(value: Any) -> Any:
+    """A copy of a configuration's value; of a path on this machine the part below configs/, else the last part."""
+    if isinstance(value, dict):
+        return {name: _without_folders(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(each) for each in value]
+    if not isinstance(value, str) or not Path(value).is_absolute():
+        return value
+    _, configs, below = value.partition("/configs/")
+    return f"configs/{below}" if configs else Path(value).name
+
+
+def _command(words: list[str]) -> str:
+    """The command line of a fit, without this machine's folders; empty for a run that was started from Python."""
+    if "fit" not in words:
+        return ""
+    parts = [word.partition("=") for word in words[words.index("fit") :]]
+    kept = [f"{_without_folders(name)}{equals}{_without_folders(value)}" for name, equals, value in parts]
+    return shlex.join(["lightning", *kept])
+
+
+def shipped_config(command: str) -> str | None:
+    """Return the shipped config that a fit's command line names, as its path in a checkout; None if there is none."""
+    given = re.findall(r"(?:--config|-c)[ =](\S+)", command)
+    return next((f"configs/{name}.yaml" for each in given if (name := name_of("config", each))), None)

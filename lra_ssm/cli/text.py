@@ -1,0 +1,400 @@
+"""`lra-ssm generate` continues texts with a language model; `lra-ssm score` says how well it predicts them."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jsonargparse.typing import PositiveInt
+
+from lra_ssm.errors import InputError, printable, squeeze
+
+if TYPE_CHECKING:
+    import torch
+
+    from lra_ssm.cli.find_model import LoadedLanguageModel
+    from lra_ssm.datamodules.language.tokenizer import TextTokenizer
+    from lra_ssm.datamodules.language.windows import TokenWindows
+    from lra_ssm.models import LanguageModel
+    from lra_ssm.models.generation import Generation
+    from lra_ssm.tasks.metrics import TokenLoss
+
+_LENGTH = 2048  # tokens of a window if no run says: what Mamba's public models were trained on
+_TOKENS = 8192  # scored at a time
+
+
+# --- the model and the texts ---
+
+
+def _device(name: str | None) -> torch.device:
+    """The device that --device names. Raises InputError if it does not exist here."""
+    import torch
+
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"--device {name}: there is no such device here ({reason})") from error
+    return device
+
+
+@contextmanager
+def _naming(model: str) -> Iterator[None]:
+    """Name the model in an error about something that it cannot do."""
+    try:
+        yield
+    except ValueError as error:
+        raise error if isinstance(error, InputError) else InputError(f"{model}: {error}") from error
+
+
+def _read_input(file: str) -> tuple[str, bytes]:
+    """A file's name in messages and its bytes; - is standard input."""
+    return ("standard input", sys.stdin.buffer.read()) if file == "-" else (file, Path(file).read_bytes())
+
+
+def _unknown(texts: Iterable[str], tokenizer: TextTokenizer) -> str:
+    """The words or characters of texts that a tokenizer does not know, the first five; empty if it knows all."""
+    unknown = list(dict.fromkeys(word for text in texts for word in tokenizer.unknown(text)))
+    more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
+    return ", ".join(map(repr, unknown[:5])) + more
+
+
+# --- generate ---
+
+
+def generate(
+    model: str,
+    *,
+    prompt: list[str] = [],  # noqa: B006
+    prompt_file: str | None = None,
+    num_samples: PositiveInt = 1,
+    max_new_tokens: PositiveInt = 100,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    stop: list[str] = [],  # noqa: B006
+    begin_document: bool | None = None,
+    batch_size: PositiveInt = 8,
+    device: str | None = None,
+    tokenizer: str | None = None,
+    trust: list[str] = [],  # noqa: B006
+    allow_pickle: bool = False,
+) -> int:
+    """Continue prompts with a language model, token by token, in memory that does not grow with the text.
+
+    A text ends where the model ends it. Without a prompt it begins a document. --temperature and --top-k have litgpt's
+    defaults; those of transformers are 1.0 and 50.
+
+    Args:
+        model: a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, or a saved model by its name or folder
+        prompt: a text; may be repeated
+        prompt_file: more prompts, one per line; - for standard input
+        num_samples: texts for each prompt
+        max_new_tokens: of each text
+        temperature: divides the logits; 0 takes the most probable token
+        top_k: draw from the K most probable tokens; 0 for all
+        top_p: draw from the most probable tokens that sum to P; 1 for all
+        repetition_penalty: above 1, tokens of the text so far become less probable
+        seed: of what is drawn; default: another one each time, which is printed
+        stop: end a text after this; may be repeated
+        begin_document: put the end-of-text token before a prompt; default: if the model was trained by lra_ssm, else
+            what its tokenizer puts there
+        batch_size: prompts at a time
+        device: such as cpu or cuda:1; default: cuda if there is one
+        tokenizer: for a model that has none: a tokenizer.json, a folder with one, bytes, or a name on the Hub
+        trust: a class of other packages that a saved model, or its data, may be made with; may be repeated
+        allow_pickle: read a saved model's weights from a pickle (only tensors)
+
+    Examples:
+        lra-ssm generate runs/lm/quickstart/38722f686f --prompt "The list of"
+        lra-ssm generate runs/lm/quickstart/38722f686f --prompt "One" --prompt "Two" --temperature=0 --stop "."
+        lra-ssm generate state-spaces/mamba-130m-hf --prompt-file=prompts.txt --top-p=0.9 --seed=1 > texts.txt
+        lra-ssm generate state-spaces/mamba-130m --allow-pickle --tokenizer=EleutherAI/gpt-neox-20b --prompt "Once"
+    """
+    if "" in stop:
+        raise InputError("--stop is empty: every text would end at once")
+    prompts = [*prompt, *(_read_prompts(prompt_file) if prompt_file else [])] or [""]
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    from lra_ssm.cli.find_model import load_language_model
+    from lra_ssm.models.generation import MAX_SEED, Generation, check_settings, row_seeds
+
+    penalty, top_p_ = repetition_penalty, None if top_p == 1 else top_p
+    settings: Any = dict(temperature=temperature, top_k=top_k or None, top_p=top_p_, repetition_penalty=penalty)
+    drawn = random.SystemRandom().randint(0, MAX_SEED) if seed is None else seed
+    try:
+        check_settings(**settings)
+        seeds = row_seeds(drawn, len(prompts) * num_samples)  # so that a text does not depend on its batch
+    except ValueError as error:
+        raise InputError(f"--{str(error).replace('_', '-', 1)}") from error
+    place = _device(device)
+    loaded = load_language_model(model, tokenizer, allow_pickle, trust)
+    before = loaded.before
+    if begin_document is not None:
+        before = (loaded.tokenizer.end_of_text,) if begin_document else ()
+    for number, given in enumerate(prompts, 1):
+        if unknown := _unknown([given], loaded.tokenizer):
+            raise InputError(f"prompt {number}: the model's vocabulary has no {unknown}")
+    texts = [_Text(given, loaded, before, stop) for given in prompts for _ in range(num_samples)]
+    loaded.model.to(place)
+    began, made = time.perf_counter(), 0
+    with _naming(model):
+        for begin in range(0, len(texts), batch_size):
+            batch = texts[begin : begin + batch_size]
+            own = seeds[begin : begin + batch_size]
+            ids = pad_sequence([torch.tensor(text.prompt_ids) for text in batch], batch_first=True).to(place)
+            lengths = torch.tensor([len(text.prompt_ids) for text in batch])
+            generation = Generation(
+                loaded.model, ids, max_new_tokens, lengths=lengths, seed=own, stop=loaded.stop, **settings
+            )
+            _run(generation, batch, live=len(texts) == 1)
+            made += int(generation.lengths.sum() - lengths.sum())
+            for number, text in enumerate(batch, begin + 1):
+                if len(texts) > 1:
+                    _show(f"{chr(10) * (number > 1)}=== {number} of {len(texts)} ===\n")
+                text.show()
+    seconds = time.perf_counter() - began
+    told = f"{made:,} tokens in {seconds:.2f} s ({made / seconds:,.0f} tokens/s)"
+    print(f"{told}; seed {drawn}" if temperature else told, file=sys.stderr)
+    return 0
+
+
+def _read_prompts(file: str) -> list[str]:
+    where, data = _read_input(file)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"--prompt-file {where}: is not UTF-8, at byte {error.start}") from error
+    lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
+    if not lines:
+        raise InputError(f"--prompt-file {where}: has no prompt, a line with text")
+    return lines
+
+
+def _run(generation: Generation, texts: list[_Text], live: bool) -> None:
+    """Generate a batch of texts; with `live`, show the only one as it comes."""
+    import torch
+
+    if live:
+        texts[0].show()
+    try:
+        for tokens in generation:
+            for text, token in zip(texts, tokens.tolist(), strict=True):
+                text.add(token)
+            generation.ended |= torch.tensor([text.ended for text in texts], device=tokens.device)
+            if live:
+                texts[0].show()
+    except KeyboardInterrupt:
+        print()  # the error begins its own line
+        raise
+    for text in texts:
+        text.end()
+
+
+class _Text:
+    """A prompt, whose tokens are `prompt_ids`, and what is made of it.
+
+    ended: it has its end-of-text token, a stop, or as many tokens as it may have.
+    """
+
+    def __init__(self, prompt: str, loaded: LoadedLanguageModel, before: tuple[int, ...], stops: list[str]) -> None:
+        from lra_ssm.datamodules.language.tokenizer import TextStream
+
+        ids = loaded.tokenizer.encode([prompt], [False]).tokens.tolist()
+        # An empty prompt begins with the end-of-text token, as in transformers.
+        self.prompt_ids = [*before, *ids] or [loaded.tokenizer.end_of_text]
+        self.ended = False
+        self._prompt, self._ends, self._stops = prompt, loaded.stop, stops
+        self._stream = TextStream(loaded.tokenizer, self.prompt_ids)
+        self._made, self._shown = "", 0  # what was generated, and how many characters of it are shown
+        self._begun = False
+
+    def add(self, token: int) -> None:
+        if self.ended:
+            return
+        if token in self._ends:
+            self.end()
+        else:
+            self._take(self._stream.add(token))
+
+    def end(self) -> None:
+        """No further token comes."""
+        if not self.ended:
+            self._take(self._stream.rest())
+            self.ended = True
+            self._made += "\n"
+
+    def _take(self, new: str) -> None:
+        searched = max(0, len(self._made) - max(map(len, self._stops), default=0) + 1)  # a stop may lie across tokens
+        self._made += new
+        ends = [at + len(stop) for stop in self._stops if (at := self._made.find(stop, searched)) >= 0]
+        if ends:
+            self._made, self.ended = f"{self._made[: min(ends)]}\n", True
+
+    def show(self) -> None:
+        """Print what is new of the text; the prompt, which comes first, is bold in a terminal."""
+        if not self._begun and self._prompt:
+            bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+            sys.stdout.write("\033[1m" * bold)
+            _show(self._prompt)
+            sys.stdout.write("\033[0m" * bold)
+        self._begun = True
+        _show(self._made[self._shown :])
+        self._shown = len(self._made)
+        sys.stdout.flush()
+
+
+def _show(text: str) -> None:
+    """Write a text to the standard output; a terminal must not obey what it says."""
+    if sys.stdout.isatty():
+        text = "".join(c if c in "\n\t" else printable(c) for c in text)
+    sys.stdout.write(text)
+
+
+# --- score ---
+
+
+def score(
+    model: str,
+    *files: str,
+    device: str | None = None,
+    tokenizer: str | None = None,
+    trust: list[str] = [],  # noqa: B006
+    allow_pickle: bool = False,
+) -> int:
+    """Say how well a language model predicts texts.
+
+    Prints the loss in nats per token, the perplexity, and bits per byte of UTF-8, which compares across tokenizers.
+    Each file is one text. All its tokens are scored, the first as that of a document; an end is not.
+
+    A text longer than the model's window is scored as `lra-ssm validate` scores a split: with --data.evaluation of the
+    model's run, windows each by itself, windows that slide, or the state carried on. A model without a run slides
+    windows of 2,048 tokens by 1,024.
+
+    Args:
+        model: a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, or a saved model by its name or folder
+        files: texts in UTF-8, whatever their names; - for standard input
+        device: such as cpu or cuda:1; default: cuda if there is one
+        tokenizer: for a model that has none: a tokenizer.json, a folder with one, bytes, or a name on the Hub
+        trust: a class of other packages that a saved model, or its data, may be made with; may be repeated
+        allow_pickle: read a saved model's weights from a pickle (only tensors)
+
+    Examples:
+        lra-ssm score lm-imdb-b2s6 review.txt
+        lra-ssm score runs/lm/quickstart/38722f686f chapters/*.txt
+        git log | lra-ssm score state-spaces/mamba-130m-hf --tokenizer=EleutherAI/gpt-neox-20b -
+    """
+    from lra_ssm.bars import Bar
+    from lra_ssm.cli.find_model import load_language_model
+    from lra_ssm.tables import table, terminal_width, wrapped
+
+    if not files:
+        raise InputError("give files with text, or - for standard input")
+    contents = [_read_input(file) for file in files]  # before a model is loaded
+    for name, data in contents:
+        if not data.decode(errors="replace").strip():
+            raise InputError(f"{name}: {'holds only white space' if data else 'is empty'}; give a text")
+    place = _device(device)
+    loaded = load_language_model(model, tokenizer, allow_pickle, trust)
+    texts = [_tokenized(name, data, loaded.tokenizer) for name, data in contents]
+    loaded.model.to(place)
+    sums, evaluation = list[tuple[float, int, int]](), ""
+    with _naming(model), Bar("scoring", sum(len(text.tokens) for text in texts), unit="tokens") as bar:
+        for text in texts:
+            windows, carries, evaluation = _windows(text.tokens, loaded)
+            nll, tokens = (float(value) for value in _scored(loaded.model, windows, carries, place, bar).compute())
+            sums.append((nll, int(tokens), text.size))
+    rows = [_cells(text.name, *row) for text, row in zip(texts, sums, strict=True)]
+    if len(rows) > 1:
+        rows.append(_cells("all", *(sum(column) for column in zip(*sums, strict=True))))
+    columns = ("text", "tokens", "bytes", "loss", "perplexity", "bits per byte")
+    print(table(columns, rows, width=terminal_width()))
+    print(wrapped(f"loss in nats per token; {evaluation}"))
+    for text in texts:
+        if text.unknown:
+            note = f"{text.name}: the vocabulary has no {text.unknown}; what is scored there is <unk>"
+            print(wrapped(squeeze(note)))
+    return 0
+
+
+class _Tokens(NamedTuple):
+    """A text as tokens (n,), how many bytes of UTF-8 it has, and what of it the tokenizer does not know."""
+
+    name: str
+    tokens: Any
+    size: int
+    unknown: str
+
+
+def _tokenized(name: str, data: bytes, tokenizer: TextTokenizer) -> _Tokens:
+    """Raises InputError, naming the line, if it is not UTF-8."""
+    from lra_ssm.datamodules.language.corpus import ReadOptions, read_text, segments
+
+    found = read_text(io.BytesIO(data), name, "file", "test")
+    parts = [segment.text for segment in segments(found, ReadOptions())]
+    tokens = tokenizer.encode(parts, [False] * len(parts)).tokens
+    return _Tokens(name, tokens, sum(len(part.encode()) for part in parts), _unknown(parts, tokenizer))
+
+
+def _windows(tokens: Any, loaded: LoadedLanguageModel) -> tuple[TokenWindows, bool, str]:
+    """Windows over a text as in the validation of the model's run, whether the state goes on from one to the next, and
+    this in words."""
+    import numpy as np
+
+    from lra_ssm.datamodules.language.windows import Streams, Windows
+
+    stream = {"tokens": tokens, "starts": np.zeros(1, np.int64)}
+    first = (loaded.before or (loaded.tokenizer.end_of_text,))[-1]
+    length, evaluation = loaded.data.get("length"), loaded.data.get("evaluation")
+    stride = loaded.data.get("eval_stride") if evaluation == "sliding" else None
+    if length is None or evaluation is None:
+        length, stride = _LENGTH, _LENGTH // 2
+    stride = stride or length
+    if evaluation == "streams":
+        return Streams(stream, first, length, 1, isolate=False), True, "the state carried through each text"
+    each = "each by itself" if stride == length else f"each {stride:,} after the one before"
+    return Windows(stream, first, length, isolate=False, stride=stride), False, f"windows of {length:,} tokens, {each}"
+
+
+def _scored(model: LanguageModel, windows: TokenWindows, carries: bool, device: torch.device, bar: Any) -> TokenLoss:
+    """−log p of all tokens, and their number."""
+    import numpy as np
+    import torch
+
+    from lra_ssm.models.language_model import NOT_SCORED
+    from lra_ssm.tasks.metrics import TokenLoss
+
+    metric, state = TokenLoss().to(device), None
+    size = 1 if carries else max(1, _TOKENS // windows.length)
+    with torch.no_grad():
+        for begin in range(0, len(windows), size):
+            batch = windows.batch(np.arange(begin, min(begin + size, len(windows))), 0)
+            inputs, targets = batch.inputs.to(device), batch.targets.to(device)
+            lengths = None if batch.lengths is None else batch.lengths.to(device)
+            nll, after = model.negative_log_likelihood(
+                inputs, targets, lengths, initial_state=state, return_last_state=carries
+            )
+            state = after if carries else None
+            metric.update(nll, targets != NOT_SCORED)
+            bar.advance(int((batch.targets != NOT_SCORED).sum()))
+    return metric
+
+
+def _cells(name: str, nll: float, tokens: int, size: int) -> tuple[str, ...]:
+    """A row of the table; nll: −log p of all tokens in nats."""
+    loss = nll / tokens
+    perplexity = math.exp(loss) if loss < 700 else math.inf  # beyond it the exponential overflows
+    per_byte = nll / (size * math.log(2))
+    return name, f"{tokens:,}", f"{size:,}", f"{loss:.4f}", f"{perplexity:,.2f}", f"{per_byte:.4f}"
