@@ -85,8 +85,11 @@ def variant(config: dict[str, Any], name: str) -> dict[str, Any] | None:
         config[part] = config.get(part, {}) | values
     if name == WITHOUT_BIAS:
         layer = network_of(config)["layer"]
-        arguments = layer.get("init_args", {}) if isinstance(layer, dict) else {}
-        if not arguments.get("bias"):
+        if not isinstance(layer, dict):
+            return None
+        arguments = layer.setdefault("init_args", {})
+        bias = signature(import_object(layer["class_path"])).parameters.get("bias")
+        if bias is None or not arguments.get("bias", bias.default):
             return None
         arguments["bias"] = False
     return config
