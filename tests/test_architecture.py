@@ -27,7 +27,7 @@ ALLOWED = {
     "callbacks": {"ops", "layers", "tasks", "analysis", "progress", *LEAVES},
     "progress": LEAVES,
     "runs": {"ops", "models", "tasks", "analysis", "callbacks", "progress", "checkpoints", *LEAVES},
-    "cluster": {"runs", "shipped", *LEAVES},
+    "sweeps": {"runs", "shipped", *LEAVES},
     "results": {"runs", "shipped", *LEAVES},
     "checkpoints": {"errors", "files", "tables", "datamodules"},  # of datamodules the downloads alone: see below
     **{leaf: set() for leaf in LEAVES},
@@ -46,7 +46,7 @@ ALLOWED = {
         "callbacks",
         "progress",
         "analysis",
-        "cluster",
+        "sweeps",
         "runs",
         "results",
         "checkpoints",

@@ -59,7 +59,8 @@ def test_the_files_that_are_needed_are_fetched_once(hub: Hub, saved: Path, monke
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert torch.equal(LanguageModel.from_pretrained("me/lm")(IDS), expected)
     assert "the Hub cannot be reached, and config.json is not in its cache" in refused("hf://short")
-    assert "short: there is no such folder, and no such model comes with lra_ssm" in refused("short")
+    assert "short: there is no such folder, and no such model comes with lra_ssm (it has " in refused("short")
+    assert "(did you mean 'mnist-s4d'?)" in refused("mnist-s4")
 
 
 def test_a_folder_comes_before_a_repository_of_its_name(hub: Hub, saved: Path) -> None:

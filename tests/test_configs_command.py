@@ -1,4 +1,4 @@
-"""Configs, sweeps and profiles by name, in any directory; their list."""
+"""Configs, sweeps and templates by name, in any directory; their list."""
 
 import os
 import re
@@ -10,11 +10,10 @@ import yaml
 
 from lra_ssm import shipped
 from lra_ssm.cli.configs import readiness
-from lra_ssm.cluster.folder import folder_of
-from lra_ssm.cluster.script import read_profile
-from lra_ssm.cluster.sweep import read_sweep
 from lra_ssm.datamodules import ListOps
 from lra_ssm.results.published import row_of
+from lra_ssm.sweeps.submit import folder_of
+from lra_ssm.sweeps.sweep import read_sweep
 from tests.results.made import make_run, read
 from tests.runner import fail, printed, refused
 
@@ -50,22 +49,22 @@ def test_a_file_of_that_name_goes_first(tmp_path, capsys):
 
 def test_what_is_nowhere_is_one_line(tmp_path):
     said = fail(["fit", "--config", "lra/listops/b2s"], tmp_path)
-    assert said == "no config lra/listops/b2s: neither such a file nor one of ours; did you mean 'lra/listops/b2s6'?"
+    assert said == "no config lra/listops/b2s: not a file and not one of ours; did you mean 'lra/listops/b2s6'?"
     assert fail(["fit", "--config=none.yaml"], tmp_path).endswith("`lra-ssm configs` lists ours")
     assert "our sweeps are ablation-scifar, " in fail(["submit", "none", "--dry-run"], tmp_path)
-    said = fail(["submit", "lra", "--dry-run", "--profile=one-gp"], tmp_path)
-    assert said.endswith("did you mean 'one-gpu'?") and "no profile one-gp" in said
+    said = fail(["submit", "lra", "--dry-run", "--template=one-gp"], tmp_path)
+    assert said.endswith("did you mean 'one-gpu'?") and "no template one-gp" in said
 
 
-def test_sweeps_and_profiles_have_names_too(tmp_path):
-    sweep = read_sweep(Path("lra"))
+def test_sweeps_and_templates_have_names_too(tmp_path):
+    sweep = read_sweep("lra")
     assert len(sweep.runs) == 90 and {run.config.name for run in sweep.runs} == {"s4d.yaml", "mamba.yaml", "b2s6.yaml"}
     os.chdir(ROOT)  # whose configs/ has the same files: the sweep's folder is the same
-    assert folder_of(read_sweep(Path("slurm/sweeps/lra.yaml"))) == folder_of(sweep)
+    assert folder_of(read_sweep("slurm/sweeps/lra.yaml")) == folder_of(sweep)
     os.chdir(tmp_path)
-    assert read_profile(Path("one-gpu"))["gpus"] == 1
+    assert shipped.find("template", "one-gpu").is_file()
     for name in shipped.names("sweep"):
-        assert read_sweep(Path(name)).runs
+        assert read_sweep(name).runs
     os.mkdir("small")  # a folder of that name hides no sweep
     said = fail(["status", "small"], tmp_path)
     assert "sweep small was not submitted from here" in said
@@ -126,7 +125,8 @@ def test_a_wheel_has_them_all():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["lra_ssm"]
     package = ROOT / "lra_ssm"
     taken = {file.resolve() for pattern in settings for file in package.glob(pattern)}
-    assert {*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "slurm").rglob("*.yaml")} <= taken
+    assert {*(ROOT / "slurm").glob("*.sbatch")} <= taken
+    assert {*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "slurm/sweeps").glob("*.yaml")} <= taken
 
 
 UNTYPED = """

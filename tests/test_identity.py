@@ -11,10 +11,10 @@ import yaml
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT_STR_ALIAS_CONVERSION
 
 from lra_ssm.cli.run_options import read_fit_options
-from lra_ssm.results.settings import counting
 from lra_ssm.runs import Run, identity
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import run_identities, run_identity
+from lra_ssm.runs.record import flatten, result_settings
 from tests.runner import FIT, SHORT, in_process, only_run, options_of
 from tests.test_runs import parts
 
@@ -27,6 +27,10 @@ SPELLED = [
     {"gradient_clip_val": 1, "precision": "32-true"},
     {"gradient_clip_val": 1, "precision": 32},
 ]
+
+
+def counting(config):
+    return flatten(result_settings(config))
 
 
 @cache

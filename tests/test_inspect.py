@@ -69,9 +69,9 @@ def test_two_are_measured_on_the_same_inputs_beside_the_first_or_refused(
     assert "best.ckpt" in texts[0] and "last.ckpt" in texts[1]
     assert text.count("measured on 1 validation example(s) of ListOps") == 2 and "random" not in text
     assert text.count("trained with other settings of data: num_val 777") == 1
-    for more, name in ((options, "ListOps"), (["--random"], "random inputs for the first model")):
+    for more, name in ((options, "ListOps"), (["--random"], "random input for first")):
         said = refused(["inspect", "first", "--against=mnist-lru", *more], capsys)
-        assert said == f"mnist-lru: its vocab_size is None, but {name} has 18 tokens"
+        assert said == f"mnist-lru: its d_input is 1, but {name} has None"
     words = opened(None, config=config, recorded={"vocabulary": ["a", "b"]})
     data = open_data([words], ["--data.num_val=20", options[0]])
     with pytest.raises(InputError, match="it: was trained on another vocabulary than ListOps has here"):

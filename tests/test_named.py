@@ -69,7 +69,7 @@ def test_what_its_configuration_names_is_not_imported(pushed):
     (folder / "bare/config.yaml").unlink()
     assert "bare has no config.yaml: give --config, and --ckpt_path=bare" in fail(["test", "bare"], folder)
     said = fail(["test", "nothing-like-it"], folder)  # of a Hub that cannot be reached it would say so
-    assert "nothing-like-it: there is no such folder, and no such model comes with lra_ssm, which has " in said
+    assert "nothing-like-it: there is no such folder, and no such model comes with lra_ssm (it has " in said
 
 
 LIGHTNINGS = {

@@ -12,8 +12,8 @@ import yaml
 from lra_ssm import datamodules
 from lra_ssm.cli.prepare import DATASETS, LANGUAGE
 from lra_ssm.cli.run_options import read_fit_options
-from lra_ssm.cluster.folder import SweepFolder
 from lra_ssm.datamodules import ListOps, Text
+from lra_ssm.sweeps.submit import SweepFolder
 from tests.runner import FIT, SHORT, fail, in_process, printed, refused, run_here, succeed
 from tests.small_data import write_cifar10, write_imdb, write_mnist
 

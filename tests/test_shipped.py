@@ -56,7 +56,7 @@ def test_the_list_has_them(capsys) -> None:
     code, out, _ = in_process(["pull", "--list"], capsys)
     rows = {line.split()[0]: line for line in out.splitlines()}
     for name in FLOORS:
-        assert headline(stated(name)["metrics"]["test"]) in rows[name] and "comes with lra_ssm" in rows[name]
+        assert headline(stated(name)["metrics"]["test"]).removeprefix("test/") in rows[name] and "shipped" in rows[name]
         assert f"{stated(name)['parameters']:,}" in rows[name]
         assert ("lossy" in rows[name]) == ("lossy" in name)
     assert code == 0

@@ -172,9 +172,10 @@ COLUMNS = ("layer", "memory", "longest timescale", "outlive", "Δ", "Δ range", 
            "‖∂loss/∂x‖", "largest gradient/weight")  # fmt: skip
 
 
-def summary(measures: Measures) -> str:
-    """A table with a row for each layer; docs/inspect.md explains its columns."""
-    return table(COLUMNS, [_row(i + 1, layer, measures.length) for i, layer in enumerate(measures.layers)])
+def summary(measures: Measures, width: int | None = None) -> str:
+    """Return a table with a row for each layer; docs/inspect.md explains its columns. width: of the terminal."""
+    rows = [_row(i + 1, layer, measures.length) for i, layer in enumerate(measures.layers)]
+    return table(COLUMNS, rows, width=width)
 
 
 def _row(number: int, layer: LayerMeasures, length: int) -> list[str]:

@@ -6,21 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.checkpoints.files import get_nested
-from lra_ssm.tables import duration
 
-# Dataset -> its title, and its repository on the Hub, if it has one.
-_DATA: dict[str, tuple[str, str | None]] = {
-    "listops": ("ListOps", None),
-    "text": ("IMDb, LRA's Text", "stanfordnlp/imdb"),
-    "retrieval": ("AAN, LRA's Retrieval", None),
-    "cifar10": ("CIFAR-10", "uoft-cs/cifar10"),
-    "mnist": ("MNIST", "ylecun/mnist"),
-    "pathfinder": ("Pathfinder", None),
-    "wikitext103": ("WikiText-103", "Salesforce/wikitext"),
-    "wikitext2": ("WikiText-2", "Salesforce/wikitext"),
-    "slimpajama": ("SlimPajama-6B", "DKYoon/SlimPajama-6B"),
+# Dataset -> its title, its repository on the Hub, if it has one, and the Hub's task.
+_DATA: dict[str, tuple[str, str | None, str]] = {
+    "listops": ("ListOps", None, "text-classification"),
+    "text": ("IMDb, LRA's Text", "stanfordnlp/imdb", "text-classification"),
+    "retrieval": ("AAN, LRA's Retrieval", None, "text-classification"),
+    "cifar10": ("CIFAR-10", "uoft-cs/cifar10", "image-classification"),
+    "mnist": ("MNIST", "ylecun/mnist", "image-classification"),
+    "pathfinder": ("Pathfinder", None, "image-classification"),
+    "wikitext103": ("WikiText-103", "Salesforce/wikitext", "text-generation"),
+    "wikitext2": ("WikiText-2", "Salesforce/wikitext", "text-generation"),
+    "slimpajama": ("SlimPajama-6B", "DKYoon/SlimPajama-6B", "text-generation"),
+    "corpus": ("a folder of text", None, "text-generation"),
 }
-_IMAGES = ("cifar10", "mnist", "pathfinder")
 
 
 def usage(name: str, network: Mapping[str, Any], source: Mapping[str, Any], has_tokenizer: bool) -> list[str]:
@@ -30,7 +29,7 @@ def usage(name: str, network: Mapping[str, Any], source: Mapping[str, Any], has_
     if not source.get("in_python"):
         command = "test" if _has_test_split(source) else "validate"
         commands.append(f"lra-ssm {command} {name}{trust}{_source_option(source)}")
-    if _class_of(network)[1] == "LanguageModel" and has_tokenizer:
+    if str(network.get("class_path")).endswith(".LanguageModel") and has_tokenizer:
         commands += [f'lra-ssm generate {name}{trust} --prompt "The"', f"lra-ssm score {name}{trust} FILE"]
     return commands
 
@@ -49,14 +48,9 @@ def model_card(
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    module, cls = _class_of(network)
-    layer, data = _layers_of(network), get_nested(source, "data")
+    data, metrics = get_nested(source, "data"), get_nested(source, "metrics")
     dataset, kind = str(data.get("dataset", "")), str(get_nested(data, "source").get("kind", ""))
-    title, repository = _DATA.get(dataset, (dataset or "data of its author's own", None))
-    task = (
-        "text-generation" if cls == "LanguageModel" else f"{'image' if dataset in _IMAGES else 'text'}-classification"
-    )
-    metrics = get_nested(source, "metrics")
+    title, repository, task = _DATA.get(dataset, (dataset or "data of its author's own", None, "other"))
     results = [
         EvalResult(
             task_type=task,
@@ -68,65 +62,42 @@ def model_card(
         )
         for key, value in metrics.get("test", {}).items()
     ]
+    layer = get_nested(network, "init_args").get("layer")
+    paths = [each.get("class_path") if isinstance(each, dict) else each for each in _listed(layer)]
+    layers = dict.fromkeys(str(path).rpartition(".")[2] for path in paths if path)
     header = ModelCardData(
         license=license,
         library_name="lra_ssm",
-        tags=["state-space-model", *filter(None, [layer.lower()])],
+        tags=["state-space-model", *(layer.lower() for layer in layers)],
         datasets=[repository] if repository else None,
         metrics=[result.metric_type for result in results] or None,
-        pipeline_tag=task if dataset else None,
+        pipeline_tag=None if task == "other" else task,
         model_name=name.rpartition("/")[2] if results else None,
         eval_results=results or None,
     )
-    splits = ("validation", "test")
-    values = [(split, key, value) for split in splits for key, value in metrics.get(split, {}).items()]
-    hardware = get_nested(source, "hardware")
-    devices = hardware.get("gpus") or [f"{hardware['cpu']}, {hardware['cpus']} cores"] if hardware else []
+    module, _, cls = str(network.get("class_path")).rpartition(".")
+    scored = "test" if _has_test_split(source) or metrics.get("test") else "validation"
     card = ModelCard.from_template(
         header,
         template_path=str(Path(__file__).with_name("card.md")),
-        source=source,
+        name=name,
+        module=module,
         network=cls,
-        layer=layer,
-        title=title,
-        repository=repository,
-        kind=kind,
+        layers=", ".join(layers),
+        source=source,
+        data={"title": title, "repository": repository, "kind": kind, "examples": data.get("examples", {})},
         lossy=is_lossy(source),
-        examples=", ".join(f"{split} {count:,}" for split, count in data.get("examples", {}).items()),
-        rows=[f"| {split} | {key} | {value:.6g} |" for split, key, value in values],
-        score=_score(source),
-        python=_python(name, module, cls, source),
+        score=headline(metrics.get(scored, {})),
+        scored=scored,
         commands=usage(name, network, source, has_tokenizer),
-        foreign=source.get("foreign"),
         files=_source_option(source),
-        devices=", ".join(dict.fromkeys(devices)),
-        duration=duration(source["seconds"]) if source.get("seconds") else "",
-        versions=", ".join(f"{package} {version}" for package, version in get_nested(source, "versions").items()),
         license=license,
     )
     return re.sub(r"\n{3,}", "\n\n", card.content)
 
 
-def _class_of(network: Mapping[str, Any]) -> tuple[str, str]:
-    """The module and the name of the network's class."""
-    module, _, cls = str(network.get("class_path", "")).rpartition(".")
-    return module, cls
-
-
-def _layers_of(network: Mapping[str, Any]) -> str:
-    """The names of the classes of its layers; empty if it names none."""
-    layers = get_nested(network, "init_args").get("layer")
-    several = layers if isinstance(layers, list) else [layers]
-    paths = [one.get("class_path") if isinstance(one, dict) else one for one in several]
-    return ", ".join(dict.fromkeys(str(path or "").rpartition(".")[2] for path in paths))
-
-
-def _python(name: str, module: str, cls: str, source: Mapping[str, Any]) -> str:
-    trust = f", trust={tuple(source['foreign'])}" if source.get("foreign") else ""
-    if module.startswith("lra_ssm.models"):
-        return f'from lra_ssm.models import {cls}\n\nmodel = {cls}.from_pretrained("{name}"{trust})'
-    imports = f"from lra_ssm.models import load_pretrained\nfrom {module} import {cls}"
-    return f'{imports}\n\nmodel = load_pretrained("{name}", {cls}{trust})'
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _source_option(source: Mapping[str, Any]) -> str:
@@ -141,14 +112,6 @@ def _has_test_split(source: Mapping[str, Any]) -> bool:
     """Whether its data has a test split; data of which nothing is known has one."""
     names = [name.rpartition("/")[2] for name in get_nested(source, "data", "examples")]
     return "test" in names or not names
-
-
-def _score(source: Mapping[str, Any]) -> str:
-    """Its figure on the test split, or on the validation split if its data has no test split; empty if unknown."""
-    for split in ("test",) if _has_test_split(source) else ("test", "validation"):
-        if found := headline(get_nested(source, "metrics", split)):
-            return f"{found}, on the {split} split"
-    return ""
 
 
 def is_lossy(source: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import difflib
 import re
 from pathlib import Path
 
-from lra_ssm.errors import InputError
+from lra_ssm.errors import InputError, hint
 from lra_ssm.files import one_reason
 
 # The files of a saved model.
@@ -148,8 +148,8 @@ def _repository(given: str, revision: str | None) -> Repository:
         raise InputError(f"{given}: there is no such folder, and it is not a valid name of a Hub repository")
     if "/" not in given:
         raise InputError(
-            f"{given}: there is no such folder, and no such model comes with lra_ssm, which has {', '.join(shipped())};"
-            " a repository of the Hub is owner/name"
+            f"{given}: there is no such folder, and no such model comes with lra_ssm"
+            f" ({hint(given, shipped(), 'it has')}); a repository of the Hub is owner/name"
         )
     return Repository(name, revision or stated or None)
 

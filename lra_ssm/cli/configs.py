@@ -8,8 +8,8 @@ from lra_ssm.cli.output import PlainParser
 from lra_ssm.cli.summary import prepared_folders
 from lra_ssm.datamodules.storage import resolve_root
 from lra_ssm.errors import InputError
-from lra_ssm.results.collect import load_yaml
 from lra_ssm.results.published import row_of_config
+from lra_ssm.runs.record import load_yaml
 from lra_ssm.shipped import FOLDERS, find, names
 from lra_ssm.tables import table, terminal_width
 

@@ -41,13 +41,13 @@ def coordcheck(
 
     Args:
         config: a config's name or file
-        widths: values of d_model; default: 64 128 256 512
-        steps: optimizer steps; default: 5
-        seeds: how many are averaged; default: 1
-        examples: of a batch; default: 8
-        length: longest sequence; default: 128
+        widths: values of d_model
+        steps: optimizer steps
+        seeds: how many are averaged
+        examples: of a batch
+        length: longest sequence
         layers: blocks of the model, whose depth changes no slope; default: 2, or as many as lists of layers have
-        tolerance: of a slope; default: 0.2
+        tolerance: of a slope
         random: use random inputs, and no data
         out: folder of coordcheck.png and .csv, created if it does not exist; default: this one
 

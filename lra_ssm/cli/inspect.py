@@ -42,7 +42,7 @@ def inspect(
         against: a second model
         out: the figure: .png, .pdf or .svg; default: inspect.png in the run's directory, for a saved model in this one
         random: use random inputs that fit the first model, and no data
-        examples: validation examples; default: 2
+        examples: validation examples
         trust: a class of other packages that a saved model, or its data, may be made with; may be repeated
         allow_pickle: read a saved model's weights from a pickle (only tensors)
 
@@ -102,9 +102,11 @@ def _write(out: Path, networks: list[Measures]) -> None:
     from lra_ssm.analysis.figure import draw
     from lra_ssm.analysis.measure import summary
     from lra_ssm.files import replacing
+    from lra_ssm.tables import terminal_width, wrapped
 
     for measures in networks:
-        print(f"{measures.title}: {'; '.join(measures.facts)}\n{summary(measures)}\n")
+        print(wrapped(f"{measures.title}: {'; '.join(measures.facts)}"))
+        print(f"{summary(measures, terminal_width())}\n")
     figure = draw(networks)
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out, "wb") as file:
@@ -120,7 +122,7 @@ def _random(models: Sequence[NamedNetwork], count: int) -> tuple[list[Example], 
 
     sizes = RandomInputs(models[0].network, models[0].specification)
     for model in models[1:]:
-        _check_fits(model, sizes, "random inputs for the first model")
+        _check_sizes(model, sizes, f"random input for {models[0].name}", sizes.vocab_size)
     return random_examples(models[0], count), [[f"measured on {count} random input(s) with random labels"]] * len(
         models
     )
@@ -202,8 +204,8 @@ def check_fits(model: NamedNetwork, data: Any) -> None:
     from lra_ssm.models.pretrained import FORMAT
 
     manifest, name = data.manifest() if hasattr(data, "manifest") else {}, type(data).__name__
-    tokens = data.vocab_size or manifest.get("vocab_size") or len(manifest.get("vocabulary") or ())
-    _check_fits(model, data, name, tokens)
+    tokens = data.vocab_size or manifest.get("vocab_size") or len(manifest.get("vocabulary") or ()) or None
+    _check_sizes(model, data, name, tokens)
     theirs, ours = model.recorded.get("vocabulary"), manifest.get("vocabulary")
     if theirs and ours and list(theirs) != list(ours):
         raise InputError(f"{model.name}: was trained on another vocabulary than {name} has here")
@@ -214,20 +216,14 @@ def check_fits(model: NamedNetwork, data: Any) -> None:
             raise InputError(f"{model.name}: its tokenizer is not the data's ({own.digest[:12]}…, {digest[:12]}…)")
 
 
-def _check_fits(model: NamedNetwork, data: Any, name: str, tokens: int = 0) -> None:
-    """Compare sizes. data: has those of a data module; tokens: how many the data has, if it knows."""
+def _check_sizes(model: NamedNetwork, data: Any, name: str, tokens: int | None) -> None:
+    """Compare a model's sizes with those of data, which has `tokens` tokens, and maybe fewer than `data.vocab_size`."""
     sizes = model.specification.get("init_args") or {}
-    rows, features = sizes.get("vocab_size"), sizes.get("d_input")
-    if data.d_input is not None and "d_input" in sizes and features != data.d_input:
-        raise InputError(
-            f"{model.name}: its d_input is {features}, but {name} has {data.d_input} features per position"
-        )
-    exact = data.vocab_size or rows  # text may have fewer tokens than the network has rows, which are padded
-    if data.d_input is None and "vocab_size" in sizes and (rows is None or rows < tokens or rows != exact):
-        raise InputError(f"{model.name}: its vocab_size is {rows}, but {name} has {tokens or data.vocab_size} tokens")
-    for key in ("num_classes", "num_outputs"):
-        if key in sizes and sizes[key] != getattr(data, key):
-            raise InputError(f"{model.name}: its {key} is {sizes[key]}, but {name} has {getattr(data, key) or 'none'}")
+    theirs = {key: getattr(data, key) for key in ("d_input", "num_classes", "num_outputs")} | {"vocab_size": tokens}
+    for key in sorted(theirs.keys() & sizes.keys()):
+        padded = key == "vocab_size" and tokens and data.vocab_size is None and (sizes[key] or 0) >= tokens
+        if sizes[key] != theirs[key] and not padded:
+            raise InputError(f"{model.name}: its {key} is {sizes[key]}, but {name} has {theirs[key]}")
     if getattr(model.network, "per_example", data.per_example) != data.per_example:
         raise InputError(f"{model.name}: takes {model.network.per_example} sequence(s) per example, not {name}'s")
 

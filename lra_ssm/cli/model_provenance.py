@@ -8,8 +8,7 @@ from typing import Any, Literal
 from lra_ssm.cli.find_model import NamedNetwork
 from lra_ssm.datamodules.storage import num_examples
 from lra_ssm.errors import InputError
-from lra_ssm.results.collect import RunRecord
-from lra_ssm.runs.record import data_digests, is_of_the_end, read_object
+from lra_ssm.runs.record import RunRecord, data_digests, is_of_the_end, read_object
 from lra_ssm.shipped import name_of
 
 

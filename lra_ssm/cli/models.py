@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lra_ssm.cli.find_model import NamedNetwork
-    from lra_ssm.results.collect import RunRecord
+    from lra_ssm.runs.record import RunRecord
 
 
 def _check_destination(folder: Path, force: bool) -> None:
@@ -103,10 +103,10 @@ def _known_models() -> str:
         source = get_nested(read_json(sources.SHIPPED / name / sources.CONFIG, name), "source")
         task = get_nested(source, "data").get("dataset", "") + ", lossy pixels" * card.is_lossy(source)
         size = decimal((sources.SHIPPED / name / sources.WEIGHTS).stat().st_size)
-        score, count = card.headline(get_nested(source, "metrics", "test")), f"{source.get('parameters', 0):,}"
-        rows.append((name, task, score, "comes with lra_ssm", count, size))
+        score = card.headline(get_nested(source, "metrics", "test")).removeprefix("test/")
+        rows.append((name, task, score, "shipped", f"{source.get('parameters', 0):,}", size))
     for name, entry in yaml.safe_load(Path(sources.__file__).with_name("known.yaml").read_bytes()).items():
-        count, note = entry["parameters"], "a pickle: --allow-pickle" if entry.get("pickle") else ""
+        count, note = entry["parameters"], "a pickle" if entry.get("pickle") else ""
         rows.append((name, entry["task"], "", note, f"{count:,}", decimal(4 * count)))
     return table(("name", "task", "stated", "", "parameters", "size"), rows, left=4, width=terminal_width())
 
@@ -131,7 +131,7 @@ def export(
         checkpoints: a run's directory (its best.ckpt, else its last.ckpt) or a .ckpt; several with --average
         to: the folder of the saved model
         average: write the mean of several checkpoints
-        format: lra_ssm, or hf for what transformers' MambaForCausalLM or Mamba2ForCausalLM loads; default: lra_ssm
+        format: lra_ssm, or hf for what transformers' MambaForCausalLM or Mamba2ForCausalLM loads
         force: replace a saved model in that folder
 
     Examples:
@@ -247,7 +247,7 @@ def push(
 
     from lra_ssm.cli.find_model import find, named_network
     from lra_ssm.cli.model_provenance import check_shareable
-    from lra_ssm.results.collect import read_run
+    from lra_ssm.runs.record import RunRecord
 
     kind, name = _parse_destination(destination)
     of_hub = {"--private": private, "--revision": revision, "--pull-request": pull_request}
@@ -261,7 +261,7 @@ def push(
         raise InputError(f"{found.run} has no {file.name}{'' if last else ': --last pushes its last.ckpt'}")
     if kind == "folder":
         _check_destination(Path(name), force)
-    record = read_run(found.run)
+    record = RunRecord.read(found.run)
     if not unfinished:
         check_shareable(record, file)
     model = named_network(str(file))

@@ -100,17 +100,17 @@ def generate(
         model: a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, or a saved model by its name or folder
         prompt: a text; may be repeated
         prompt_file: more prompts, one per line; - for standard input
-        num_samples: texts for each prompt; default: 1
-        max_new_tokens: of each text; default: 100
-        temperature: divides the logits; 0 takes the most probable token; default: 0.8
-        top_k: draw from the K most probable tokens; 0 for all; default: 50
-        top_p: draw from the most probable tokens that sum to P; default: 1, all
-        repetition_penalty: above 1, tokens of the text so far become less probable; default: 1
+        num_samples: texts for each prompt
+        max_new_tokens: of each text
+        temperature: divides the logits; 0 takes the most probable token
+        top_k: draw from the K most probable tokens; 0 for all
+        top_p: draw from the most probable tokens that sum to P; 1 for all
+        repetition_penalty: above 1, tokens of the text so far become less probable
         seed: of what is drawn; default: another one each time, which is printed
         stop: end a text after this; may be repeated
         begin_document: put the end-of-text token before a prompt; default: if the model was trained by lra_ssm, else
             what its tokenizer puts there
-        batch_size: prompts at a time; default: 8
+        batch_size: prompts at a time
         device: such as cpu or cuda:1; default: cuda if there is one
         tokenizer: for a model that has none: a tokenizer.json, a folder with one, bytes, or a name on the Hub
         trust: a class of other packages that a saved model, or its data, may be made with; may be repeated

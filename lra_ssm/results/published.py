@@ -1,26 +1,26 @@
-"""The published rows, and whether a run's settings are those of the config that stands beside one."""
+"""Published rows, and how a run's settings differ from those of the config that belongs to one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.results.collect import RunRecord, load_yaml
-from lra_ssm.results.settings import ABSENT, Settings, counting, differing, shown
-from lra_ssm.runs.identity import DATA_NEUTRAL, ends
+from lra_ssm.results.settings import ABSENT, format_value, matching
+from lra_ssm.runs.record import RunRecord, flatten, load_yaml, result_settings
 from lra_ssm.shipped import FOLDERS, PACKAGE
 
 LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
 
 
 def plus_minus(value: float, std: float | None, decimals: int) -> str:
-    deviation = "" if std is None else f" ± {std:.{decimals}f}"
-    return f"{value:.{decimals}f}{deviation}"
+    """63.85 ± 0.45; without the deviation if there is none."""
+    return f"{value:.{decimals}f}" + ("" if std is None else f" ± {std:.{decimals}f}")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A published figure, in the unit it is printed in; std: the deviation between seeds, of whatever is printed."""
+    """A published figure, in the unit it is printed in; std: the deviation between seeds, computed if necessary."""
 
     task: str
     model: str
@@ -33,8 +33,8 @@ class Row:
     decimals: int
     where: str
     config: str  # whether our config has its settings: see published.yaml
-    std_from: str  # what is printed in the deviation's place: "variance", "standard_error" or nothing
-    unmatched: str  # why it can stand beside no run; nothing where it can
+    std_from: str  # what is printed in place of the deviation: "variance", "standard_error" or nothing
+    unmatched: str  # why no run can be compared with it; empty if one can
 
     @property
     def figure(self) -> str:
@@ -42,25 +42,16 @@ class Row:
         return plus_minus(self.value, self.std, self.decimals)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A run against the shipped config that stands beside its row."""
-
-    file: str
-    differences: tuple[str, ...]  # "trainer.max_steps 1000 for 80000"
-    data: tuple[str, ...]  # where the published figure stands on other data than the config's
-
-
 @cache
 def published() -> dict[str, Any]:
-    """published.yaml."""
+    """Return published.yaml."""
     found: dict[str, Any] = load_yaml(PACKAGE / "published.yaml")
     return found
 
 
 @cache
 def rows() -> dict[tuple[str, str], list[Row]]:
-    """Every published figure that a run measures, by task and model, in the file's order."""
+    """Return every published figure that a run measures, by task and model, in the file's order."""
     found: dict[tuple[str, str], list[Row]] = {}
     for table in published()["tables"]:
         paper = published()["papers"][table["paper"]]
@@ -88,15 +79,15 @@ def rows() -> dict[tuple[str, str], list[Row]]:
 
 
 def _deviation(row: dict[str, Any], table: dict[str, Any]) -> float | None:
-    """The standard deviation between seeds, where one is printed or follows from what is."""
+    """The standard deviation between seeds, if it is printed or follows from what is."""
     if "standard_error" in row:
         error: float = row["standard_error"] * table["seeds"] ** 0.5
         return error
     return row["variance"] ** 0.5 if "variance" in row else row.get("std")
 
 
-def rows_for(task: str, model: str, settings: Settings) -> list[Row]:
-    """The rows of a task and model whose settings these are, in the file's order. settings: as `counting` has them."""
+def rows_for(task: str, model: str, settings: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of a task and model that have these settings (dotted names), in the file's order."""
     return [
         row
         for row in rows().get((task, model), [])
@@ -104,10 +95,10 @@ def rows_for(task: str, model: str, settings: Settings) -> list[Row]:
     ]
 
 
-def row_for(task: str, model: str, settings: Settings, steps: int | None = None) -> Row | None:
-    """The one row that stands beside a run or a config of these settings: the first that can, else the first.
+def row_for(task: str, model: str, settings: Mapping[str, Any], steps: int | None = None) -> Row | None:
+    """Return the row of a run or config: the first that can be compared, else the first.
 
-    steps: the optimizer steps planned; of a table over steps the row at that step is taken, else its last.
+    steps: the planned optimizer steps. In a table over steps the row at that step is taken, else its last.
     """
     found = sorted(rows_for(task, model, settings), key=lambda row: row.unmatched != "")
     over_steps = [row for row in found if row.step is not None]
@@ -117,42 +108,58 @@ def row_for(task: str, model: str, settings: Settings, steps: int | None = None)
 
 
 def row_of(run: RunRecord) -> Row | None:
-    """The row that a run stands beside."""
-    return row_for(run.task, run.model, run.settings, run.planned_steps)
+    """Return the row that a run is compared with."""
+    return row_for(run.task, run.model, run.all_settings, run.planned_steps)
 
 
 def row_of_config(config: dict[str, Any]) -> Row | None:
-    """The row that a config stands beside: that of a run of it as it is."""
+    """Return the row that a run of this config would be compared with."""
     return row_of(RunRecord(Path(), config=config))
 
 
-def _named(settings: Settings, row: Row) -> list[tuple[str | None, Any]]:
-    """What a row fixes, by the names that a run's settings have for it; None for what no setting is called."""
+def _named(settings: Mapping[str, Any], row: Row) -> list[tuple[str | None, Any]]:
+    """What a row fixes, by the dotted names of these settings; None for a name that none or several of them have."""
     found = []
     for name, value in row.settings:
-        keys = [key for key in settings if name in ends(key)]
+        keys = matching(name, settings.keys())
         found.append((keys[0] if len(keys) == 1 else None, value))
     return found
 
 
-def compare(run: RunRecord, row: Row) -> Comparison | None:
-    """A run's settings against its row's config, leaf by leaf; None where no such config is at hand."""
+def config_of(task: str, model: str) -> Path | None:
+    """Return the shipped config of a task and model."""
+    return next(iter(sorted(FOLDERS["config"].glob(f"**/{task}/{model}.yaml"))), None)
+
+
+def differences(run: RunRecord, row: Row) -> tuple[str, list[str]] | None:
+    """Compare a run's settings with those of the row's config; None if there is no such config.
+
+    Returns the config's name, and texts such as "trainer.max_steps 1000 instead of 80000". What the config leaves out
+    is the default there; `run.settings` are those that the run has beyond the defaults.
+    """
     file = config_of(run.task, run.model)
     if file is None:
         return None
-    expected = counting(load_yaml(file), run.record.get("neutral", DATA_NEUTRAL))
+    expected = flatten(result_settings(load_yaml(file), run.record.get("neutral")))
     expected |= {key: value for key, value in _named(expected, row) if key is not None}
-    stands_on = {f"data.{key}": value for key, value in published()["data"].get(run.task, {}).items()}
-    data = [
-        f"{key} is {shown(run.settings.get(key, ABSENT))}, the published figure stands on {shown(value)}"
-        for key, value in stands_on.items()
-        if run.settings.get(key) != value
+    ours = run.settings | {key: run.all_settings[key] for key in expected if key in run.all_settings}
+    told = []
+    for key in sorted(expected.keys() | ours.keys()):
+        mine, theirs = ours.get(key, ABSENT), expected.get(key, ABSENT)
+        if mine != theirs and key not in (*data_of(run.task), "seed_everything", "experiment"):
+            told.append(f"{key} {format_value(mine)} instead of {format_value(theirs)}")
+    return f"{file.parent.name}/{file.name}", told
+
+
+def data_of(task: str) -> dict[str, Any]:
+    """Return the data settings that a task's published figures have, where the shipped configs have others."""
+    return {f"data.{key}": value for key, value in published()["data"].get(task, {}).items()}
+
+
+def data_differences(task: str, settings: Mapping[str, Any]) -> list[str]:
+    """Return how a run's data differs from the data of the published figure."""
+    return [
+        f"{key} is {format_value(settings.get(key, ABSENT))}, the published figure has {format_value(value)}"
+        for key, value in data_of(task).items()
+        if settings.get(key) != value
     ]
-    found = differing([run.settings, expected])
-    told = [f"{key} {shown(ours)} for {shown(theirs)}" for key, (ours, theirs) in found.items() if key not in stands_on]
-    return Comparison(f"{file.parent.name}/{file.name}", tuple(told), tuple(data))
-
-
-def config_of(task: str, model: str) -> Path | None:
-    """The shipped config of a task and model."""
-    return next(iter(sorted(FOLDERS["config"].glob(f"**/{task}/{model}.yaml"))), None)

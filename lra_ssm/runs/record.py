@@ -1,53 +1,336 @@
-"""The records in a run's directory: run.json, progress.json, test.json: what of them can be relied on."""
+"""Read a run's directory: what the run is, how far it came and what it scored. Loads neither torch nor lightning.
 
+`Run` in run.py is the only writer. A file that is missing or damaged is named in `problem`; nothing is repaired.
+"""
+
+import csv
 import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-INPUTS = "inputs"  # {"data": …, "weights": …} that a run was begun with, of runs/source.py; older records have none
-_KINDS = {
-    "run_id": str, "experiment": str, "status": str, "reason": str, "metrics": dict, "starts": list, "data": dict,
-    "parameters": int, "neutral": list, "wandb": dict, INPUTS: dict,
-}  # fmt: skip
+from lra_ssm.errors import squeeze
+from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, what_counts
+
+INPUTS = "inputs"  # {"data": …, "weights": …} that a run began with, from runs/source.py
+SILENT_AFTER = 600.0  # seconds without a sign of a run on another machine, whose lock may not be visible here
+_SIGNS = ("progress.json", "metrics.csv", "run.json")  # files that a run writes while it trains
 
 
-def read_record(file: Path) -> tuple[dict[str, Any], str]:
-    """The record, and what is wrong with the file: then nothing in it is believed. Neither where there is none."""
+@dataclass(eq=False)
+class RunRecord:
+    """One run as its directory has it; empty dicts where a file is missing or damaged."""
+
+    path: Path
+    record: dict[str, Any] = field(default_factory=dict)  # run.json
+    tested: dict[str, Any] = field(default_factory=dict)  # test.json
+    config: dict[str, Any] = field(default_factory=dict)  # config.yaml: every setting, defaults included
+    progress: dict[str, Any] = field(default_factory=dict)  # progress.json
+    problem: str = ""  # what is wrong with these files
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read one run's directory, whatever is missing in it."""
+        files = {name: path / name for name in ("run.json", "test.json", "config.yaml")}
+        found, problems = {}, []
+        for name, file in files.items():
+            try:
+                found[name] = load_yaml(file) if file.suffix == ".yaml" else json.loads(file.read_bytes())
+                if not isinstance(found[name], dict):
+                    raise ValueError(f"it holds a {type(found[name]).__name__}")
+            except FileNotFoundError:
+                found[name] = {}
+                if name == "config.yaml" and files["run.json"].exists():
+                    problems.append("it has no config.yaml")
+            except (OSError, ValueError, RecursionError) as error:
+                found[name] = {}
+                problems.append(f"{name} cannot be read: {error}")
+        record, tested, config = found.values()
+        if files["run.json"].exists() and "status" not in record and not problems:
+            problems.append("run.json has no status")
+        progress = read_object(path / "progress.json")
+        return cls(path, record, tested, config, progress, squeeze("; ".join(problems)))
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def experiment(self) -> str:
+        given = self.config.get("experiment") or self.record.get("experiment")
+        return str(given or "/".join(self.path.parts[-3:-1]))
+
+    @property
+    def name(self) -> str:
+        """Experiment and id."""
+        return f"{self.experiment}/{self.path.name}"
+
+    @property
+    def task(self) -> str:
+        """The last part but one of the experiment's name; the whole name if it has one part."""
+        return self.experiment.split("/")[-2:][0]
+
+    @property
+    def model(self) -> str:
+        """The last part of the experiment's name."""
+        return self.experiment.rpartition("/")[2]
+
+    @property
+    def seed(self) -> Any:
+        return self.config.get(SEED)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What was set beyond the defaults and can change the result, by dotted name, without the seed."""
+        identity = self.record.get("identity") or result_settings(self.config, self.record.get("neutral"))
+        return {name: value for name, value in flatten(identity).items() if name not in (SEED, "experiment")}
+
+    @cached_property
+    def all_settings(self) -> dict[str, Any]:
+        """Every setting by dotted name, defaults included."""
+        return flatten(self.config)
+
+    @property
+    def parameters(self) -> int | None:
+        return self.record.get("parameters")
+
+    @property
+    def monitor(self) -> str:
+        """The metric by which the best checkpoint is chosen."""
+        return str((self.config.get("checkpoint") or {}).get("monitor") or "val/loss")
+
+    @property
+    def highest_is_best(self) -> bool:
+        return (self.config.get("checkpoint") or {}).get("mode") == "max"
+
+    # -- how far it came -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def status(self) -> str:
+        """run.json's status; "running" or "killed" if the run began and did not end; "not started"."""
+        if self.problem:
+            return "damaged"
+        status = str(self.record.get("status", "not started"))
+        if status != "started":
+            return status
+        if is_held(self.path / ".lock"):
+            return "running"
+        holder = read_object(self.path / ".holder.json").get("host")
+        return "running" if holder != socket.gethostname() and self.silent_s < SILENT_AFTER else "killed"
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the run wrote one of the files that it writes while it trains."""
+        files = [self.path / name for name in _SIGNS]
+        return time.time() - max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+
+    @property
+    def finished(self) -> bool:
+        return self.record.get("status") == "finished"
+
+    @cached_property
+    def step(self) -> int | None:
+        """Optimizer steps done, as far as they are recorded."""
+        if isinstance(step := self.progress.get("step"), int):
+            return step
+        return max((int(row["step"]) + 1 for row in self.metrics), default=None)
+
+    @property
+    def planned_steps(self) -> int | None:
+        """Optimizer steps of the whole fit; None if epochs end it and it has not begun."""
+        for steps in (self.progress.get("of"), (self.config.get("trainer") or {}).get("max_steps")):
+            if isinstance(steps, int) and steps > 0:
+                return steps
+        return None
+
+    @property
+    def scored_by(self) -> str:
+        """The command that scores it: "test", or "validate" if its data has no test split."""
+        splits = (self.record.get("data") or {}).get("splits") or {}
+        return "validate" if splits and not any(name.rpartition("/")[2] == "test" for name in splits) else "test"
+
+    @property
+    def missing(self) -> str:
+        """Why the run has no result that counts; empty if it has one."""
+        if self.problem:
+            return self.problem
+        if self.status == "failed":
+            return f"failed: {self.record.get('reason', '?')}"
+        if not self.finished:
+            where = "" if self.step is None else f", step {self.step:,}"
+            where += f" of {self.planned_steps:,}" if where and self.planned_steps else ""
+            return self.status if self.status == "not started" else f"not finished ({self.status}{where})"
+        return "" if self.scored_by == "validate" else self.score_problem
+
+    @cached_property
+    def score_problem(self) -> str:
+        """Why test.json is not a complete score of the run's own best checkpoint; empty if it is."""
+        score, best = self.tested, self.record.get("best") or {}
+        if not isinstance(score.get("metrics"), dict):
+            return "finished, not tested"
+        ended, began = self.last_start.get("ended"), score.get("began") or score.get("time")
+        if ended and began and began < ended:
+            return "tested before it was finished"
+        file = Path(str(score.get("checkpoint", "checkpoints/best.ckpt")))
+        digests = best.get("sha256"), score.get("checkpoint_sha256")
+        own = digests[0] == digests[1] if all(digests) else self._is_own(file)
+        if not own:
+            return f"tested with another checkpoint ({file})"
+        if score.get("limit_batches") is not None or score.get("batches") != score.get("of_batches"):
+            part = score.get("limit_batches", score.get("batches"))
+            return f"tested on a part of the split (limit {part})"
+        if others := score.get("settings"):
+            return f"tested with other settings ({', '.join(f'{name}={value}' for name, value in others.items())})"
+        return ""
+
+    def _is_own(self, file: Path) -> bool:
+        """Whether a scored file was the run's best checkpoint, or its last one if it has no best, by its path."""
+        folder = self.path / "checkpoints"
+        best = "last.ckpt" if folder.is_dir() and not (folder / "best.ckpt").exists() else "best.ckpt"
+        return file.name == best and file.parent.name == "checkpoints"
+
+    # -- what it took ----------------------------------------------------------------------------------------------
+
+    @property
+    def last_start(self) -> dict[str, Any]:
+        """The last attempt: time, ended, versions, git, hardware."""
+        return dict((self.record.get("starts") or [{}])[-1])
+
+    @cached_property
+    def seconds(self) -> tuple[float, bool] | None:
+        """Wall time of all attempts, and whether it is a lower bound: a killed attempt counts to its last sign."""
+        took = [_between(start.get("time"), start.get("ended")) for start in self.record.get("starts", [])]
+        is_bound = None in took
+        if took and took[-1] is None:
+            took[-1] = max(0.0, _between(self.last_start.get("time"), self.progress.get("time")) or 0.0)
+        total = sum(filter(None, took))
+        return (total, is_bound) if total > 0 or (took and not is_bound) else None
+
+    @cached_property
+    def code(self) -> str:
+        """Version and commit (with + if files were changed) of every attempt, each once, and the user's own files."""
+        found = []
+        for start in self.record.get("starts", []):
+            git, own = start.get("git") or {}, start.get("source") or {}
+            commit = f"{str(git['commit'])[:10]}{'+' if git.get('changed') else ''}" if git.get("commit") else "none"
+            files = "".join(f", {name} {digest[:6]}" for name, digest in own.items() if not name.startswith("git "))
+            found.append(f"{(start.get('versions') or {}).get('lra_ssm', '?')} (commit {commit}{files})")
+        return ", then ".join(dict.fromkeys(found)) or "?"
+
+    @property
+    def hardware(self) -> str:
+        found = self.last_start.get("hardware") or {}
+        gpus = found.get("gpus") or []
+        return f"{len(gpus)} × {gpus[0]}" if gpus else f"{found.get('cpu', '?')}, {found.get('cpus', '?')} cores"
+
+    # -- what it began with ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def data(self) -> tuple[str, str]:
+        """The data in words, and what distinguishes it from other data: the digests of its files, else its source."""
+        manifest = self.record.get("data") or self.tested.get("data") or {}
+        source = dict(manifest.get("source") or {})
+        if not source:
+            return "", ""
+        kind = str(source.get("kind", "?"))
+        words = [{"lra": "LRA's files", "files": "own files"}.get(kind, kind)]
+        words += [f"limit {source['limit']}"] if source.get("limit") else []
+        identity = data_digests(manifest) or source
+        return ", ".join(words), json.dumps([manifest.get("inputs"), identity], sort_keys=True, default=str)
+
+    @cached_property
+    def weights(self) -> tuple[str, str]:
+        """The weights that a run started from, in words and by digest; empty if it started from its own."""
+        files = (self.record.get(INPUTS) or {}).get("weights") or {}
+        given = self.record.get("ckpt_path") or {}
+        digests = {file: str(its[0]) for file, its in files.items()}
+        if given:
+            digests[str(given.get("file"))] = str(given.get("sha256"))
+        return ", ".join(digests), ", ".join(digests.values())
+
+    # -- what it gave ----------------------------------------------------------------------------------------------
+
+    def value(self, metric: str) -> float | None:
+        """A metric of the test split from test.json, else of the fit's end from run.json."""
+        for found in (self.tested.get("metrics"), self.record.get("metrics")):
+            if isinstance(found, dict) and isinstance(value := found.get(metric), (int, float)):
+                return float(value)
+        return None
+
+    @cached_property
+    def metrics(self) -> list[dict[str, str]]:
+        """The whole rows of metrics.csv: a kill may leave half a row at its end."""
+        try:
+            text = (self.path / "metrics.csv").read_text()
+        except (OSError, UnicodeDecodeError):
+            return []
+        rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+        return [row for row in rows if (row.get("step") or "").isdecimal()]
+
+    def curve(self, metric: str) -> dict[int, float]:
+        """A metric's values by the number of steps done."""
+        found = {}
+        for row in self.metrics:
+            with suppress(ValueError, TypeError, KeyError):
+                found[int(row["step"]) + 1] = float(row[metric])
+        return found
+
+
+def find_runs(path: Path) -> Iterator[Path]:
+    """Yield the run directories at or below a folder, also behind links, each once."""
+    seen = set()
+    for folder, below, files in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen or "run.json" in files:
+            below.clear()
+        if real not in seen and "run.json" in files:
+            yield Path(folder)
+        seen.add(real)
+        below.sort()
+
+
+def flatten(node: Any, path: str = "") -> dict[str, Any]:
+    """Return a configuration's leaves by dotted name, as users write it: `init_args` is not part of a name."""
+    if not isinstance(node, dict) or not node:
+        return {path: node} if path else {}
+    found: dict[str, Any] = {}
+    if "class_path" in node:
+        found[path] = node["class_path"]
+        node = {k: v for k, v in node.items() if k not in ("class_path", "init_args")} | (node.get("init_args") or {})
+    for key, value in node.items():
+        found |= flatten(value, f"{path}.{key}" if path else str(key))
+    return found
+
+
+def result_settings(config: dict[str, Any], neutral: Any = None) -> dict[str, Any]:
+    """Return the settings of a configuration that can change a result. neutral: the data's settings that cannot."""
+    from lra_ssm.runs.identity import CHECKPOINT_NEUTRAL, OPTIONS_NEUTRAL
+
+    names = {
+        "": OPTIONS_NEUTRAL,
+        "checkpoint": CHECKPOINT_NEUTRAL,
+        "data": DATA_NEUTRAL if neutral is None else neutral,
+    }
+    return what_counts({"trainer": {}, **config}, names)
+
+
+def load_yaml(file: Path) -> Any:
+    """Read a YAML file. Raises ValueError if it is not valid YAML."""
+    import yaml
+
     try:
-        record = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return {}, ""
-    except ValueError as error:  # JSON's errors and Unicode's
-        return {}, f"it is cut off or overwritten ({error})"
-    except RecursionError:
-        return {}, "it is nested without end"
-    problem = _problem(record)
-    return ({}, problem) if problem else (record, "")
-
-
-def _problem(record: Any) -> str:
-    if not isinstance(record, dict):
-        return f"it holds a {type(record).__name__}, not an object"
-    for name, kind in _KINDS.items():
-        if name in record and not isinstance(record[name], kind):
-            return f"{name} is a {type(record[name]).__name__}"
-    if "status" not in record:
-        return "it has no status"
-    if not all(isinstance(value, (int, float)) for value in record.get("metrics", {}).values()):
-        return "metrics are not all numbers"
-    if not all(isinstance(start, dict) for start in record.get("starts", [])):
-        return "starts are not all objects"
-    if not all(isinstance(part, dict) for part in record.get(INPUTS, {}).values()):
-        return "inputs are not all objects"
-    try:
-        data_digests(record.get("data", {}))
-    except (KeyError, TypeError, AttributeError):
-        return "data has not the digests of its files"
-    return ""
+        return yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # ten times as fast
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The object that a JSON file holds; nothing where there is none, or it is damaged."""
+    """Return the object that a JSON file holds; empty if the file is missing or damaged."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -55,29 +338,56 @@ def read_object(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def is_held(file: Path) -> bool:
+    """Whether a process on this machine (on another one if the file system tells) holds the lock on a file.
+
+    This takes a shared lock and gives it back at once.
+    """
+    import fcntl
+
+    with suppress(OSError), open(file) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def data_digests(manifest: dict[str, Any]) -> dict[str, str]:
-    """sha256 of every file of prepared data, by the manifest that the record keeps. Arrays, whose files older versions
-    wrote otherwise, go by their names alone: their digests are of their values."""
+    """Return the sha256 of every file of prepared data from the manifest that a record keeps."""
     files = [manifest["tokenizer"]] if "tokenizer" in manifest else []
     for split in (manifest.get("splits") or {}).values():
-        for arrays in split.get("shards", [split.get("arrays")]):
+        for arrays in split.get("shards", [split.get("arrays") or {}]):
             files += arrays.values()
-    return {file["file"].removesuffix(".npy").removesuffix(".bin"): file["sha256"] for file in files}
+    return {file["file"].removesuffix(".npy"): file["sha256"] for file in files}
 
 
 def same_data(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two manifests are of the same files (the same examples where there are none), and of the same batches.
-    What one of them does not say (those of older versions say less) is no difference."""
+    """Whether two manifests have the same files (the same source if there are none) and the same batches."""
     digests = data_digests(one), data_digests(other)
-    keys = ["dataset", "inputs", "batches"] if all(digests) else ["dataset", "inputs", "batches", "source"]
-    known = [key for key in keys if key in one and key in other]
-    plain = [json.loads(json.dumps([each[key] for key in known], default=str)) for each in (one, other)]
-    return plain[0] == plain[1] and (not all(digests) or digests[0] == digests[1])
+    keys = ["dataset", "inputs", "batches"] + (["source"] if not all(digests) else [])
+    plain = [json.loads(json.dumps([each.get(key) for key in keys], default=str)) for each in (one, other)]
+    return plain[0] == plain[1] and digests[0] == digests[1]
+
+
+def read_record(file: Path) -> tuple[dict[str, Any], str]:
+    """Return run.json and what is wrong with the file."""
+    try:
+        record = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}, ""
+    except (ValueError, RecursionError) as error:
+        return {}, f"it is cut off or overwritten ({error})"
+    return (record, "") if isinstance(record, dict) and isinstance(record.get("status"), str) else ({}, "no status")
 
 
 def is_of_the_end(tested: dict[str, Any], starts: list[dict[str, Any]]) -> bool:
-    """Whether a test, as test.json has it, was made when the run's last attempt was over; one that says no time was."""
-    if not isinstance(tested.get("metrics"), dict):
-        return False
+    """Whether a test was made after the run's last attempt ended."""
     ended = starts[-1].get("ended") if starts else None
-    return not ended or str(tested.get("time") or ended) >= ended
+    return isinstance(tested.get("metrics"), dict) and (not ended or str(tested.get("time") or ended) >= ended)
+
+
+def _between(start: Any, end: Any) -> float | None:
+    with suppress(TypeError, ValueError):
+        return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+    return None

@@ -1,5 +1,6 @@
 """The picture of a coordinate check."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,10 +35,13 @@ def draw_check(rows: pd.DataFrame, slopes: Sequence[Slope], tolerance: float, ti
         axes.set_title(f"{name}\n{len(wrong)} not as promised (red)", fontsize=9)
         axes.set_xticks(widths, [str(width) for width in widths])
         axes.minorticks_off()
-        for each in list(wrong)[:6]:
-            shown = drawn.loc[each].last_valid_index()
-            if shown is not None:
-                label = f"{each} {wrong[each].found:+.2f}"
-                axes.annotate(label, (shown, drawn.loc[each, shown]), fontsize=7, ha="right")
+        named: list[float] = []  # where names stand: further ones keep off them
+        for each, one in wrong.items():
+            last_width = drawn.loc[each].last_valid_index()
+            y = math.inf if last_width is None else drawn.loc[each, last_width]
+            if 0 < y < math.inf and all(abs(math.log(y / other)) > 0.35 for other in named) and len(named) < 6:
+                box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5}
+                axes.annotate(f"{each} {one.found:+.2f}", (last_width, y), fontsize=7, ha="right", bbox=box)
+                named.append(y)
     figure.suptitle(title, fontsize=10)
     return figure

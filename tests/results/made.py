@@ -5,8 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from lra_ssm.results.collect import collect
-from lra_ssm.results.settings import TRAINER_DEFAULTS
+from lra_ssm.runs.record import RunRecord, find_runs, result_settings
 
 ROOT = Path(__file__).parents[2]
 DATA = {"source": {"kind": "generated", "limit": None}, "splits": {}, "inputs": "tokens"}
@@ -17,7 +16,6 @@ def config_of(name, seed=0, changes=None):
     """The resolved config of a fit of a shipped one; changes by dotted name, `init_args` included."""
     config = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
     config["seed_everything"] = seed
-    config["trainer"] = {**TRAINER_DEFAULTS, "num_nodes": 1, "devices": "auto", "callbacks": None, **config["trainer"]}
     for key, value in (changes or {}).items():
         node = config
         *path, last = key.split(".")
@@ -31,14 +29,18 @@ def make_run(folder, name="lra/listops/s4d", seed=0, value=0.6, changes=None, ru
              status="finished", tested=True, step=80000, minutes=10, commit="a" * 40, **record):  # fmt: skip
     """Writes a run below folder/runs and returns its directory. value: its test accuracy; record: more of run.json."""
     config = config_of(name, seed, changes)
+    identity = result_settings(config)
     path = folder / "runs" / config["experiment"] / (run_id or f"{len(list(folder.rglob('run.json'))):010x}")
     path.mkdir(parents=True)
+    # What a fit resolves has every default too; what was set beyond them is the run's identity.
+    config["trainer"] = {"num_nodes": 1, "callbacks": None, "max_steps": -1, "devices": "auto", **config["trainer"]}
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     start = {"time": f"2026-01-0{1 + seed % 9}T00:00:00+00:00", "versions": CODE, "git": {"commit": commit}}
     if status != "started":
         start["ended"] = f"2026-01-0{1 + seed % 9}T00:{minutes:02}:00+00:00"
     made = {"run_id": path.name, "experiment": config["experiment"], "status": status, "starts": [start],
-            "parameters": 1234, "data": data, "metrics": {"best val/accuracy": value}}  # fmt: skip
+            "parameters": 1234, "data": data, "identity": identity,
+            "metrics": {"best val/accuracy": value}}  # fmt: skip
     (path / "run.json").write_text(json.dumps({**made, **record}))
     (path / "progress.json").write_text(json.dumps({"step": step, "of": None, "time": start["time"]}))
     lines = ["step,epoch,val/accuracy", *(f"{step - 1},0,{v}" for step, v in curve)]
@@ -51,4 +53,4 @@ def make_run(folder, name="lra/listops/s4d", seed=0, value=0.6, changes=None, ru
 
 
 def read(*folders):
-    return collect([str(folder) for folder in folders], lambda path: [])
+    return [RunRecord.read(run) for folder in folders for run in find_runs(folder)]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lra_ssm.cli.run_options import read_fit_options
-from lra_ssm.cluster.sweep import read_sweep
 from lra_ssm.ops.parameterization import FORMS
+from lra_ssm.sweeps.sweep import read_sweep
 from tests.each import each
 from tests.test_configs import CONFIGS, LAYER, NETWORK, OPTIMIZER, PUBLISHED, parsed, values
 
@@ -21,11 +21,11 @@ def from_the_repository(monkeypatch):
 
 
 def runs(name):
-    return read_sweep(Path(f"slurm/sweeps/{name}.yaml")).runs
+    return read_sweep(f"slurm/sweeps/{name}.yaml").runs
 
 
 def resolved(run):
-    return dict(values(read_fit_options(run.options(run.config)).resolved))
+    return dict(values(read_fit_options(run.options(run.config, "runs")).resolved))
 
 
 @each("file", SWEEPS)
@@ -38,7 +38,7 @@ def test_files_are_read(file):
                                   for i, file in enumerate(SWEEPS)])  # fmt: skip
 def test_runs_are_those_of_fit(file):
     run = read_sweep(file).runs[-1]
-    configured = read_fit_options(run.options(run.config))
+    configured = read_fit_options(run.options(run.config, "runs"))
     assert configured.path.parts[0] == "runs" and len(configured.path.name) == 10
 
 
@@ -74,8 +74,8 @@ def test_no_two_runs_are_one(file, request):
     if request.node.get_closest_marker("slow"):
         firsts = {run.config: run for run in reversed(found)}.values()
         near = [run for run in found if run.config == first.config and differences(run, first) <= 1]
-        found = list({run.index: run for run in (*firsts, *near)}.values())
-    assert len({read_fit_options(run.options(run.config)).path for run in found}) == len(found)
+        found = list({id(run): run for run in (*firsts, *near)}.values())
+    assert len({read_fit_options(run.options(run.config, "runs")).path for run in found}) == len(found)
 
 
 def test_the_lra_table_is_whole():

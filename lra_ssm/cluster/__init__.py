@@ -1,1 +1,0 @@
-"""Many runs: a sweep file, its folder, Slurm or processes here, and where each run stands."""

@@ -1,0 +1,163 @@
+"""Draw learning curves of many runs, and a metric over one or two settings."""
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lra_ssm.errors import InputError
+from lra_ssm.files import replacing
+from lra_ssm.results.settings import format_value, is_number, sort_key
+from lra_ssm.results.table import Group
+from lra_ssm.runs.record import RunRecord
+
+_COLORS = ("#1f77b4", "#d95f02", "#2a9d5c", "#8b4fbf", "#c0392b", "#8c6d31", "#e377c2", "#5f6b76", "#b5bd00", "#17becf")
+_DASHES = ("-", "--", ":", "-.")
+_MAX_TICKS = 10  # values that each have a tick
+_MAX_INSIDE = 4  # entries of a legend inside its panel
+
+
+def draw_curves(groups: Sequence[Group], path: Path) -> None:
+    """Draw the monitored validation metric over the steps, a panel per task and a line per row of the table.
+
+    A line is the mean over the seeds that count, with a band of one standard deviation; a star is a run's best
+    checkpoint, a thin line a run that does not count. Raises InputError if nothing was logged.
+    """
+    drawn = [g for g in groups if any(run.curve(run.monitor) for run in g.runs.run)]
+    if not drawn:
+        raise InputError("no run has logged a validation metric yet: nothing to draw")
+    figure, panels = _panels(dict.fromkeys(g.task for g in drawn))
+    for task, axes in panels.items():
+        own = [g for g in drawn if g.task == task]
+        metric = own[0].first.monitor
+        for g, look in zip(own, _looks(len(own)), strict=True):
+            curves = [pd.Series(_curve(run, metric)) for run in g.counted.run]
+            label = f"{g.label} {_seeds([len(curves)])}"
+            frame = pd.concat(curves, axis=1).dropna().sort_index() if curves else pd.DataFrame()
+            if len(frame):
+                mean, std = frame.mean(axis=1), frame.std(axis=1)
+                axes.plot(mean.index, mean, linewidth=1.6, label=label, **look)
+                if len(curves) > 1:
+                    axes.fill_between(mean.index, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)
+            for curve in filter(len, curves):
+                best = curve.idxmax() if g.first.highest_is_best else curve.idxmin()
+                axes.plot([best], [curve[best]], "*", color=look["color"], markersize=9, markeredgecolor="white")
+            for run in g.runs.run[g.runs.why != ""]:
+                thin = pd.Series(_curve(run, metric), dtype=float).sort_index()
+                name = None if len(frame) else label
+                axes.plot(thin.index, thin, marker=".", markersize=3, linewidth=0.8, alpha=0.7, label=name, **look)
+        axes.set(title=task, xlabel="training step", ylabel=_axis_name(metric))
+        if metric.endswith("perplexity"):
+            axes.set_yscale("log")
+        _tidy(axes)
+    figure.suptitle("mean over seeds; band: ± one standard deviation; star: best checkpoint; thin: not counted", size=9)
+    _save(figure, path)
+
+
+def draw_settings(groups: Sequence[Group], by: list[str], path: Path) -> None:
+    """Draw the metric over the first setting of `by`, a line per model, variant and value of the second setting.
+
+    An error bar is one standard deviation over seeds. Raises InputError if no row has a value.
+    """
+    drawn = [g for g in groups if g.mean is not None]
+    if not drawn:
+        raise InputError("no run that counts is finished and tested: nothing to draw")
+    name, *others = by
+    figure, panels = _panels(dict.fromkeys((g.task, g.metric) for g in drawn))
+    for (task, metric), axes in panels.items():
+        own = [g for g in drawn if (g.task, g.metric) == (task, metric)]
+        values = sorted({format_value(g.by[name]): g.by[name] for g in own}.values(), key=sort_key)
+        numbers = all(map(is_number, values))
+        place = {format_value(value): value if numbers else i for i, value in enumerate(values)}
+        lines: dict[str, list[Group]] = {}
+        for g in own:
+            more = [f"{other}={format_value(g.by[other])}" for other in others]
+            lines.setdefault(", ".join(filter(None, (g.model, *more, g.variant))), []).append(g)
+        for (label, its), look in zip(lines.items(), _looks(len(lines)), strict=True):
+            its.sort(key=lambda g: sort_key(g.by[name]))
+            x = [place[format_value(g.by[name])] for g in its]
+            std = [math.nan if g.std is None else g.std for g in its]
+            shape = {**look, "linestyle": look["linestyle"] if numbers else "none"}
+            label = f"{label} {_seeds(len(g.counted) for g in its)}"
+            errors = std if np.isfinite(std).any() else None
+            axes.errorbar(x, [g.mean for g in its], errors, marker="o", markersize=4, capsize=3, label=label, **shape)
+            rows = [(at, g.row.value) for at, g in zip(x, its, strict=True) if g.row and name in dict(g.row.settings)]
+            if rows:
+                axes.plot(*zip(*rows, strict=True), "D", color=look["color"], markerfacecolor="white",
+                          label=f"{its[0].model}, published")  # fmt: skip
+        if numbers and (scale := spacing(values)) != "linear":
+            axes.set_xscale(scale, **({"linthresh": min(v for v in values if v > 0)} if scale == "symlog" else {}))
+        if not numbers or len(values) <= _MAX_TICKS:
+            axes.set_xticks([*place.values()], [*place])
+            axes.minorticks_off()
+        axes.set_title(task + ("; ± one standard deviation over seeds" if any(g.std for g in own) else ""), size=9)
+        axes.set(xlabel=name, ylabel=_axis_name(metric))
+        _tidy(axes)
+    _save(figure, path)
+
+
+def spacing(values: Sequence[float]) -> str:
+    """Return the scale on which sorted values are spaced most evenly: linear, log, or symlog if one of them is 0."""
+    positive = np.array([value for value in values if value > 0], dtype=float)
+    if len(positive) < 2 or values[0] < 0:
+        return "linear"
+    steps, ratios = np.diff(positive), np.diff(np.log(positive))
+    even = steps.std() / steps.mean(), ratios.std() / ratios.mean()
+    is_log = even[1] < even[0] if len(positive) > 2 else positive[-1] >= 10 * positive[0]
+    return "linear" if not is_log else "symlog" if values[0] == 0 else "log"
+
+
+def _curve(run: RunRecord, metric: str) -> dict[int, float]:
+    """Finite values by step, accuracies in percent."""
+    scale = 100 if metric.endswith("accuracy") else 1
+    return {step: scale * value for step, value in run.curve(metric).items() if math.isfinite(value)}
+
+
+def _looks(count: int) -> list[dict[str, Any]]:
+    """A color for each line; of more lines than colors the next ones are dashed."""
+    return [{"color": _COLORS[i % 10], "linestyle": _DASHES[i // 10 % 4]} for i in range(count)]
+
+
+def _seeds(counts: Iterable[int]) -> str:
+    """(3 seeds), (1 to 3 seeds)."""
+    least, most = min(found := [*counts]), max(found)
+    return f"({least} to {most} seeds)" if least != most else "(1 seed)" if most == 1 else f"({most} seeds)"
+
+
+def _panels(keys: Iterable[Any]) -> tuple[Any, dict[Any, Any]]:
+    """A figure with a panel for each key, at most three next to each other."""
+    from matplotlib.figure import Figure
+
+    names = [*keys]
+    columns = min(len(names), 3)
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(max(7.0, 5.2 * columns), 0.6 + 4.0 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in panels[len(names) :]:
+        axes.set_visible(False)
+    return figure, dict(zip(names, panels, strict=False))
+
+
+def _axis_name(metric: str) -> str:
+    """val/accuracy as `validation accuracy, %`."""
+    split, _, name = metric.rpartition("/")
+    words = {"val": "validation", "test": "test", "train": "training"}.get(split.rpartition(" ")[2], split)
+    return f"{words} {name.replace('_', ' ')}{', %' if name.endswith('accuracy') else ''}".strip()
+
+
+def _tidy(axes: Any) -> None:
+    """A grid, no frame, and a legend: beside the panel if it would cover much of it."""
+    axes.grid(color="#e5e5e5", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    outside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    count = len(axes.get_legend_handles_labels()[1])
+    axes.legend(frameon=False, fontsize=8, **(outside if count > _MAX_INSIDE else {}))
+
+
+def _save(figure: Any, path: Path) -> None:
+    with replacing(path, "wb") as file:
+        figure.savefig(file, format="png", dpi=110, metadata={"Software": None})

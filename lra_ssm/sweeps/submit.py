@@ -1,0 +1,232 @@
+"""A sweep's folder, and its runs as one Slurm array.
+
+<runs_dir>/sweeps/<name>-<digest>/
+    sweep.yaml, configs/   copies: a config that its user edits later changes no run that waits
+    runs.txt               a line per run: its directory below <runs_dir> and the options of `lra-ssm fit`
+    submit.sbatch          the array's script
+    jobs.txt               a line per submission: the time, Slurm's job, the runs
+    logs/<number>.log      what run <number> printed, in all its attempts
+
+The digest is of the options and of the configs' contents.
+"""
+
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+
+from lra_ssm import shipped
+from lra_ssm.errors import InputError, squeeze
+from lra_ssm.files import new_folder, replacing, sha256
+from lra_ssm.runs.provenance import now
+from lra_ssm.runs.record import RunRecord
+from lra_ssm.sweeps.sweep import Sweep, SweepRun, read_sweep
+
+_OURS = ("job-name", "J", "array", "a", "output", "o", "chdir", "D")  # sbatch's options that a sweep decides
+_ANSWERS_S = 120.0  # for sbatch: a busy controller may need long
+_RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"}
+
+
+@dataclass(frozen=True)
+class FolderRun:
+    """A run of a sweep's folder."""
+
+    index: int  # from 1: the array's task
+    path: Path  # its directory
+    experiment: str
+    options: list[str]  # of `lra-ssm fit` and `lra-ssm test`
+    log: Path
+
+    @property
+    def changes(self) -> dict[str, str]:
+        """The settings that it changes in its config."""
+        return {name.lstrip("-"): value for name, _, value in (o.partition("=") for o in self.options[1:])}
+
+    @cached_property
+    def record(self) -> RunRecord:
+        found = RunRecord.read(self.path)
+        found.config.setdefault("experiment", self.experiment)  # of a run that has not begun
+        return found
+
+
+class SweepFolder:
+    """A sweep's folder on the disk. Raises InputError if `path` is not one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.logs = path.absolute(), path / "logs"
+        try:
+            lines = [shlex.split(line) for line in (path / "runs.txt").read_text().splitlines()]
+        except OSError as error:
+            raise InputError(f"{path} is not a sweep's folder: runs.txt cannot be read ({error.strerror})") from error
+        self.runs = [
+            FolderRun(
+                index, path.parent.parent / directory, str(Path(directory).parent), options, self.logs / f"{index}.log"
+            )
+            for index, (directory, *options) in enumerate(lines, 1)
+        ]
+
+    @classmethod
+    def find(cls, given: str) -> "SweepFolder":
+        """Return the folder of a sweep: `given` itself, or the one that a sweep file was submitted to from here.
+
+        Raises InputError if there is none.
+        """
+        if Path(given).is_dir() and not shipped.name_of("sweep", given):
+            return cls(Path(given))
+        sweep = read_sweep(given)
+        path = folder_of(sweep)
+        if not path.is_dir():
+            others = sorted(path.parent.glob(f"{sweep.name}-*"))
+            changed = f" (it was changed since {others[-1]} was made)" if others else ""
+            raise InputError(f"sweep {given} was not submitted from here{changed}: lra-ssm submit {given}")
+        return cls(path)
+
+    @classmethod
+    def make(cls, sweep: Sweep, check: Callable[[Iterable[SweepRun]], Iterable[Path]]) -> "SweepFolder":
+        """Write the folder, all of it or nothing; an existing one stays as it is.
+
+        check: yields for each run its directory, or raises InputError if its options are wrong.
+        """
+        path = folder_of(sweep)
+        if path.is_dir():
+            return cls(path)
+        copies = {run.config: "-".join(shipped.in_a_checkout(run.config).parts).lstrip("./-") for run in sweep.runs}
+        lines: dict[Path, list[str]] = {}
+        for number, (run, directory) in enumerate(zip(sweep.runs, check(sweep.runs), strict=True), 1):
+            if directory in lines:
+                raise InputError(f"sweep {sweep.file}: run {number} is the same as run {[*lines].index(directory) + 1}")
+            copy = path.absolute() / "configs" / copies[run.config]
+            lines[directory] = [str(directory.relative_to(sweep.runs_dir)), *run.options(copy, sweep.runs_dir)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(path) as partial:
+            for name in ("logs", "configs"):
+                (partial / name).mkdir()
+            for config, name in copies.items():
+                shutil.copyfile(config, partial / "configs" / name)
+            shutil.copyfile(sweep.file, partial / "sweep.yaml")
+            (partial / "runs.txt").write_text("".join(f"{shlex.join(line)}\n" for line in lines.values()))
+        return cls(path)
+
+
+def folder_of(sweep: Sweep) -> Path:
+    """Return where a sweep's folder is, or will be."""
+    contents = {run.config: sha256(run.config) for run in sweep.runs}
+    what = [
+        [contents[run.config], run.options(shipped.in_a_checkout(run.config), sweep.runs_dir)] for run in sweep.runs
+    ]
+    digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]
+    return Path(sweep.runs_dir) / "sweeps" / f"{sweep.name}-{digest}"
+
+
+# -- Slurm -------------------------------------------------------------------------------------------------------------
+
+
+def array_script(
+    template: Path, folder: SweepFolder, indices: Sequence[int], sbatch: str = "", at_once: int | None = None
+) -> str:
+    """Return a template as an array's script: one task for each of these runs.
+
+    The template is a script for `sbatch` that trains one run with the options that it is given, as "$@". sbatch:
+    further options of sbatch; they replace the template's. Raises InputError if it has no #SBATCH line.
+    """
+    lines = template.read_text().splitlines()
+    places = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
+    if not places:
+        raise InputError(f"{template} has no #SBATCH line: copy slurm/one-gpu.sbatch and change it")
+    more = re.findall(r"-\S.*?(?=\s+-|$)", sbatch)  # an option with its value
+    ours = {_option(line) for line in more} | {*_OURS}
+    asked = [line for i in places if _option((line := lines[i]).partition(" ")[2].strip()) not in ours]
+    array = ranges(indices) + (f"%{at_once}" if at_once else "")
+    head = {
+        "job-name": folder.path.name,
+        "array": array,
+        "output": folder.path / "logs" / "%a.log",
+        "chdir": Path.cwd(),
+    }
+    options = shlex.quote(str(folder.path / "runs.txt"))
+    return "\n".join([
+        "#!/bin/bash",
+        f"# {folder.path.name}: {len(indices):,} runs, a task each. Written by lra-ssm submit from {template}.",
+        *(f"#SBATCH --{name}={_quoted(str(value))}" for name, value in head.items()),
+        *asked,
+        *(f"#SBATCH {option}" for option in more),
+        "",
+        "# This task's run is a line of runs.txt: its directory, and the options of `lra-ssm fit`.",
+        f'eval "set -- $(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {options})" && shift',
+        f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
+        *lines[places[-1] + 1 :],
+        "",
+    ])  # fmt: skip
+
+
+def _option(text: str) -> str:
+    """The name of an option of sbatch: time for --time=1:00, t for -t 60."""
+    return re.split(r"[=\s]", text.lstrip("-"))[0]
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if " " in text else text
+
+
+def submit_array(folder: SweepFolder, indices: Sequence[int]) -> str:
+    """Submit the folder's script, made for these runs; return Slurm's job.
+
+    Raises InputError with Slurm's words if it refuses.
+    """
+    if shutil.which("sbatch") is None:
+        raise InputError("there is no sbatch here: submit from a machine of the cluster, or use --local N")
+    folder.logs.mkdir(exist_ok=True)  # without it every task fails silently
+    job = _ask(["sbatch", "--parsable", str(folder.path / "submit.sbatch")], _ANSWERS_S).strip().partition(";")[0]
+    with open(folder.path / "jobs.txt", "a") as file:
+        file.write(f"{now()} job {job}: runs {ranges(indices)}\n")
+    return job
+
+
+def write_script(folder: SweepFolder, script: str) -> Path:
+    """Write the array's script into the sweep's folder."""
+    path = folder.path / "submit.sbatch"
+    with replacing(path) as file:
+        file.write(script)
+    return path
+
+
+def queue_of(folder: SweepFolder) -> dict[int, str]:
+    """Ask squeue once for the sweep's tasks; return by run "" if it runs, else the reason why it waits.
+
+    Empty without a Slurm. Raises InputError if squeue fails.
+    """
+    if shutil.which("squeue") is None or not (folder.path / "jobs.txt").exists():
+        return {}
+    out = _ask(["squeue", "--noheader", "--array", "--me", f"--name={folder.path.name}", "--format=%K|%T|%r"], 20.0)
+    found = re.findall(r"^(\d+)\|(.*?)\|(.*)$", out, re.MULTILINE)
+    return {int(index): "" if state in _RUNNING else reason or state for index, state, reason in found}
+
+
+def _ask(command: list[str], patience_s: float) -> str:
+    """Return what a command of Slurm prints. Raises InputError with Slurm's words if it fails or is too slow."""
+    name = command[0]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=patience_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{name} did not answer within {patience_s:g} s") from None
+    if done.returncode:
+        words = re.sub(rf"^{name}: (?:error: )?", "", done.stderr or done.stdout, flags=re.MULTILINE)
+        raise InputError(f"{name} refuses: {squeeze(words) or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def ranges(indices: Iterable[int]) -> str:
+    """Return numbers as Slurm's --array has them: 1-4,7."""
+    groups = groupby(enumerate(sorted(indices)), lambda pair: pair[1] - pair[0])
+    runs = [[index for _, index in group] for _, group in groups]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -1,0 +1,161 @@
+"""Read a sweep file: the runs that it lists.
+
+    name: delta-rate                            # default: the file's name
+    configs: [scifar/b2s6, my.yaml]             # names or files
+    seeds: [0, 1, 2]                            # default: each config's own seed
+    experiment: delta/{config}/{variant}        # default: each config's own
+    set: {trainer.max_steps: 10000}             # for every run
+    grid:                                       # every combination
+      model.optimizer.lr: [0.001, 0.004]
+      model.network.layer.complex_A, model.network.layer.bias: [[true, true], [true, false]]   # vary together
+    variants:                                   # settings that belong together, with a name
+      one-block: {model.network.layer.num_blocks: 1}
+      whole: {}
+    runs_dir: runs
+    groups: [{configs: …, seeds: …}, …]         # several of these; what stands next to it holds for all of them
+
+Seeds vary slowest, so that the first runs are one of everything.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lra_ssm import shipped
+from lra_ssm.errors import InputError, hint
+from lra_ssm.runs.identity import SEED
+
+_PARTS = ("configs", "seeds", "experiment", "set", "grid", "variants")
+_ADDED = ("set", "grid")  # a group adds to those next to it; its other parts replace theirs
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """A run of a sweep: a config and the settings that it changes, seed and experiment included."""
+
+    config: Path
+    changes: dict[str, Any]
+
+    def options(self, config: Path, runs_dir: str) -> list[str]:
+        """Return the options of `lra-ssm fit`, with `config` in place of the run's own."""
+        changes = self.changes | ({"runs_dir": runs_dir} if runs_dir != "runs" else {})
+        return [f"--config={config}", *(f"--{key}={as_option(value)}" for key, value in changes.items())]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    name: str
+    file: Path
+    runs_dir: str
+    runs: list[SweepRun]
+
+
+def read_sweep(given: str | Path) -> Sweep:
+    """Read a sweep file, or a shipped one by its name.
+
+    Raises InputError that names the file, the place in it and what would be right there.
+    """
+    file = shipped.find("sweep", given)
+    try:
+        content = _mapping(yaml.safe_load(file.read_bytes()), "the file")
+        name = str(content.get("name", file.stem))
+        if not re.fullmatch(r"[\w-][\w.-]*", name):
+            raise InputError(f"name is {name!r}; it becomes a folder: use letters, digits, - and _")
+        _check_keys(content, ("name", "runs_dir", "groups", *_PARTS), "the file")
+        groups = content.get("groups", [{}])
+        if not isinstance(groups, list) or not groups:
+            raise InputError("groups is not a list; each group has configs, seeds, set, grid or variants")
+        runs: list[SweepRun] = []
+        for number, group in enumerate(groups, 1):
+            where = f"groups[{number}]." if "groups" in content else ""
+            group = _mapping(group, f"groups[{number}]")
+            _check_keys(group, _PARTS, f"groups[{number}]")
+            shared = {part: content[part] for part in _PARTS if part in content}
+            added = {p: _mapping(shared.get(p), p) | _mapping(group.get(p), f"{where}{p}") for p in _ADDED}
+            runs += _runs(shared | group | added, where)
+        return Sweep(name, file, str(content.get("runs_dir", "runs")), runs)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"sweep {file} is not valid YAML: {error}") from error
+    except InputError as error:
+        raise InputError(f"sweep {file}: {error}") from error
+
+
+def _runs(group: Mapping[str, Any], where: str) -> Iterator[SweepRun]:
+    names = _list(group.get("configs"), f"{where}configs", str, "a list of names or files: [mnist/s4d, my.yaml]")
+    configs = [shipped.find("config", name) for name in names]
+    seeds = [None]
+    if "seeds" in group:
+        seeds = _list(group["seeds"], f"{where}seeds", int, "a list of whole numbers: [0, 1, 2]")
+    grid = [list(_settings(keys, values, f"{where}grid.{keys}")) for keys, values in group["grid"].items()]
+    variants = _mapping(group.get("variants") or {"": {}}, f"{where}variants")
+    for seed, config, (variant, options) in product(seeds, configs, variants.items()):
+        fixed = group["set"] | _mapping(options, f"{where}variants.{variant}")
+        for settings in product(*grid):
+            changes: dict[str, Any] = {}
+            if experiment := group.get("experiment"):
+                changes["experiment"] = _experiment(str(experiment), config, variant, where)
+            if seed is not None:
+                changes[SEED] = seed
+            for setting in (fixed, *settings):
+                changes |= setting
+            yield SweepRun(config, _classes_first(changes))
+
+
+def _settings(keys: str, values: Any, where: str) -> Iterator[dict[str, Any]]:
+    """Yield what a line of a grid sets: one setting, or several that have the same value or one each of a list."""
+    names = [name.strip() for name in keys.split(",")]
+    for value in _list(values, where, object, "a list of values"):
+        each = value if len(names) > 1 and isinstance(value, list) else [value] * len(names)
+        if len(each) != len(names):
+            raise InputError(f"{where} has {value!r}; for {len(names)} settings give {len(names)} values")
+        yield dict(zip(names, each, strict=True))
+
+
+def _classes_first(changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the changes with each class before its settings: a new class starts from its own defaults."""
+    ordered: dict[str, Any] = {}
+    for key in changes:
+        above = [other for other in changes if key.startswith(f"{other.removesuffix('.class_path')}.")]
+        for name in [*sorted(above, key=len), key]:
+            ordered.setdefault(name, changes[name])
+    return ordered
+
+
+def _experiment(given: str, config: Path, variant: str, where: str) -> str:
+    known = {"{config}": config.stem} | ({"{variant}": variant} if variant else {})
+    for name in re.findall(r"\{.*?\}", given):
+        if name not in known:
+            raise InputError(f"{where}experiment is {given!r}; {name} is unknown, use {' and '.join(known)}")
+    return re.sub(r"\{.*?\}", lambda name: known[name[0]], given)
+
+
+def as_option(value: Any) -> str:
+    """Return a value from YAML as the command line takes it."""
+    is_json = value is None or isinstance(value, (bool, int, float, list, dict))  # a date is its text
+    return json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise InputError(f"{where} is {value!r}; it takes settings and their values")
+    return value
+
+
+def _list(value: Any, where: str, kind: type, what: str) -> list[Any]:
+    if not isinstance(value, list) or not value or not all(isinstance(item, kind) for item in value):
+        raise InputError(f"{where} is {value!r}; give {what}")
+    return value
+
+
+def _check_keys(given: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
+    for key in given:
+        if key not in names:
+            raise InputError(f"{where} has {key!r}; {hint(key, names, 'it takes')}")

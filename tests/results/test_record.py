@@ -1,0 +1,169 @@
+"""RunRecord reads a run's directory, whatever is missing in it, without torch."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from lra_ssm.runs.record import RunRecord, find_runs, flatten, is_held, read_object, same_data
+from tests.results.made import DATA, config_of, make_run, read
+from tests.runner import only_run
+
+
+def test_runs_behind_links_are_found_once(tmp_path):
+    here = make_run(tmp_path)
+    there = make_run(tmp_path / "other disk", "lra/text/b2s6", run_id="a")
+    (tmp_path / "runs/lra/archive").symlink_to(tmp_path / "other disk/runs")
+    (tmp_path / "other disk/runs/back").symlink_to(tmp_path / "runs")
+    (tmp_path / "runs/gone").symlink_to(tmp_path / "nothing")
+    found = {run.resolve() for run in find_runs(tmp_path / "runs")}
+    assert found == {here, there} and len([*find_runs(tmp_path / "runs")]) == 2
+
+
+def test_a_record_has_what_a_real_run_leaves(trained, tmp_path):
+    shutil.copytree(trained[0] / "runs", tmp_path / "runs")
+    (only_run(tmp_path) / "test.json").unlink(missing_ok=True)  # other tests score the run that all share
+    (run,) = read(tmp_path / "runs")
+    assert run.path == only_run(tmp_path) and (run.task, run.model, run.seed) == ("tiny", "tiny", 1)
+    import torch
+
+    state = torch.load(run.path / "checkpoints/last.ckpt", weights_only=True)
+    assert run.step == state["global_step"] and run.status == "finished" and run.missing == "finished, not tested"
+    took, is_bound = run.seconds
+    assert 0 <= took < 600 and not is_bound
+    assert run.data[0] == "generated" and "sha" not in run.data[0] and len(run.data[1]) > 64
+    assert run.code.startswith("0.1.0+") and "cores" in run.hardware
+    assert run.settings["model.network.layer.num_blocks"] == 2 and "seed_everything" not in run.settings
+    assert run.all_settings["model.network.layer.bias"] is True  # a default
+    assert run.curve("val/accuracy").keys() == {2}
+
+
+@pytest.mark.parametrize(
+    ("made", "missing"),
+    [
+        ({}, ""),
+        ({"tested": False}, "finished, not tested"),
+        ({"status": "failed", "reason": "the loss is nan"}, "failed: the loss is nan"),
+        ({"status": "interrupted", "step": 40}, "not finished (interrupted, step 40 of 80,000)"),
+        ({"tested": {"time": "2026-01-01T00:05:00+00:00"}}, "tested before it was finished"),
+        ({"tested": {"time": "2026-01-01T00:15:00+00:00"}}, ""),
+        # The test began while the fit still trained, and ended after it.
+        ({"tested": {"began": "2026-01-01T00:05:00+00:00", "time": "2026-01-01T00:15:00+00:00"}},
+         "tested before it was finished"),
+        ({"tested": {"limit_batches": 2}}, "tested on a part of the split (limit 2)"),
+        ({"tested": {"batches": 2, "of_batches": 9}}, "tested on a part of the split (limit 2)"),
+        ({"tested": {"batches": 9, "of_batches": 9}}, ""),
+        ({"tested": {"settings": {"trainer.precision": "16-mixed"}}},
+         "tested with other settings (trainer.precision=16-mixed)"),
+        ({"tested": {"checkpoint": "runs/x/own_checkpoints/best.ckpt"}},
+         "tested with another checkpoint (runs/x/own_checkpoints/best.ckpt)"),
+        ({"tested": {"checkpoint": "runs/x/checkpoints/last.ckpt"}},
+         "tested with another checkpoint (runs/x/checkpoints/last.ckpt)"),
+        ({"tested": {"checkpoint_sha256": "aa"}, "best": {"sha256": "bb"}},
+         "tested with another checkpoint (checkpoints/best.ckpt)"),
+        ({"tested": {"checkpoint": "elsewhere/best.ckpt", "checkpoint_sha256": "aa"}, "best": {"sha256": "aa"}}, ""),
+    ],
+)  # fmt: skip
+def test_only_a_complete_score_of_the_best_checkpoint_counts(made, missing, tmp_path):
+    make_run(tmp_path, **made)
+    assert read(tmp_path)[0].missing == missing
+
+
+def test_a_run_without_a_test_split_counts_by_its_validation(tmp_path):
+    make_run(tmp_path, tested=False, data={**DATA, "splits": {"train": {}, "val": {}}})
+    (run,) = read(tmp_path)
+    assert (run.scored_by, run.missing) == ("validate", "")
+
+
+def test_a_run_that_has_not_ended_is_running_or_killed(tmp_path):
+    path = make_run(tmp_path, status="started", tested=False)
+    (path / ".holder.json").write_text(json.dumps({"pid": 1, "host": socket.gethostname()}))
+    assert read(tmp_path)[0].status == "killed"
+    with FileLock(path / ".lock"):
+        assert is_held(path / ".lock") and read(tmp_path)[0].status == "running"
+    assert read(tmp_path)[0].status == "killed"
+    # A lock on another machine may not be visible here: its files say whether it lives.
+    (path / ".holder.json").write_text(json.dumps({"pid": 1, "host": "another"}))
+    assert read(tmp_path)[0].status == "running"
+    import os
+
+    for name in ("run.json", "metrics.csv", "progress.json"):
+        os.utime(path / name, (1, 1))
+    assert read(tmp_path)[0].status == "killed"
+
+
+def test_time_is_of_all_attempts_and_a_bound_if_one_left_no_end(tmp_path):
+    hour = [{"time": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T01:00:00+00:00"}]
+    half = {"time": "2026-01-02T00:00:00+00:00", "ended": "2026-01-02T00:30:00+00:00"}
+    path = make_run(tmp_path, starts=[*hour, half])
+    assert read(tmp_path)[0].seconds == (5400.0, False)
+    record = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(record | {"starts": [{"time": "2026-01-01T00:00:00+00:00"}]}))
+    (path / "progress.json").write_text('{"time": "2026-01-01T00:10:00+00:00"}')
+    assert read(tmp_path)[0].seconds == (600.0, True)
+    killed_at_once = [*hour, {"time": "2026-01-02T00:00:00+00:00"}]  # progress.json is of the attempt before
+    (path / "run.json").write_text(json.dumps(record | {"starts": killed_at_once}))
+    assert read(tmp_path)[0].seconds == (3600.0, True)
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.yaml", "test.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", "\x00", "a: [", "- a\n- b"])
+def test_a_damaged_file_is_named(name, content, tmp_path):
+    path = make_run(tmp_path)
+    (path / name).write_text(content)
+    run = read(tmp_path)[0]
+    assert name in run.missing and run.status == "damaged"
+    for what in ("seconds", "step", "settings", "data", "code", "hardware", "experiment", "weights", "parameters"):
+        getattr(run, what)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "test.json"])
+def test_a_file_that_cannot_be_read_is_named(name, tmp_path):
+    file = make_run(tmp_path) / name
+    file.unlink()
+    file.mkdir()
+    assert f"{name} cannot be read" in read(tmp_path)[0].missing
+
+
+def test_a_directory_without_a_run_has_not_started(tmp_path):
+    run = RunRecord.read(tmp_path / "lra/listops/s4d/0123456789")
+    assert (run.task, run.model, run.config, run.problem) == ("listops", "s4d", {}, "")
+    assert run.status == run.missing == "not started"
+    assert read_object(tmp_path / "none.json") == {}
+
+
+def test_data_is_compared_by_its_files_and_named_in_words(tmp_path):
+    arrays = {"train": {"arrays": {"labels": {"file": "a.npy", "sha256": "1"}}}}
+    own = {"source": {"kind": "files", "limit": 400}, "splits": arrays, "inputs": "unit"}
+    make_run(tmp_path, data=DATA)
+    make_run(tmp_path, data=own)
+    changed = json.loads(json.dumps(own))
+    changed["splits"]["train"]["arrays"]["labels"]["sha256"] = "2"
+    make_run(tmp_path, data=changed)
+    runs = read(tmp_path)
+    assert [run.data[0] for run in runs] == ["generated"] + 2 * ["own files, limit 400"]
+    assert len({run.data[1] for run in runs}) == 3
+    assert same_data(own, own) and not same_data(own, changed) and not same_data(own, {**own, "batches": {"length": 2}})
+
+
+def test_names_are_those_that_users_write():
+    found = flatten(config_of("lra/listops/s4d"))
+    assert found["model.network.layer"] == "lra_ssm.layers.S4D" and found["model.network.layer.d_state"] == 64
+    assert found["model.network.pooling"] == "lra_ssm.models.MeanPooling"
+    assert not any("init_args" in key for key in found)
+
+
+def test_neither_torch_nor_lightning_is_loaded(tmp_path):
+    make_run(tmp_path)
+    code = "import sys; from lra_ssm.cli import main; assert main(sys.argv[2:]) == 0; " \
+        "assert not set(sys.argv[1].split()) & set(sys.modules)"  # fmt: skip
+    for command, without in (("results", "torch lightning matplotlib"), ("status", "torch lightning numpy pandas")):
+        started = [sys.executable, "-c", code, without, command, "runs"]
+        done = subprocess.run(started, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert Path(tmp_path, "runs").is_dir()
