@@ -183,8 +183,9 @@ def load(name):
     return found | {f"{OPTIMIZER}roles.{role}": settings.of_role(role)[:2] for role in ROLES[1:]}
 
 
-# What every config says, default or not: the first things that one looks for.
-ALWAYS = ("d_model", "n_layers", "lr", "batch_size")
+# What every config says, default or not: the first things that one looks for, and how the data is another than that of
+# the published figures.
+ALWAYS = ("d_model", "n_layers", "lr", "batch_size", *{key for data in PUBLISHED["data"].values() for key in data})
 # What Lightning makes of None.
 NONE_MEANS = {"trainer.precision": "32-true", "trainer.log_every_n_steps": 50}
 

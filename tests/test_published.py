@@ -126,7 +126,6 @@ def test_headers_say_what_is_published_and_on_which_data(config):
     assert "docs/reproduction.md" in text
     data = load(config.removeprefix("configs/"))
     generated = data.get("data.init_args.source") == "generated"
-    generated = data["source"] == "generated"
     assert ("Data: generated" in text) == ("--data.source=lra" in text) == ("on LRA's files (" in text) == generated
     assert ("--data.validation=test" in text) == ("data.init_args.validation" in data)
 
