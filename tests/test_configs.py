@@ -84,7 +84,7 @@ def one_step(path, more, folder, monkeypatch, capsys):
     cls = parsed(path)["data"]["class_path"].rpartition(".")[2]
     config = changed(path, [*options(cls, folder), *more, *ONE_STEP])
     read = options_of(config)
-    monkeypatch.setattr("lra_ssm.cli.run.RunOptions", lambda command, arguments: read)
+    monkeypatch.setattr("lra_ssm.cli.fit.read_config", lambda command, arguments: read)
     given, taken = dict(values(config)), dict(values(read.resolved))
     code, _, errors = in_process(["fit"], capsys)
     assert code == 0, errors
@@ -341,7 +341,7 @@ def test_stable_ssm_differs_from_s4d_in_its_layer_alone(task):
     changed = {key for key in s4d.keys() & stable.keys() if s4d[key] != stable[key]}
     assert changed == {"experiment", NETWORK + "layer.class_path", LAYER + "parameterization"}
     assert {key for key in s4d.keys() ^ stable.keys()} == {
-        LAYER + key for key in ("tie_A", "tie_B", "tie_C", "form", "readout", "delta", "learn_B", "discretization")
+        LAYER + key for key in ("tie_A", "tie_B", "tie_C", "form", "readout", "delta", "discretization")
     }
     assert stable[LAYER + "parameterization"] == "best" and stable[LAYER + "form"] == "s4d"
 
