@@ -112,6 +112,8 @@ def test_a_saved_folder_with_its_tokenizer(tmp_path, capsys):
     CHARACTERS.save(tmp_path)
     tokenizer = f"--tokenizer={tmp_path / 'vocabulary.json'}"
     assert made([str(tmp_path / "saved"), "--prompt=ab", *GREEDY, tokenizer], capsys) == said
+    said = refused(["generate", str(tmp_path / "a.ckpt"), "--tokenizer=bytes"], capsys)
+    assert said.endswith("a.ckpt: was trained with the tokenizer that it comes with: leave --tokenizer out")
     assert "--tokenizer=words is made from a corpus" in refused(
         ["generate", str(tmp_path / "saved"), "--tokenizer=words"], capsys
     )
