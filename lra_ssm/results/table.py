@@ -1,16 +1,14 @@
 """Average runs over seeds, and show them next to the published rows.
 
-A run is a row of one DataFrame (`runs_frame`); runs that differ only in the seed are a row of the table (`Rows`).
+A run is a row of one DataFrame (`runs_frame`); runs that differ only in the seed are a row of the table (`Group`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lra_ssm.errors import InputError
 from lra_ssm.results.published import LRA, Row, data_differences, differences, plus_minus, published, row_of
 from lra_ssm.results.settings import ABSENT, differing, exact, format_value, resolve, short_names, sort_key
 from lra_ssm.runs.record import RunRecord
@@ -88,16 +86,18 @@ def _default_metric(run: RunRecord) -> str:
     return named[0] if named else "test/loss" if metrics else run.monitor.replace("val/", "test/")
 
 
-@dataclass
 class Group:
-    """One row of the table: runs that differ only in their seeds."""
+    """One row of the table: runs that differ only in their seeds.
 
-    runs: pd.DataFrame  # rows of `runs_frame`
-    metric: str
-    by: dict[str, Any]
-    variant: str = ""  # the settings that distinguish it from others of its task and model
+    Args:
+        runs: their rows in `runs_frame`.
+        metric: its metric.
+        by: the values of the settings that separate rows, by the user's names.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, runs: pd.DataFrame, metric: str, by: dict[str, Any]) -> None:
+        self.runs, self.metric, self.by = runs, metric, by
+        self.variant = ""  # the settings that distinguish it from others of its task and model
         self.first: RunRecord = self.runs.run.iloc[0]
         self.task, self.model = self.first.task, self.first.model
         self.counted = self.runs[self.runs.why == ""]
@@ -133,12 +133,9 @@ class Group:
         out = self.runs[self.runs.why != ""]
         whys = "; ".join(f"{line.run.path}: {line.why}" for line in out.itertuples())
         notes = [f"{len(out)} of {len(self.runs)} runs not counted: {whys}"] if whys else []
-        kinds: dict[str, Callable[[RunRecord], str]] = {
-            "code": lambda run: run.code,
-            "hardware": lambda run: run.hardware,
-        }
-        for what, of in kinds.items():
-            texts = self.counted.groupby(self.counted.run.map(of), sort=False).seed.agg(", ".join)
+        for what in ("code", "hardware"):
+            made_with = self.counted.run.map(lambda run, what=what: getattr(run, what))
+            texts = self.counted.groupby(made_with, sort=False).seed.agg(", ".join)
             if len(texts) > 1 or any(", then " in text for text in texts.index):
                 told = "; ".join(f"{text}: seeds {seeds}" for text, seeds in texts.items())
                 notes.append(f"not all with the same {what}: {told}")
@@ -163,6 +160,8 @@ def groups_of(frame: pd.DataFrame, by: Sequence[str] = ()) -> list[Group]:
     for _, members in frame.groupby(_KEYS, sort=False):
         counted = members[members.why == ""]
         metric = counted.metric.iloc[0] if len(counted) else known.get(members.task.iloc[0], members.metric.iloc[0])
+        others = members[(members.why == "") & (members.metric != metric)]
+        members = members.assign(why=members.why.where(~members.index.isin(others.index), f"has no {metric}"))
         groups.append(Group(members, metric, {name: members[f"by {name}"].iloc[0] for name in by}))
     for same in _by_task_and_model(groups).values():
         _name_variants(same, by)
@@ -374,9 +373,3 @@ def _below(letters: dict[str, str], groups: Sequence[Group], more: Sequence[str]
         if len({*texts}) == 1:
             told.append(f"{what}: {texts[0]}")
     return list(dict.fromkeys(told))
-
-
-def check_writable(path: Path | None) -> None:
-    """Raise InputError if a file cannot be written there."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise InputError(f"{path}: its folder does not exist")
