@@ -26,7 +26,7 @@ ALLOWED = {
     "analysis": {"ops", "layers", "models", *LEAVES},
     "callbacks": {"ops", "layers", "tasks", "analysis", "progress", *LEAVES},
     "progress": LEAVES,
-    "runs": {"ops", "models", "tasks", "analysis", "callbacks", "progress", "checkpoints", *LEAVES},
+    "runs": {"ops", "layers", "models", "tasks", "analysis", "callbacks", "progress", "checkpoints", *LEAVES},
     "sweeps": {"runs", "shipped", *LEAVES},
     "results": {"runs", "shipped", *LEAVES},
     "checkpoints": {"errors", "files", "tables", "datamodules"},  # of datamodules the downloads alone: see below

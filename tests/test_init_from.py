@@ -146,7 +146,7 @@ def test_a_folder_of_ours_that_is_of_another_network(command: list[str], tmp_pat
     config = json.loads(Path("b2s6/config.json").read_text())
     config["network"]["init_args"]["block"] = "theirs.Block"
     Path("b2s6/config.json").write_text(json.dumps(config))
-    assert "its network is made with theirs.Block" in refused([*command, "--init_from=b2s6"], capsys)
+    assert "its network is built with theirs.Block" in refused([*command, "--init_from=b2s6"], capsys)
 
 
 def warned(out: str) -> str:
@@ -182,7 +182,7 @@ def test_a_run_that_goes_on_says_that_the_weights_are_others(command: list[str],
     torch.save({**state, "epoch": 7}, "first.ckpt")
     code, out, _ = in_process(start, capsys)
     line = warning(out)
-    assert code == 0 and "was begun with other weights: first.ckpt has changed: it goes on from its own" in line
+    assert code == 0 and "began with other weights: first.ckpt has changed: it goes on from its own" in line
     # what it was begun with stays on record
     assert json.loads(record.read_text())["inputs"] == before["inputs"]
     assert warned(in_process(start, capsys)[1]) == "other weights: first.ckpt has changed"

@@ -173,7 +173,7 @@ def test_weights_that_are_cut_off_or_of_another_network(own: Path, capsys) -> No
     (own / "config.json").write_text(config.replace('"d_model": 8', '"d_model": 16'))
     assert "is of another shape" in refused(["pull", str(own)], capsys)
     (own / "config.json").write_text(config.replace("lra_ssm/1", "lra_ssm/9"))
-    assert "is of format 'lra_ssm/9'" in refused(["pull", str(own)], capsys)
+    assert "has the format 'lra_ssm/9'" in refused(["pull", str(own)], capsys)
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(hub: Hub, saved: Path, capsys) -> None:

@@ -42,7 +42,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from compare import RESULTS, STEPS, From, Names, TorchPeer, arrays_of, load_weights, run_case, smaller
 from lra_ssm.datamodules import MNIST, ListOps, Text
 from lra_ssm.layers import S6, BlockSpec, HeadSpec, LayerSpec, MambaBlock, NetworkSpec
-from lra_ssm.layers.blocks import State
 from lra_ssm.models import Classifier, LinearHead, LogitPairHead
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import optimizer_and_schedule
@@ -154,12 +153,12 @@ class PublicBlock(MambaBlock):
         super().__init__(d_model, layer, expand=expand, norm=norm, prenorm=prenorm, glu=glu)
         self.residual_scale = nn.Parameter(torch.ones(1)) if scaled else None
 
-    def forward(  # type: ignore[override]
-        self, x: Tensor, lengths: Tensor | None = None, *, return_last_state: bool = False
-    ) -> Tensor | tuple[Tensor, State]:
-        y, state = self.inner(self.before(x, lengths), lengths, None, None, return_last_state)
-        y = self.behind((x if self.residual_scale is None else self.residual_scale * x) + y, lengths)
-        return (y, state) if return_last_state else y
+    def sublayer(
+        self, x: Tensor, norm: nn.Module | None, f: Callable[[Tensor], Tensor], lengths: Tensor | None = None
+    ) -> Tensor:
+        residual = x if self.residual_scale is None else self.residual_scale * x
+        assert norm is not None
+        return residual + f(norm(x, lengths)) if self.prenorm else norm(residual + f(x), lengths)
 
     def final_norm(self, d_model: int) -> None:
         return None

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers.recurrent import RecurrentLayer
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext
 
 MAX_STATES = 1024  # of a transition that is not diagonal, whose matrix is computed
 
@@ -62,7 +62,7 @@ def _zero_state(layer: nn.Module, count: int) -> Tensor:
 
 def _next_state(layer: nn.Module, x: Tensor, state: Tensor) -> Tensor:
     if isinstance(layer, RecurrentLayer):
-        after = layer.scan(x[:, None], initial_state=state, return_last_state=True)[1]
+        after = layer.scan(x[:, None], ScanContext(initial_state=state, return_last_state=True))[1]
         assert after is not None
         return after
     return layer.step(x, state)[1]  # type: ignore[operator]

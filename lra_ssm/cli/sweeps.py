@@ -167,7 +167,7 @@ def _folder_of(data: Any) -> str:
 
 
 def _read_options(options: list[str]) -> Any:
-    from lra_ssm.cli.run_options import read_fit_options  # loads torch
+    from lra_ssm.cli.config import read_fit_options  # loads torch
 
     return read_fit_options(options)
 

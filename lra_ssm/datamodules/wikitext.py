@@ -98,6 +98,11 @@ class WikiText(LanguageDataModule):
         self.folder = f"wikitext-{self.version}{'-raw' if self.level == 'raw' else ''}"  # the published name
 
     @property
+    def is_word_level(self) -> bool:
+        """Its published perplexities are per word, whatever the tokenizer."""
+        return True
+
+    @property
     def hub(self) -> Hub:
         """The Hub's parquet files, in a folder for each of the four editions."""
         name, revision = f"{self.folder}-v1", "b08601e04326c79dfdd32d625aee71d232d685c3"  # as others pin it

@@ -1,8 +1,8 @@
-"""Sequence layers, modules that map (B, L, D) to (B, L, D), and the blocks that stand around them.
+"""Sequence layers, modules that map (B, L, D) to (B, L, D), and the blocks around them.
 
-A layer of your own needs `forward(x, lengths=None)` alone; `optim_roles`, `step`, `initial_state` and `reset` are
-asked for by name where they are needed. See docs/extending.md. `RecurrentLayer` brings them to one that has a causal
-recurrence.
+Your own layer only needs `forward(x, lengths=None)`; what else a feature needs (`optim_roles`, `step`, `initial_state`,
+`reset`) is named in an error if it is missing. `RecurrentLayer` adds all of it to a causal recurrence. See
+docs/extending.md.
 """
 
 from lra_ssm.layers.attention import Attention
@@ -16,13 +16,13 @@ from lra_ssm.layers.mamba2 import Mamba2Block
 from lra_ssm.layers.masking import check_lengths, mask_padding, valid_mask
 from lra_ssm.layers.norms import BatchNorm, LayerNorm, RMSNorm, make_norm
 from lra_ssm.layers.plain import PlainBlock
-from lra_ssm.layers.recurrent import RecurrentLayer
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext
 from lra_ssm.layers.roles import Role, WidthRole, linear_roles, parameter_roles, width_roles
 from lra_ssm.layers.s4d import S4D
 from lra_ssm.layers.s5 import S5
 from lra_ssm.layers.s5_block import S5Block
 from lra_ssm.layers.s6 import S6
-from lra_ssm.layers.spec import BlockSpec, HeadSpec, LayerSpec, ModuleSpec, NetworkSpec, PoolingSpec
+from lra_ssm.layers.spec import BlockSpec, EmbeddingSpec, HeadSpec, LayerSpec, ModuleSpec, NetworkSpec, PoolingSpec
 from lra_ssm.layers.ssd import SSD
 from lra_ssm.layers.stable_ssm import StableSSM
 from lra_ssm.layers.transformer import TransformerBlock
@@ -39,6 +39,7 @@ __all__ = [
     "Block",
     "BlockSpec",
     "DeepLinearSSM",
+    "EmbeddingSpec",
     "HeadSpec",
     "HyenaBlock",
     "LayerNorm",
@@ -54,6 +55,7 @@ __all__ = [
     "Role",
     "S4Block",
     "S5Block",
+    "ScanContext",
     "StableSSM",
     "TiedDropout",
     "TransformerBlock",

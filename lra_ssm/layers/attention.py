@@ -1,9 +1,9 @@
 """Multi-head attention, causal or not; with documents, a window, and a cache for steps.
 
-Shapes: B batch, L length, D channels, H heads, G heads of keys and values, K channels of a head (D / H unless given), T
+Shapes: B batch, L length, D channels, H heads, G heads of keys and values, K channels per head (D / H unless given), T
 positions in the cache.
 Sources: Vaswani et al. 2017, "Attention Is All You Need", section 3.2; Su et al. 2021, "RoFormer", eq. 34, for rotary
-positions, their halves as in Llama's public code; Ainslie et al. 2023, "GQA", for keys that heads share.
+positions, with the halves arranged as in Llama's public code; Ainslie et al. 2023, "GQA", for shared keys and values.
 """
 
 from typing import Literal
@@ -22,26 +22,26 @@ Cache = tuple[Tensor, Tensor, Tensor]  # keys, values (B, T, G, K), positions (B
 class Attention(nn.Module):
     """softmax(Q Kᵀ / √K) V of every head, by torch's scaled_dot_product_attention. x (B, L, D) -> (B, L, D).
 
-    A position sees those of its own document alone; causal, itself and those before it.
+    A position only sees its own document; with `causal`, only itself and earlier positions.
 
-    The state holds keys and values of what later positions may see, the latest last, and at which position of its
-    document each stood; −1 where there is nothing to see. It grows with the document, or up to the window.
+    The state is a cache of the keys and values that later positions may see, the latest last, and of their positions in
+    their document; −1 marks an empty slot. It grows with the document, or up to the window.
 
     Args:
         d_model: D.
         n_heads: H, a divisor of D.
-        n_kv_heads: G, a divisor of H: so many heads of keys and values are shared; None is H.
+        n_kv_heads: G, a divisor of H: each head of keys and values serves H / G heads of queries; None is H.
         d_head: K, which may be any number; None is D / H.
-        causal: False sees both directions, and has no state.
-        positions: "rope", rotary; "learned", a vector of each position added to what q, k and v are made of; or "none".
-        max_length: of learned positions: the longest document.
-        rope_base: the longest rotary wave is 2π times it, about.
-        window: a position sees itself and so many − 1 before it (and after it, where not causal); None sees all.
-        dropout: of the attention's weights.
+        causal: if not, positions see both directions, and there is no state.
+        positions: "rope", rotary; "learned", a vector per position added to the input of q, k and v; or "none".
+        max_length: the longest document, for learned positions.
+        rope_base: the longest rotary wave is about 2π times rope_base.
+        window: a position sees itself and window − 1 positions before it (and after it, if not causal); None sees all.
+        dropout: of the attention weights.
         bias: of both linear maps.
 
     Raises:
-        ValueError: numbers that do not divide each other, or are too small.
+        ValueError: sizes that do not divide each other or are too small, or max_length without learned positions.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         if positions == "rope" and self.d_head % 2:
             raise ValueError(f"Attention has heads of {self.d_head} channels; rotary positions need an even number")
         if (positions == "learned") != (max_length is not None):
-            raise ValueError("Attention max_length is given with positions learned, and with them alone")
+            raise ValueError("Attention max_length belongs to positions='learned': give both or neither")
         if window is not None and window < 1:
             raise ValueError(f"Attention window is {window}; it must be at least 1, or None")
         if not 0 <= dropout < 1:
@@ -99,10 +99,10 @@ class Attention(nn.Module):
         initial_state: Cache | None = None,
         return_last_state: bool = False,
     ) -> Tensor | tuple[Tensor, Cache]:
-        """x (B, L, D) -> y (B, L, D), or (y, state) with `return_last_state`; arguments as of `RecurrentLayer.forward`.
+        """Map x (B, L, D) to y (B, L, D), or to (y, state) with `return_last_state`.
 
-        Raises ValueError for a state of what is not causal, for an x of another shape, for a document longer than
-        max_length, and for lengths that it cannot have.
+        Arguments as in `RecurrentLayer.forward`. Raises ValueError for a state if the layer is not causal, for an x of
+        another shape, for a document longer than max_length, and for invalid lengths.
         """
         check_sequence(x, self)
         check_lengths(lengths, x)
@@ -117,66 +117,69 @@ class Attention(nn.Module):
             (k, v) if cache is None else (torch.cat([old, new], 1) for old, new in zip(cache[:2], (k, v), strict=True))
         )
         mask = self._mask(x, lengths, document, cache)
-        y = self._attend(q, keys, values, mask, parted=document is not None or cache is not None)
+        y = self._attend(q, keys, values, mask, several_documents=document is not None or cache is not None)
         y = mask_padding(self.out_proj(y.flatten(2)), lengths)
         if not return_last_state:
             return y
         return y, self._cached(keys, values, at.expand(B, L), lengths, document, cache)
 
     def step(self, x_t: Tensor, state: Cache) -> tuple[Tensor, Cache]:
-        """One position: x_t (B, D), state -> (y_t (B, D), state)."""
+        """Advance by one position: x_t (B, D), state -> (y_t (B, D), state).
+
+        Raises ValueError for a position beyond max_length.
+        """
         y, state = self(x_t.unsqueeze(1), initial_state=state, return_last_state=True)
         return y.squeeze(1), state
 
     def initial_state(self, batch_size: int) -> Cache:
-        """The state before the first position, in which there is nothing."""
+        """Return the state before the first position: an empty cache."""
         weight = self.qkv_proj.weight
         empty = weight.new_zeros(batch_size, 0, self.n_kv_heads, self.d_head)
         return empty, empty.clone(), torch.zeros(batch_size, 0, dtype=torch.int64, device=weight.device)
 
     def _positions(self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, cache: Cache | None) -> Tensor:
-        """Of each within its document, (1 or B, L) int64. Raises ValueError beyond the learned ones."""
+        """Return each position within its document, (1 or B, L) int64. Raises ValueError beyond max_length."""
         at = self._document_positions(x, reset, cache)
         if self.position_embedding is None:
             return at
         most, L = self.position_embedding.num_embeddings, x.shape[1]
         if self.window is None and L + (0 if cache is None else cache[0].shape[1]) <= most:
-            return at  # known without reading tensors, which would wait for a GPU
+            return at  # decided by shapes: reading a tensor would wait for the GPU
         real = at if lengths is None else at.masked_fill(torch.arange(L, device=x.device) >= lengths[:, None], 0)
         if (longest := int(real.max()) + 1) > most:
             raise ValueError(f"a document has {longest} positions or more, and Attention learns max_length {most}")
-        return at.clamp(max=most - 1)  # at padding
+        return at.clamp(max=most - 1)  # only padding is clamped
 
     def _document_positions(self, x: Tensor, reset: Tensor | None, cache: Cache | None) -> Tensor:
         steps = torch.arange(x.shape[1], device=x.device)[None]
         at = steps if cache is None else steps + cache[2].amax(1, keepdim=True) + 1
         if reset is None:
             return at
-        begin = torch.where(reset, steps, -1).cummax(1).values  # of the document, −1 before the first reset
+        begin = torch.where(reset, steps, -1).cummax(1).values  # the document's start; −1 before the first reset
         return torch.where(begin < 0, at, steps - begin)
 
     def _project(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, L, H, K), k and v (B, L, G, K), with positions."""
+        """Return q (B, L, H, K), k and v (B, L, G, K), positions included."""
         if self.position_embedding is not None:
             x = x + self.position_embedding(at)
         H, G = self.n_heads, self.n_kv_heads
         q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.d_head)).split([H, G, G], dim=2)
         if self.positions != "rope":
             return q, k, v
-        # In double: at position 100,000 an angle in float32 is off by a hundredth.
+        # In float64: at position 100,000 an angle in float32 is off by a hundredth.
         frequencies = self.rope_base ** -torch.arange(0, 1, 2 / self.d_head, dtype=torch.float64, device=x.device)
         angles = (at[..., None, None] * frequencies).to(torch.promote_types(x.dtype, torch.float32))
         cosine, sine = angles.cos(), angles.sin()
         return _rotated(q, cosine, sine), _rotated(k, cosine, sine), v
 
     def _mask(self, x: Tensor, lengths: Tensor | None, document: Tensor | None, cache: Cache | None) -> Tensor | None:
-        """(1 or B, 1, L, T + L) bool, which keys each query sees; None where causality says it all.
+        """Return which keys each query sees, (1 or B, 1, L, T + L) bool, or None if that is only a matter of causality.
 
-        Padding stands on the right, where a causal query does not look. A query always sees itself, at padding too: no
-        softmax is of nothing.
+        Padding is on the right, where a causal query does not look. A query always sees itself, also at padding: a
+        softmax over no keys would be NaN.
         """
-        hidden = lengths is not None and not self.causal
-        if cache is None and document is None and self.window is None and not hidden:
+        hides_padding = lengths is not None and not self.causal
+        if cache is None and document is None and self.window is None and not hides_padding:
             return None
         (B, L), T = x.shape[:2], 0 if cache is None else cache[0].shape[1]
         behind = torch.arange(L, device=x.device)[:, None] - torch.arange(-T, L, device=x.device)  # (L, T + L)
@@ -188,17 +191,17 @@ class Attention(nn.Module):
             of_keys = torch.cat([document.new_zeros(B, T), document], 1)
             seen = seen & (of_keys[:, None] == document[:, :, None])
         if cache is not None:
-            there = torch.cat([cache[2] >= 0, torch.ones(B, L, dtype=torch.bool, device=x.device)], 1)
-            seen = seen & there[:, None]
-        if hidden:
+            filled = torch.cat([cache[2] >= 0, torch.ones(B, L, dtype=torch.bool, device=x.device)], 1)
+            seen = seen & filled[:, None]
+        if hides_padding:
             assert lengths is not None
             seen = seen & (torch.arange(L, device=x.device) < lengths[:, None])[:, None] | (behind == 0)
         return seen[:, None]
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, parted: bool) -> Tensor:
-        """(B, L, H, K). parted: there are documents, of which one's inf and NaN count for nothing in another."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, several_documents: bool) -> Tensor:
+        """Return the heads' outputs (B, L, H, K); inf and NaN of one document do not reach another."""
         sees_bad = None
-        if parted and mask is not None and not is_clean(k, v):  # a weight of 0 times NaN is NaN
+        if several_documents and mask is not None and not is_clean(k, v):  # a weight of 0 times NaN is NaN
             dtype = torch.promote_types(k.dtype, torch.float32)
             bad = is_nonfinite(k.sum((2, 3), dtype=dtype) + v.sum((2, 3), dtype=dtype))  # (B, T + L)
             sees_bad = (mask & bad[:, None, None]).any(-1).transpose(1, 2).unsqueeze(-1)  # (B, L, 1, 1)
@@ -215,31 +218,31 @@ class Attention(nn.Module):
         self, keys: Tensor, values: Tensor, at: Tensor, lengths: Tensor | None, document: Tensor | None,
         cache: Cache | None,
     ) -> Cache:  # fmt: skip
-        """What positions behind the last real ones may see, that at the end of each row."""
+        """Return the cache for the positions that follow: what they may see, aligned at the end of each row."""
         B, L = at.shape
         if lengths is not None:
             at = at.masked_fill(torch.arange(L, device=at.device) >= lengths[:, None], -1)
         if cache is not None:
             at = torch.cat([cache[2], at], 1)
-        if document is not None:  # the last real position's alone
+        if document is not None:  # only the last real position's document
             of_keys = F.pad(document, (at.shape[1] - L, 0))
             last = torch.where(at >= 0, of_keys, 0).amax(1, keepdim=True)
             at = torch.where(of_keys == last, at, -1)
-        if lengths is not None:  # padding moves from the end to the beginning
+        if lengths is not None:  # padding moves from the end of the row to its beginning
             slots = torch.arange(at.shape[1], device=at.device) - (L - lengths[:, None].long())
             index = slots.clamp(min=0)
             at = torch.where(slots < 0, -1, at.gather(1, index))
             rows = torch.arange(B, device=at.device)[:, None]
             keys, values = keys[rows, index], values[rows, index]
         kept = at.shape[1] if self.window is None else min(self.window, at.shape[1])
-        if document is not None or lengths is not None:  # what is seen stands at the end of every row
+        if document is not None or lengths is not None:  # what is seen is at the end of every row
             kept = min(kept, int((at >= 0).sum(1).max()))
         first = at.shape[1] - kept
         return keys[:, first:], values[:, first:], at[:, first:]
 
     @torch.no_grad()
     def scale_residual(self, factor: float) -> None:
-        """Scales what the layer adds to a residual at initialization."""
+        """Scale what the layer adds to a residual at initialization."""
         self.out_proj.weight *= factor
 
     def optim_roles(self) -> dict[str, Role]:
@@ -247,7 +250,7 @@ class Attention(nn.Module):
         return own if self.qkv_proj.bias is not None else {}
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """For heads of one size, of which a wider layer has more: q · k is then of one size too."""
+        """A wider layer has more heads of the same size, so that q · k keeps its size too."""
         roles = linear_roles(qkv_proj=(self.qkv_proj, "hidden"), out_proj=(self.out_proj, "hidden"))
         return roles if self.position_embedding is None else {**roles, "position_embedding.weight": "embedding"}
 
@@ -256,6 +259,6 @@ class Attention(nn.Module):
 
 
 def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """x (B, L, heads, K), its two halves turned as real and imaginary parts: cosine, sine (1 or B, L, 1, K/2)."""
+    """Rotate x (B, L, heads, K), its halves as real and imaginary parts, by cosine and sine (1 or B, L, 1, K/2)."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1).to(x.dtype)

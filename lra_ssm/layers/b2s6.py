@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.recurrent import RecurrentLayer
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext
 from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
     Parameterization,
     as_complex,
+    block_linear,
     eigenvalues,
     initialize_A,
     inverse_eigenvalues,
@@ -27,38 +28,35 @@ from lra_ssm.ops import (
 )
 
 
-def _sequences_apart(device: torch.device) -> bool:
-    """Whether each sequence has its own product with the weights, so that the weights' gradient is a product for each
-    sequence and a sum: as one for all positions it would keep H of a GPU's multiprocessors busy, a sixth of a step."""
-    return device.type == "cuda"
-
-
 class B2S6(RecurrentLayer):
     """Block-biased selective layer. x (batch, L, D) -> (batch, L, D).
 
-    The D channels are cut into H blocks of P; each block's Δ, B and C see their own P channels alone:
+    The D channels are split into H blocks of P; each block's Δ, B and C only see their own P channels:
     Δ_i = softplus(wᵀu + b_i), B = B_weight u + B_bias_i, C = uᵀC, one A for the layer, zero-order hold.
 
-    The paper gives no initialization: B_bias starts at 1, as B does in S4D, and the projections as nn.Linear's do.
+    With one block, real and without B_bias (`num_blocks=1, bias=False, complex_A=False`) this is the paper's S6
+    (eq. 3-4).
+
+    The paper gives no initialization: B_bias starts at 1, as B does in S4D, and the projections as nn.Linear's weights.
 
     Args:
         d_model: D.
         num_blocks: H, must divide D.
         d_state: real states per channel; a complex layer holds d_state / 2 conjugate pairs.
-        bias: B_bias on or off.
-        complex_A: A, B_weight and B_bias complex, or all real.
-        complex_C: C complex too; the paper's is real.
+        bias: whether there is a B_bias.
+        complex_A: A, B_weight and B_bias are complex; otherwise all are real.
+        complex_C: C is complex too; the paper's is real.
         init: A's diagonal, "legs", "lin" or "inv"; a real layer is S4D-Real, -(1, …, N).
         delta_min: least softplus(b) at initialization, where it is log-uniform.
-        delta_max: greatest.
-        bidirectional: a second scan, with its own parameters, over the reversed sequence; the outputs are added.
+        delta_max: greatest softplus(b) at initialization.
+        bidirectional: a second scan, with its own parameters, over the reversed sequence; its outputs are added.
         parameterization: f of Re A = f(w), `ops.parameterization`: "exp", or a name or {name, a, b} of continuous time.
 
     Raises:
         ValueError: d_model, num_blocks and d_state do not fit together, or f does not reach an initial Re A.
     """
 
-    zero_stays_zero = True  # B(u) u is 0 where u is
+    zero_preserving = True  # B(u) u is 0 where u is
 
     def __init__(
         self,
@@ -86,12 +84,12 @@ class B2S6(RecurrentLayer):
         self.state_shape, self.complex_state = (D, N), complex_A
         A, parts = initialize_A(init if complex_A else "real", N), 2 if complex_A else 1
         self.parameterization = Parameterization.of(parameterization, "continuous")
-        # w of Re A = f(w), a logarithm for exp
+        # w of Re A = f(w), a logarithm for "exp"
         self.A_log = nn.Parameter(inverse_eigenvalues(A, self.parameterization))
         self.A_imag = nn.Parameter(A.imag.clone()) if complex_A else None
         self.delta_weight = nn.Parameter(torch.empty(H, P).uniform_(-1, 1) * P**-0.5)
         self.delta_bias = nn.Parameter(inverse_softplus(log_uniform_delta(D, delta_min, delta_max)))
-        # |B_weight| keeps nn.Linear's variance whether it is real or complex.
+        # |B_weight|² has the variance of nn.Linear's weight, whether it is real or complex.
         self.B_weight = nn.Parameter(torch.empty(H, P, N * parts).uniform_(-1, 1) * (P * parts) ** -0.5)
         self.C = nn.Parameter(torch.empty(H, P, N * (2 if complex_C else 1)).uniform_(-1, 1) * P**-0.5)
         self.D = nn.Parameter(torch.ones(D))
@@ -99,40 +97,29 @@ class B2S6(RecurrentLayer):
         one = torch.cat([one, 0 * one], -1) if complex_A else one.squeeze(-1)
         self.B_bias = nn.Parameter(one) if bias else None
         if bidirectional:
-            self.reverse = B2S6(
-                d_model, num_blocks, d_state, bias, complex_A, complex_C, init, delta_min, delta_max,
-                parameterization=parameterization,
-            )  # fmt: skip
+            self.add_reverse()
 
-    def scan(
-        self,
-        x: Tensor,
-        valid: Tensor | None = None,
-        reset: Tensor | None = None,
-        initial_state: Tensor | None = None,
-        return_last_state: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    def scan(self, x: Tensor, context: ScanContext) -> tuple[Tensor, Tensor | None]:
         """See `RecurrentLayer.scan`; state (batch, D, N), complex with complex_A."""
         Bt, L, D = x.shape
         blocks = x.unflatten(-1, (self.H, self.P))
         delta = self._delta(blocks)
-        if apart := _sequences_apart(x.device):  # laid out once for both products
-            blocks = blocks.transpose(1, 2).contiguous().transpose(1, 2)
+        B, C = self._selection(blocks)
         B_bias: Tensor | None = self.B_bias
         if B_bias is not None and self.complex_state:
             B_bias = as_complex(B_bias)
         out = selective_scan(
             x.transpose(1, 2),
-            **step_sizes(delta.reshape(Bt, L, D).transpose(1, 2), self.delta_bias, valid),
+            **step_sizes(delta.reshape(Bt, L, D).transpose(1, 2), self.delta_bias, context.valid),
             A=eigenvalues(self.A_log, self.A_imag, self.parameterization),
-            B=self._project(blocks, self.B_weight, self.complex_state, apart),
-            C=self._project(blocks, self.C, self.complex_C, apart),
+            B=B,
+            C=C,
             D=self.D,
             B_bias=B_bias,
             discretization="zoh",
-            reset=reset,
-            initial_state=initial_state,
-            return_last_state=return_last_state,
+            reset=context.reset,
+            initial_state=context.initial_state,
+            return_last_state=context.return_last_state,
         )
         y, state = out if isinstance(out, tuple) else (out, None)
         return y.transpose(1, 2), state
@@ -140,34 +127,32 @@ class B2S6(RecurrentLayer):
     def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """See `RecurrentLayer.scan_step`."""
         blocks = x_t.unflatten(-1, (self.H, self.P)).unsqueeze(1)
-        B = self._per_channel(self._project(blocks, self.B_weight, self.complex_state))
-        C = self._per_channel(self._project(blocks, self.C, self.complex_C))
+        B, C = (self._per_channel(each) for each in self._selection(blocks))
         if self.B_bias is not None:
             B = B + (as_complex(self.B_bias) if self.complex_state else self.B_bias)
         A = eigenvalues(self.A_log, self.A_imag, self.parameterization)
         return selective_step(x_t, self._delta(blocks).flatten(1), A, B, C, self.D, state, self.delta_bias, "zoh")
 
     def _per_channel(self, x: Tensor) -> Tensor:
-        """B or C of one position for all channels of its block: (batch, H, N, 1) -> (batch, D, N)."""
+        """Repeat one position's B or C for all channels of its block: (batch, H, N, 1) -> (batch, D, N)."""
         return x.squeeze(-1).unsqueeze(2).expand(-1, -1, self.P, -1).flatten(1, 2)
 
     def _delta(self, blocks: Tensor) -> Tensor:
-        """Δ before its bias and softplus: blocks (batch, L, H, P) -> the same shape."""
+        """Return Δ before its bias and softplus: blocks (batch, L, H, P) -> the same shape."""
         return torch.einsum("blhp,hp->blh", blocks, self.delta_weight).unsqueeze(-1).expand_as(blocks)
 
     def step_sizes(self, x: Tensor) -> Tensor:
-        """Δ of the scan from the left, at every position: x (batch, L, D) -> (batch, L, D)."""
+        """Return Δ of the scan from the left at every position: x (batch, L, D) -> (batch, L, D)."""
         return F.softplus(self._delta(x.unflatten(-1, (self.H, self.P))).flatten(-2) + self.delta_bias)
 
-    def _project(self, blocks: Tensor, weight: Tensor, is_complex: bool, apart: bool = False) -> Tensor:
-        """blocks (batch, L, H, P) times weight (H, P, N or 2N interleaved) -> (batch, H, N, L), real or complex."""
-        if apart:
-            out = torch.einsum("blhp,bhpn->blhn", blocks, weight.expand(len(blocks), -1, -1, -1))
-        else:
-            out = torch.einsum("blhp,hpn->blhn", blocks, weight)
-        if is_complex:
-            out = as_complex(out.unflatten(-1, (self.N, 2)))
-        return out.permute(0, 2, 3, 1)
+    def _selection(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return B without its bias and C, (batch, H, N, L), real or complex, of blocks (batch, L, H, P)."""
+        B, C = block_linear(blocks, self.B_weight, self.C)
+        if self.complex_state:
+            B = as_complex(B.unflatten(-1, (self.N, 2)))
+        if self.complex_C:
+            C = as_complex(C.unflatten(-1, (self.N, 2)))
+        return B.permute(0, 2, 3, 1), C.permute(0, 2, 3, 1)
 
     def extra_repr(self) -> str:
         D, N = self.state_shape
@@ -186,7 +171,7 @@ class B2S6(RecurrentLayer):
         return roles
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """H stays, P grows: of every block Δ, B and C are maps of P channels to one Δ and N states."""
+        """H is fixed and P grows: each block's Δ, B and C map P channels to one Δ and N states."""
         roles: dict[str, WidthRole] = dict.fromkeys(("delta_weight", "B_weight", "C"), "state")
         roles |= {"A_log": "fixed", "delta_bias": "vector", "D": "vector"}
         if self.A_imag is not None:

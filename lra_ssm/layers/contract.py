@@ -1,4 +1,4 @@
-"""What a layer, block, pooling, head or network of a user's own takes and gives: one line where it does not.
+"""Checks of what a user's layer, block, pooling, head or network takes and returns: one clear line if it does not fit.
 
 Shapes: B batch, L length, D channels.
 """
@@ -12,15 +12,15 @@ from lra_ssm.errors import InputError, defined_at
 
 
 def check_call(module: Any, kind: str, *arguments: str) -> None:
-    """It is an nn.Module and takes these positional arguments. Raises InputError."""
+    """Check that it is an nn.Module that takes these positional arguments. Raises InputError."""
     name, where = _named(module)
     if not isinstance(module, nn.Module):
-        raise InputError(f"{name} is no torch.nn.Module, and a {kind} has to be one{where}")
+        raise InputError(f"{name} is not a torch.nn.Module, and a {kind} has to be one{where}")
     if type(module).forward is nn.Module.forward:
         raise InputError(f"{name} has no forward: a {kind} is called with ({', '.join(arguments)}){where}")
     try:
         taken = inspect.signature(module.forward)
-    except (ValueError, TypeError):  # of TorchScript nobody knows
+    except (ValueError, TypeError):  # TorchScript has no signature
         return
     try:
         taken.bind(*arguments)
@@ -30,27 +30,27 @@ def check_call(module: Any, kind: str, *arguments: str) -> None:
 
 
 def check_output(module: nn.Module, out: Any, shape: tuple[int, ...], given: Tensor, rule: str) -> None:
-    """What a module returned for `given` is a floating tensor of this shape. `rule` says it. Raises InputError."""
+    """Check that `out`, returned for `given`, is a floating tensor of this shape. Raises InputError, stating `rule`."""
     if not (isinstance(out, Tensor) and out.shape == shape and out.is_floating_point()):
         raise wrong_output(module, out, given, rule)
 
 
 def wrong_output(module: nn.Module, out: Any, given: Tensor, rule: str, argument: str = "x") -> InputError:
-    """The error that names the module, what it returned, what for, and the rule that this breaks."""
+    """Return the error that names the module, what it returned for which argument, and the rule that this breaks."""
     name, where = _named(module)
-    return InputError(f"{name} returned {_shown(out)} for {argument} {tuple(given.shape)}: {rule}{where}")
+    return InputError(f"{name} returned {_described(out)} for {argument} {tuple(given.shape)}: {rule}{where}")
 
 
 def _named(module: Any) -> tuple[str, str]:
-    """A module's class by its import path, and where its forward stands."""
-    own = type(getattr(module, "_orig_mod", module))  # of torch.compile
-    return f"{own.__module__}.{own.__qualname__}", defined_at(own)
+    """Return the import path of a module's class, and where it is defined."""
+    cls = type(getattr(module, "_orig_mod", module))  # inside torch.compile
+    return f"{cls.__module__}.{cls.__qualname__}", defined_at(cls)
 
 
-def _shown(out: Any) -> str:
-    """(4, 100, 32) of a tensor, with its dtype where that is wrong; a tuple's parts."""
+def _described(out: Any) -> str:
+    """Describe an output: (4, 100, 32) for a tensor, with its dtype if that is wrong; a tuple's parts."""
     if isinstance(out, Tensor):
         return f"{tuple(out.shape)}" + ("" if out.is_floating_point() else f" {out.dtype}")
     if isinstance(out, tuple):
-        return f"a tuple of {' and '.join(map(_shown, out)) or 'nothing'}"
+        return f"a tuple of {' and '.join(map(_described, out)) or 'nothing'}"
     return "None" if out is None else f"a {type(out).__name__}"

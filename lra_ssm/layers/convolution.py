@@ -1,4 +1,4 @@
-"""The short causal convolution of a block, one filter per channel, with what it has to remember.
+"""The short causal convolution of a block, one filter per channel, and its state.
 
 Shapes: B batch, L length, D channels, W taps.
 """
@@ -13,15 +13,15 @@ from lra_ssm.ops import causal_depthwise_convolution, last_taps
 
 
 class ShortConvolution(nn.Conv1d):
-    """Causal depthwise convolution of x (B, L, D), zeros before it. Parameters as nn.Conv1d's: (D, 1, W) and (D,).
+    """Causal depthwise convolution of x (B, L, D), with zeros before it. Parameters as nn.Conv1d's: (D, 1, W) and (D,).
 
-    Its state is its last W - 1 inputs (B, D, W - 1), in single precision at least.
+    The state is the last W - 1 inputs (B, D, W - 1), in at least single precision.
 
     Args:
         d_model: D.
         width: W.
-        bias: of each channel.
-        silu: y is SiLU of the convolution.
+        bias: whether each channel has a bias.
+        silu: apply SiLU to the convolution.
     """
 
     def __init__(self, d_model: int, width: int, bias: bool = True, silu: bool = False) -> None:
@@ -37,9 +37,9 @@ class ShortConvolution(nn.Conv1d):
         initial_state: Tensor | None = None,
         return_last_state: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """x (B, L, D) -> y (B, L, D), or with the state after the last real position.
+        """Map x (B, L, D) to y (B, L, D), or to that and the state after the last real position.
 
-        lengths (B,); reset (B, L) bool: no tap reaches across a document's start; initial_state (B, D, W - 1).
+        lengths: (B,). reset: (B, L) bool; no tap reaches across a document's start. initial_state: (B, D, W - 1).
         """
         u, reset = x.transpose(1, 2), real_resets(reset, lengths)
         y = causal_depthwise_convolution(
@@ -51,20 +51,20 @@ class ShortConvolution(nn.Conv1d):
         return y.transpose(1, 2), state.to(torch.promote_types(state.dtype, torch.float32))
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One position: x_t (B, D), state (B, D, W - 1) -> (y_t (B, D), state)."""
+        """Advance by one position: x_t (B, D), state (B, D, W - 1) -> (y_t (B, D), state)."""
         window = torch.cat([state, x_t.unsqueeze(-1).to(state.dtype)], dim=-1)
-        if x_t.device.type != "cpu":  # where launches cost more than sums
+        if x_t.device.type != "cpu":  # on a GPU launches cost more than sums
             return self(x_t.unsqueeze(1), initial_state=state).squeeze(1), window[..., 1:]
         y = (window * self.weight.squeeze(1)).sum(-1)
         y = y if self.bias is None else y + self.bias
         return (F.silu(y) if self.silu else y).to(x_t.dtype), window[..., 1:]
 
     def initial_state(self, batch_size: int) -> Tensor:
-        """The inputs before the first position: zeros (batch_size, D, W - 1)."""
+        """Return the inputs before the first position: zeros (batch_size, D, W - 1)."""
         D, _, W = self.weight.shape
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         return self.weight.new_zeros(batch_size, D, W - 1, dtype=dtype)
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """Every channel has a filter of its own."""
+        """Every channel has its own filter."""
         return {name: "vector" for name, _ in self.named_parameters()}

@@ -1,4 +1,4 @@
-"""DeepLinearSSM, a stack of diagonal linear systems without anything between them: what depth does to memory.
+"""DeepLinearSSM, a stack of diagonal linear systems with nothing between them: what depth does to memory.
 
 Shapes: L length, D channels, K layers of the stack, N states of each.
 Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission).
@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers.recurrent import RecurrentLayer, linear_recurrence
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, linear_recurrence
 from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import Form, Parameterization
 from lra_ssm.ops.deep_linear import OneLayer, Stack, diagonal, one_layer
@@ -19,27 +19,27 @@ from lra_ssm.ops.deep_linear import OneLayer, Stack, diagonal, one_layer
 class DeepLinearSSM(RecurrentLayer):
     """x^(k)_t = Λ_k x^(k)_{t-1} + B_k y^(k-1)_t, y^(k)_t = C_k x^(k)_t for k = 1 … K. x (batch, L, D) -> (batch, L, D).
 
-    Every channel has a stack of its own, with one input and one output (eq. 1 and 6); Λ is real and diagonal.
+    Every channel has its own stack, with one input and one output (eq. 1 and 6); Λ is real and diagonal.
 
     Args:
         d_model: D.
         n_layers: K.
         d_state: N, real states of each layer.
-        normalize: B_k is multiplied by sqrt(1 - Λ_k²), as LRU's γ: white noise then gives every state its own variance
-            (figure 2B; the absolute value where |λ| > 1).
+        normalize: B_k is multiplied by sqrt(|1 - Λ_k²|), as by LRU's γ: every state then has the variance of white
+            noise at its input (figure 2B).
         relu: a ReLU between the layers (figure 3C).
         lambda_min: least λ at initialization, where it is uniform (the paper gives none: ours).
-        lambda_max: greatest.
+        lambda_max: greatest λ at initialization.
         scale: standard deviation of B and C at initialization (section 4.2 compares 1 and 50).
-        trained: which of A, B and C are learned; B or C that is not is 1 (figure 3A).
-        bidirectional: a second stack, with its own parameters, over the reversed sequence; the outputs are added.
+        trained: which of A, B and C are learned; a B or C that is not learned is 1 (figure 3A).
+        bidirectional: a second stack, with its own parameters, over the reversed sequence; its outputs are added.
         parameterization: f of λ = f(w), `ops.parameterization`: "direct", or a name or {name, a, b} of discrete time.
 
     Raises:
-        ValueError: sizes or a range that are none, or f does not reach an initial λ.
+        ValueError: invalid sizes or ranges, or f does not reach an initial λ.
     """
 
-    zero_stays_zero = True
+    zero_preserving = True
     B: Tensor
     C: Tensor
 
@@ -77,57 +77,53 @@ class DeepLinearSSM(RecurrentLayer):
             else:
                 self.register_buffer(name, torch.ones(K, D, N))
         if bidirectional:
-            self.reverse = DeepLinearSSM(
-                d_model, n_layers, d_state, normalize, relu, lambda_min, lambda_max, scale, trained,
-                parameterization=parameterization,
-            )  # fmt: skip
+            self.add_reverse()
 
     def _system(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Eigenvalues, B and C, each (K, D, N); the normalization is in B."""
+        """Return eigenvalues, B and C, each (K, D, N); B includes the normalization."""
         eigenvalues = self.parameterization.f(self.eigenvalue_weight)
         B = (1 - eigenvalues.square()).abs().sqrt() * self.B if self.normalize else self.B
         return eigenvalues, B, self.C
 
     def stack(self) -> Stack:
-        """Eigenvalues, B and C of every channel's stack, (D, K, N), as `ops.deep_linear` has them."""
+        """Return eigenvalues, B and C of every channel's stack, (D, K, N), as `ops.deep_linear` takes them."""
         return Stack(*(x.transpose(0, 1) for x in self._system()))
 
     def one_layer(self) -> OneLayer:
-        """Every channel's stack as one layer of K N states (eq. 7-8): A (D, KN, KN), B and C (D, KN).
+        """Return every channel's stack as one layer of K N states (eq. 7-8): A (D, KN, KN), B and C (D, KN).
 
-        Raises ValueError where a ReLU stands between the layers.
+        Raises ValueError with a ReLU between the layers.
         """
         self._refuse_relu()
         return one_layer(*self.stack())
 
     def diagonal(self) -> OneLayer:
-        """The same in its eigenbasis (eq. 9): A, B and C (D, KN). Raises ValueError, also where there is no basis."""
+        """Return `one_layer` in its eigenbasis (eq. 9): A, B and C (D, KN).
+
+        Raises ValueError with a ReLU between the layers, or if there is no eigenbasis.
+        """
         self._refuse_relu()
         return diagonal(*self.stack())
 
     def _refuse_relu(self) -> None:
         if self.relu:
-            raise ValueError("DeepLinearSSM has a ReLU between its layers: no linear layer is equal to it")
+            raise ValueError("DeepLinearSSM has a ReLU between its layers: no linear layer equals it")
 
-    def scan(
-        self,
-        x: Tensor,
-        valid: Tensor | None = None,
-        reset: Tensor | None = None,
-        initial_state: Tensor | None = None,
-        return_last_state: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    def scan(self, x: Tensor, context: ScanContext) -> tuple[Tensor, Tensor | None]:
         """See `RecurrentLayer.scan`; state (batch, K, D, N)."""
         eigenvalues, B, C = self._system()
         K, D, N = self.state_shape
         y, last = x, []
         for k in range(K):
             inputs = (y.relu() if self.relu and k else y).unsqueeze(-1) * B[k]
-            before = None if initial_state is None else initial_state[:, k].flatten(1)
-            states, end = linear_recurrence(eigenvalues[k].flatten(), inputs.flatten(-2), valid, reset, before)
+            before = None if context.initial_state is None else context.initial_state[:, k].flatten(1)
+            states, end = linear_recurrence(
+                eigenvalues[k].flatten(), inputs.flatten(-2), context._replace(initial_state=before)
+            )
             y = (states.unflatten(-1, (D, N)) * C[k]).sum(-1)
-            last.append(end.unflatten(-1, (D, N)))
-        return y, torch.stack(last, 1)
+            if end is not None:
+                last.append(end.unflatten(-1, (D, N)))
+        return y, torch.stack(last, 1) if last else None
 
     def extra_repr(self) -> str:
         K, D, N = self.state_shape
@@ -137,5 +133,5 @@ class DeepLinearSSM(RecurrentLayer):
         return {"eigenvalue_weight": "recurrent"}
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """Every channel has a stack of its own."""
+        """Every channel has its own stack."""
         return {name: "vector" for name in ("eigenvalue_weight", "B", "C")}

@@ -1,6 +1,6 @@
 """Dropout tied over length: a channel is dropped for the whole sequence or not at all.
 
-The published LRA models use it (`tie_dropout`): dropping single positions would inject noise into the recurrence.
+The published LRA models use it (`tie_dropout`): dropping single positions would feed noise into the recurrence.
 
 Shapes: B batch, L length, D channels.
 """
@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 
 class TiedDropout(nn.Module):
-    """x (B, L, D) -> same; in training each (sample, channel) is zero with probability p, else scaled by 1/(1 - p).
+    """In training set each (sample, channel) to 0 with probability p and scale the others by 1/(1 - p).
 
-    x (B, D) is one position."""
+    x (B, L, D), or one position (B, D) -> the same shape.
+    """
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -23,8 +24,8 @@ class TiedDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        one_position = (x.shape[0], *[1] * (x.dim() - 2), x.shape[-1])
-        return x * F.dropout(x.new_ones(one_position), self.p)
+        per_channel = (x.shape[0], *[1] * (x.dim() - 2), x.shape[-1])
+        return x * F.dropout(x.new_ones(per_channel), self.p)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

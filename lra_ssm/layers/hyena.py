@@ -1,18 +1,18 @@
-"""Hyena's block of order 2, its long filter any layer: the language model of StableSSM's experiments.
+"""Hyena's block of order 2, with any layer as its long filter: the language model of StableSSM's experiments.
 
 Shapes: B batch, L length, D channels, W taps of the short convolution, F channels of the MLP.
 Sources: Poli et al. 2023, "Hyena Hierarchy", section 3 and algorithms 1 and 3, for the operator, and its public code,
-HazyResearch/safari, for it and for what stands around it: norms, MLP, dropout; Wang & Li 2024 (StableSSM), section 4.2
-and appendix F.2, for a real diagonal state-space model in the place of the implicit filter.
+HazyResearch/safari, for the operator and for norms, MLP and dropout around it; Wang & Li 2024 (StableSSM), section 4.2
+and appendix F.2, for a real diagonal state-space model in place of the implicit filter.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lra_ssm.layers.blocks import RunPart
 from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.mlp import MLPBlock
 from lra_ssm.layers.norms import NormName
@@ -40,30 +40,30 @@ class HalfGLU(nn.Module):
 class HyenaBlock(MLPBlock):
     """Hyena's operator around any layer, then an MLP.
 
-    The operator is f(x) = out_proj(q · φ(Γ(k · v) + D k · v)) with (q, k, v) = conv(in_proj(x)); Γ, the long filter, is
-    any layer. Then x + fc2(GELU(fc1(norm(x)))), GELU in its tanh form, as the public code has it.
+    The operator is mixer(x) = out_proj(q · φ(Γ(k · v) + D k · v)) with (q, k, v) = conv(in_proj(x)); Γ, the long
+    filter, is any layer. The MLP is fc2(GELU(fc1(x))) with GELU in its tanh form, as in the public code.
 
-    Wang & Li put S5 with real weights for the implicit filter. `StableSSM(form="real", readout="identity")` is that:
-    linear, its states shared by all channels. With it and activation="gelu" this is the block of S5's public code for
-    WikiText-103 (lindermanlab/S5, branch development), whose settings theirs resemble; `skip` is S5's D. For
-    associative recall that code has "half_glu2" around `S5`, which has a D of its own.
+    Wang & Li use S5 with real weights as the filter. `StableSSM(form="real", readout="identity")` is that: linear, with
+    states that all channels share. With it and activation="gelu" this is the block of S5's public code for WikiText-103
+    (lindermanlab/S5, branch development), whose settings theirs resemble; `skip` is S5's D. For associative recall that
+    code has "half_glu2" around `S5`, which has its own D.
 
     Args:
         d_model: D.
         layer: Γ, built as `layer(D)`.
         d_conv: W, the taps of the depthwise convolution of q, k and v.
         activation: φ, "identity", Hyena's, or S5's "gelu" or "half_glu2", y · σ(W GELU(y)).
-        skip: Γ's input, times a factor D of each channel that starts normal, is added to its output: the bias of
-            Hyena's filter, S5's D. Layers with a D of their own need none.
+        skip: adds Γ's input, times a factor D per channel that starts normal, to its output: the bias of Hyena's
+            filter, S5's D. Layers with their own D do not need it.
         mlp_factor: F / D, such that F is a whole number; 0 for a block without MLP.
-        norm: "batch", "layer", which is Hyena's, or "rms".
-        prenorm: the norms stand before f and the MLP, as in Hyena; else after the residuals.
+        norm: "batch", "batch_padded", "layer", which is Hyena's, or "rms".
+        prenorm: the norms are applied before the operator and the MLP, as in Hyena; otherwise after the residuals.
         dropout: before both residuals; of single positions, not tied over length, as in the public code.
         gate_dropout: of k · v, likewise.
         bias: of the linear maps and the convolution.
 
     Raises:
-        ValueError: F is no whole number, there is no tap, or there is no such activation.
+        ValueError: F is not a whole number, there is no tap, there is no such activation, or a dropout is not below 1.
     """
 
     stateful = ("conv1d", "layer")
@@ -101,21 +101,21 @@ class HyenaBlock(MLPBlock):
         self.dropout, self.gate_dropout = nn.Dropout(dropout), nn.Dropout(gate_dropout)
         self.add_mlp(d_model, mlp_factor, bias)
 
-    def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
-        q, k, v = through(self.conv1d, self.in_proj(x)).chunk(3, dim=-1)
+    def mixer(self, x: Tensor, run_part: RunPart) -> Tensor:
+        q, k, v = run_part("conv1d", self.in_proj(x)).chunk(3, dim=-1)
         v = self.gate_dropout(k * v)
-        y = through(self.layer, v)
+        y = run_part("layer", v)
         y = y if self.D is None else y + self.D.to(v.dtype) * v
-        return self.dropout(self.out_proj(q * self.activation(y)))
+        return self.out_proj(q * self.activation(y))
 
-    @torch.no_grad()
-    def scale_inner(self, factor: float) -> None:
+    def scale_mixer(self, factor: float) -> None:
+        """See `MLPBlock.scale_mixer`."""
         self.out_proj.weight *= factor
 
     def optim_roles(self) -> dict[str, Role]:
-        own = ("in_proj.bias", "conv1d.bias", "out_proj.bias", "fc1.bias", "fc2.bias", "activation.gate.bias", "D")
+        own = ("in_proj.bias", "conv1d.bias", "out_proj.bias", "activation.gate.bias", "D")
         return {name: "no_decay" for name, _ in self.named_parameters() if name in own}
 
     def width_roles(self) -> dict[str, WidthRole]:
         roles = linear_roles(in_proj=(self.in_proj, "hidden"), out_proj=(self.out_proj, "hidden"))
-        return {**super().width_roles(), **roles, **({} if self.D is None else {"D": "vector"})}
+        return roles if self.D is None else {**roles, "D": "vector"}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.recurrent import RecurrentLayer, linear_recurrence
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, linear_recurrence
 from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import Form, Parameterization, as_complex
 
@@ -19,26 +19,26 @@ from lra_ssm.ops import Form, Parameterization, as_complex
 class LRU(RecurrentLayer):
     """x_t = λ x_{t-1} + γ B u_t, y_t = Re(C x_t) + D u_t. x (batch, L, D) -> (batch, L, D).
 
-    λ = |λ| exp(iθ) with |λ| = f(w), exp(-exp(w)) without another setting, and θ = exp(θ_log). At initialization |λ|² is
-    uniform in [r_min², r_max²], a ring of equal density, θ uniform in [0, max_phase], and γ = sqrt(1 - |λ|²), which
-    gives every state the variance of white noise that comes in; γ is learned from there on. There is no factor 2 on Re:
-    states are no conjugate pairs.
+    λ = |λ| exp(iθ) with |λ| = f(w), by default exp(-exp(w)), and θ = exp(θ_log). At initialization |λ|² is uniform in
+    [r_min², r_max²], which fills a ring with equal density, θ is uniform in [0, max_phase], and γ = sqrt(1 - |λ|²),
+    which gives every state the variance of white noise at its input; γ is then learned. Re has no factor 2, because
+    the states are not conjugate pairs.
 
     Args:
         d_model: D.
         d_state: N, complex states of the layer.
         r_min: least |λ| at initialization.
-        r_max: greatest.
+        r_max: greatest |λ| at initialization.
         max_phase: greatest θ at initialization.
-        bidirectional: a second recurrence, with its own parameters, over the reversed sequence; the outputs are added.
+        bidirectional: a second recurrence, with its own parameters, over the reversed sequence; its outputs are added.
         parameterization: f of |λ| = f(w), `ops.parameterization`: "exp", or a name or {name, a, b} of discrete time.
 
     Raises:
-        ValueError: no ring, no phase, or f does not reach an initial |λ|.
+        ValueError: r_min, r_max or max_phase is out of range, or f does not reach an initial |λ|.
     """
 
     complex_state = True
-    zero_stays_zero = True
+    zero_preserving = True
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class LRU(RecurrentLayer):
         D, N = d_model, d_state
         self.state_shape = (N,)
         self.parameterization = Parameterization.of(parameterization, "discrete")
-        # in double, and away from the ends of [0, 1): neither |λ| = 1, whose γ is 0, nor |λ| = 0 or θ = 0
+        # In double, and away from the ends of [0, 1): γ is 0 at |λ| = 1, and |λ| = 0 or θ = 0 has no logarithm.
         radius, turn = torch.rand(2, N, dtype=torch.float64).clamp(1e-9, 1 - 1e-9)
         modulus = (radius * (r_max**2 - r_min**2) + r_min**2).sqrt()
         self.modulus_weight = nn.Parameter(self.parameterization.inverse(modulus).float())
@@ -68,30 +68,23 @@ class LRU(RecurrentLayer):
         self.C = nn.Parameter(torch.randn(D, N, 2) * N**-0.5)
         self.D = nn.Parameter(torch.randn(D))
         if bidirectional:
-            self.reverse = LRU(d_model, d_state, r_min, r_max, max_phase, parameterization=parameterization)
+            self.add_reverse()
 
     def eigenvalues(self) -> Tensor:
-        """λ (N,), complex."""
+        """Return λ (N,), complex."""
         wide = torch.promote_types(self.theta_log.dtype, torch.float32)  # half precision has no complex type
         modulus, theta = self.parameterization.f(self.modulus_weight.to(wide)), self.theta_log.to(wide).exp()
-        # not torch.polar: f may be < 0, where its gradient is wrong
+        # not torch.polar, whose gradient is wrong where f is negative
         return torch.complex(modulus * theta.cos(), modulus * theta.sin())
 
-    def scan(
-        self,
-        x: Tensor,
-        valid: Tensor | None = None,
-        reset: Tensor | None = None,
-        initial_state: Tensor | None = None,
-        return_last_state: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    def scan(self, x: Tensor, context: ScanContext) -> tuple[Tensor, Tensor | None]:
         """See `RecurrentLayer.scan`; state (batch, N), complex."""
         N, D, _ = self.B.shape
-        # Complex products as real ones: re and im of B are rows of one matrix, those of C columns.
+        # Complex products as real ones: re and im of B are rows of one matrix, re and im of C its columns.
         B = (self.gamma_log.exp()[:, None, None] * self.B).transpose(1, 2).reshape(2 * N, D)
         C = torch.stack([self.C[..., 0], -self.C[..., 1]], -1).reshape(D, 2 * N)
         inputs = as_complex(F.linear(x, B).unflatten(-1, (N, 2)))
-        states, last = linear_recurrence(self.eigenvalues(), inputs, valid, reset, initial_state)
+        states, last = linear_recurrence(self.eigenvalues(), inputs, context)
         y = F.linear(torch.view_as_real(states).flatten(-2).to(x.dtype), C) + self.D * x
         return y, last
 
@@ -100,10 +93,10 @@ class LRU(RecurrentLayer):
         return f"d_model={D}, d_state={N}, bidirectional={self.bidirectional}"
 
     def roles(self) -> dict[str, Role]:
-        """C and D at the base rate, with decay, as in minimal-LRU."""
+        """C and D train at the base rate, with decay, as in minimal-LRU."""
         return dict.fromkeys(("modulus_weight", "theta_log", "gamma_log", "B"), "recurrent")
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """N states of the layer stay: B maps channels to them, C them to channels."""
+        """The layer's N states do not grow with the width: B maps channels to them, C maps them to channels."""
         fixed: dict[str, WidthRole] = dict.fromkeys(("modulus_weight", "theta_log", "gamma_log"), "fixed")
         return {**fixed, "B": "state", "C": "embedding", "D": "vector"}

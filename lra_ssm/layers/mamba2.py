@@ -1,15 +1,13 @@
 """Mamba-2's block.
 
-Shapes: B batch, L length, D channels, E = expand · D inner channels, W taps of the convolution; S and H features of the
-selection, through the convolution and beside it.
+Shapes: B batch, L length, D channels, E = expand · D inner channels, W taps of the convolution; S and H features that
+the block makes for the layer, through the convolution and past it.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers.blocks import Block, apply_linear, inner_width
+from lra_ssm.layers.blocks import Block, RunPart, apply_linear, inner_width
 from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.norms import GatedRMSNorm, NormName
@@ -18,12 +16,15 @@ from lra_ssm.layers.spec import LayerFactory, LayerSpec
 
 
 class Mamba2Block(Block):
-    """Mamba-2's block: f(x) = out_proj(RMSNorm(Γ(SiLU(conv(u)), Δ) · SiLU(z))), (z, u) = in_proj(x), Δ = delta_proj(x).
+    """Mamba-2's block: mixer(x) = out_proj(RMSNorm(Γ(SiLU(conv(u)), Δ) · SiLU(z))).
 
-    Γ is `SSD`, which reads x, B and C, all three of u, and Δ; made of the block's input, they need not wait for each
-    other (Dao & Gu 2024, section 7.1, "parallel"). Γ may be any other layer too: then u is its input alone and there is
-    no Δ. A layer asks for more by a method `expect_selection`, see SSD's. Δ has a map of its own, which Mamba's code
-    has as in_proj's last rows, so that the optimizer may treat it apart.
+    Here (z, u) = in_proj(x) and Δ = delta_proj(x).
+
+    Γ is `SSD`, which reads x, B and C, all three contained in u, and Δ. All are projections of the block's input, so
+    none has to wait for another (Dao & Gu 2024, section 7.1, "parallel"). Γ may also be any other layer: then u is just
+    its input, and there is no Δ. A layer requests the other features by a method `use_external_projections`, see SSD's.
+    Δ has its own linear map, which is the last rows of in_proj in Mamba's code, so that the optimizer can treat it
+    separately.
 
     Sources: Dao & Gu 2024, figure 6, and its public code (modules/mamba2.py).
 
@@ -32,14 +33,14 @@ class Mamba2Block(Block):
         layer: Γ, built as `layer(E)`.
         expand: E / D, such that E is a whole number.
         d_conv: W, the taps of the depthwise convolution, which is causal whatever Γ is.
-        norm: "batch", "layer" or "rms", which is Mamba's.
-        prenorm: the norm stands before f, as in Mamba; else after the residual.
+        norm: "batch", "batch_padded", "layer" or "rms", which is Mamba's.
+        prenorm: the norm is applied before the mixer, as in Mamba; otherwise after the residual.
         dropout: before the residual, tied over length; Mamba has none.
         bias: of the projections.
         conv_bias: of the convolution.
 
     Raises:
-        ValueError: E is no whole number, or there is no tap.
+        ValueError: E is not a whole number, or there is no tap.
     """
 
     stateful = ("conv1d", "layer")
@@ -61,8 +62,8 @@ class Mamba2Block(Block):
         if d_conv < 1:
             raise ValueError(f"Mamba2Block d_conv is {d_conv}; it must be at least 1")
         self.layer = LayerSpec.of(layer)(E)
-        expect_selection = getattr(self.layer, "expect_selection", None)
-        S, H = (0, 0) if expect_selection is None else expect_selection()
+        use_external_projections = getattr(self.layer, "use_external_projections", None)
+        S, H = (0, 0) if use_external_projections is None else use_external_projections()
         self.E = E
         self.in_proj = nn.Linear(d_model, 2 * E + S, bias=bias)
         self.delta_proj = nn.Linear(d_model, H, bias=bias) if H else None
@@ -71,17 +72,17 @@ class Mamba2Block(Block):
         self.out_proj = nn.Linear(E, d_model, bias=bias)
         self.dropout = TiedDropout(dropout)
 
-    def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
+    def mixer(self, x: Tensor, run_part: RunPart) -> Tensor:
         z, u = apply_linear(self.in_proj, x).tensor_split([self.E], dim=-1)
-        v = through(self.conv1d, u)
+        v = run_part("conv1d", u)
         if self.delta_proj is not None:
             v = torch.cat([v, apply_linear(self.delta_proj, x)], dim=-1)
-        y = through(self.layer, v, width=self.E)
+        y = run_part("layer", v, width=self.E)
         return self.dropout(apply_linear(self.out_proj, self.gated_norm(y, z)))
 
     @torch.no_grad()
     def scale_residual(self, factor: float) -> None:
-        """Scales what f adds to the residual at initialization, where many blocks add up."""
+        """Scale what the mixer adds to the residual at initialization, because many blocks add up."""
         self.out_proj.weight *= factor
 
     def optim_roles(self) -> dict[str, Role]:
@@ -90,7 +91,7 @@ class Mamba2Block(Block):
         return roles | {name: "delta" for name, _ in self.named_parameters() if name.startswith("delta_proj.")}
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """in_proj's rows for B and C are maps to states, which are scaled as those to channels are."""
+        """in_proj's rows for B and C map to states; they are scaled as its rows for channels."""
         maps: dict[str, tuple[nn.Module | None, WidthRole]] = {
             name: (getattr(self, name), "hidden") for name in ("in_proj", "delta_proj", "out_proj")
         }

@@ -1,4 +1,4 @@
-"""A block's second half: an MLP behind the layer, with a norm and a residual of its own.
+"""The MLP of a Transformer's block, and blocks of two sublayers: a mixer, then an MLP.
 
 Shapes: B batch, L length, D channels, F channels of the MLP.
 """
@@ -9,64 +9,93 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.blocks import Block, inner_width
+from lra_ssm.layers.blocks import Block, RunPart, inner_width
 from lra_ssm.layers.norms import make_norm
-from lra_ssm.layers.roles import WidthRole, linear_roles
+from lra_ssm.layers.roles import Role, WidthRole, biases_without_decay, linear_roles
 
 Activation = Literal["gelu", "swiglu"]
 
 
-class MLPBlock(Block):
-    """`Block`, and then x + MLP(norm2(x)) with `prenorm`, norm2(x + MLP(x)) without, where `add_mlp` was called.
+class MLP(nn.Module):
+    """fc2(GELU(fc1(x))) with GELU in its tanh form, or with "swiglu" fc2(SiLU(a) · b), (a, b) = fc1(x). (…, D) -> same.
 
-    MLP(x) is fc2(GELU(fc1(x))), GELU in its tanh form, or with "swiglu" fc2(SiLU(a) · b), (a, b) = fc1(x) (Shazeer
-    2020, "GLU Variants Improve Transformer", eq. 6). A subclass sets `dropout`, which stands before the residual.
+    Source of "swiglu": Shazeer 2020, "GLU Variants Improve Transformer", eq. 6.
+
+    Args:
+        d_model: D.
+        width: F.
+        activation: "gelu" or "swiglu".
+        bias: of both linear maps.
+        dropout: of the F channels, position by position.
+    """
+
+    def __init__(self, d_model: int, width: int, activation: Activation, bias: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.activation = activation
+        self.fc1 = nn.Linear(d_model, width * (2 if activation == "swiglu" else 1), bias=bias)
+        self.fc2 = nn.Linear(width, d_model, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc1(x)
+        if self.activation == "swiglu":
+            a, b = y.chunk(2, dim=-1)
+            y = F.silu(a) * b
+        else:
+            y = F.gelu(y, approximate="tanh")
+        return self.fc2(self.dropout(y))
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation}"
+
+    def optim_roles(self) -> dict[str, Role]:
+        return biases_without_decay(self)
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """F grows with the channels."""
+        return linear_roles(fc1=(self.fc1, "hidden"), fc2=(self.fc2, "hidden"))
+
+
+class MLPBlock(Block):
+    """Two sublayers, the mixer and an MLP, each with its own norm, dropout and residual.
+
+    A subclass implements `mixer`, sets `dropout`, and calls `add_mlp` at the end of its constructor.
     """
 
     norm2: nn.Module | None
+    mlp: MLP | None
     dropout: nn.Module
 
     def add_mlp(
         self, d_model: int, factor: float, bias: bool, activation: Activation = "gelu", dropout: float = 0.0
     ) -> None:
-        """factor: F / D, such that F is a whole number; 0 for no MLP. dropout: of the F channels, position by position.
-        Raises ValueError where F is none."""
+        """Add the second sublayer, with F = factor · D; no second sublayer if the factor is 0.
+
+        Raises ValueError if F is not a whole number, or there is no such activation.
+        """
         if activation not in ("gelu", "swiglu"):
             raise ValueError(f"{type(self).__name__} mlp_activation is {activation!r}; it must be gelu or swiglu")
-        self._gated = activation == "swiglu"
-        self.norm2 = None
+        self.norm2 = self.mlp = None
         if factor:
             width = inner_width(f"{type(self).__name__} mlp_factor", factor, d_model)
             assert self.norm_name is not None
             self.norm2 = make_norm(self.norm_name, d_model)
-            self.fc1 = nn.Linear(d_model, width * (2 if self._gated else 1), bias=bias)
-            self.fc2 = nn.Linear(width, d_model, bias=bias)
-            self.mlp_dropout = nn.Dropout(dropout)
+            self.mlp = MLP(d_model, width, activation, bias, dropout)
 
-    def behind(self, y: Tensor, lengths: Tensor | None = None) -> Tensor:
-        x = super().behind(y, lengths)
-        if self.norm2 is None:
-            return x
-        y = self.fc1(self.norm2(x, lengths) if self.prenorm else x)
-        if self._gated:
-            a, b = y.chunk(2, dim=-1)
-            y = F.silu(a) * b
-        else:
-            y = F.gelu(y, approximate="tanh")
-        y = x + self.dropout(self.fc2(self.mlp_dropout(y)))
-        return y if self.prenorm else self.norm2(y, lengths)
+    def body(self, x: Tensor, run_part: RunPart, lengths: Tensor | None = None) -> Tensor:
+        """See `Block.body`."""
+        x = self.sublayer(x, self.norm, lambda u: self.dropout(self.mixer(u, run_part)), lengths)
+        if (mlp := self.mlp) is not None:
+            x = self.sublayer(x, self.norm2, lambda u: self.dropout(mlp(u)), lengths)
+        return x
 
     @torch.no_grad()
     def scale_residual(self, factor: float) -> None:
-        """Scales what both parts add to the residual at initialization, by 1/√2 more where there are two."""
-        if self.norm2 is not None:
+        """Scale what each sublayer adds to the residual at initialization, by another 1/√2 if there are two."""
+        if self.mlp is not None:
             factor *= 2**-0.5
-            self.fc2.weight *= factor
-        self.scale_inner(factor)
+            self.mlp.fc2.weight *= factor
+        self.scale_mixer(factor)
 
-    def scale_inner(self, factor: float) -> None:
-        """The same of the layer's part alone, without gradients."""
-
-    def width_roles(self) -> dict[str, WidthRole]:
-        """The MLP's; its width grows with the channels."""
-        return {} if self.norm2 is None else linear_roles(fc1=(self.fc1, "hidden"), fc2=(self.fc2, "hidden"))
+    def scale_mixer(self, factor: float) -> None:
+        """Scale what the mixer adds to the residual; called without gradients."""

@@ -1,8 +1,8 @@
 """Normalization of (B, L, D) sequences with padding.
 
-All three take `(x, lengths=None)`. LayerNorm and RMSNorm look at one position at a time, so padding cannot leak
-into them; BatchNorm takes its statistics over real positions only ("batch_padded" over all, as the public S4 code),
-of all devices together: how many share a batch does not change what is trained.
+All norms take `(x, lengths=None)`. LayerNorm and RMSNorm look at one position at a time, so padding cannot leak into
+them. BatchNorm takes its statistics over real positions only ("batch_padded" over all, as the public S4 code does), and
+over all devices together: how many devices share a batch does not change what is trained.
 
 Shapes: B batch, L length, D channels.
 """
@@ -25,26 +25,26 @@ from lra_ssm.ops import rms_norm, silu_gate
 NormName = Literal["batch", "batch_padded", "layer", "rms"]
 
 
-_keeps = False
+_frozen = False
 
 
 @contextmanager
-def statistics_kept() -> Iterator[None]:
-    """Within, BatchNorm leaves its running statistics: a block that backward computes a second time is counted once."""
-    global _keeps
-    before, _keeps = _keeps, True
+def freeze_running_stats() -> Iterator[None]:
+    """Keep BatchNorm from updating its running statistics, while backward computes a block a second time."""
+    global _frozen
+    before, _frozen = _frozen, True
     try:
         yield
     finally:
-        _keeps = before
+        _frozen = before
 
 
 class BatchNorm(nn.Module):
-    """BatchNorm over the positions of the batch, in training those of every process of `torch.distributed`.
+    """BatchNorm over the positions of the batch, in training over those of every process of `torch.distributed`.
 
     Args:
         d_model: D.
-        padding: padded positions count in its statistics too, with what stands there: see `Block.counts_padding`.
+        padding: padded positions count in the statistics too, with the values they have: see `Block.counts_padding`.
     """
 
     def __init__(self, d_model: int, padding: bool = False) -> None:
@@ -60,23 +60,27 @@ class BatchNorm(nn.Module):
         return self._masked(x, valid)
 
     def _packed(self, x: Tensor, valid: Tensor) -> Tensor:
-        """Takes the real positions out, valid (B, L). Their number is data: a GPU would wait for it, a graph break."""
+        """Normalize only the real positions, valid (B, L).
+
+        Their number depends on data: on a GPU this would wait for it, in a compiled graph break it.
+        """
         rows = self._normalize(x[valid])
         return torch.zeros_like(x, dtype=rows.dtype).index_put((valid,), rows)
 
     def _masked(self, x: Tensor, valid: Tensor) -> Tensor:
-        """The same, valid (B, L, 1), by sums that pass the padding over."""
+        """Do the same by sums that skip the padding, valid (B, L, 1)."""
         y = _batch_norm(self.norm, x, valid) if self.training else self.norm(x.flatten(0, 1)).view_as(x)
         return y.masked_fill(~valid, 0)
 
     def _normalize(self, rows: Tensor) -> Tensor:
-        """rows (positions, D) -> the same, normalized."""
+        """Normalize rows (positions, D)."""
         if self.training and processes() > 1:
             return _batch_norm(self.norm, rows)
-        if self.training and _keeps:
+        if self.training and _frozen:
             norm = self.norm
             assert norm.running_mean is not None and norm.running_var is not None
-            statistics = norm.running_mean.clone(), norm.running_var.clone()  # backward has to find as many tensors
+            # Copies, not None: checkpointing needs the second run to save as many tensors as the first.
+            statistics = norm.running_mean.clone(), norm.running_var.clone()
             return functional.batch_norm(rows, *statistics, norm.weight, norm.bias, True, eps=norm.eps)
         return self.norm(rows)
 
@@ -88,12 +92,12 @@ class BatchNorm(nn.Module):
 
 
 def _batch_norm(norm: nn.BatchNorm1d, rows: Tensor, valid: Tensor | None = None) -> Tensor:
-    """What `norm` gives in training for the rows (…, D) of all processes together (torch's SyncBatchNorm needs a GPU).
+    """Apply `norm` in training to the rows (…, D) of all processes together (torch's SyncBatchNorm needs a GPU).
 
-    valid: (…, 1), which rows are taken, 0 for the others; None for all.
+    valid: (…, 1), the rows that count, the others give 0; None for all.
     """
     y, mean, variance, count = _Normalized.apply(rows, norm.weight, norm.bias, valid, norm.eps)
-    if _keeps:
+    if _frozen:
         return y
     if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
@@ -105,7 +109,9 @@ def _batch_norm(norm: nn.BatchNorm1d, rows: Tensor, valid: Tensor | None = None)
 
 
 class _Normalized(torch.autograd.Function):
-    """y, and mean, variance (D,) and number () of the rows of all processes. Of that size it keeps x alone.
+    """Return y, and the mean (D,), variance (D,) and number () of all processes' rows.
+
+    Of tensors of x's size it only keeps x for backward.
 
     With x̂ = (x − mean) / σ and means over the rows: ∂x = weight / σ (∂y − mean(∂y) − x̂ mean(∂y x̂)).
     """
@@ -115,12 +121,12 @@ class _Normalized(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, valid: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         over = tuple(range(x.dim() - 1))
-        y = _taken(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, valid)
+        y = _where_valid(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, valid)
         taken = y.new_ones(()) if valid is None else valid.to(y.dtype)
-        count = _over_processes(y.new_tensor(x.numel() // x.shape[-1]) if valid is None else taken.sum())
-        mean = _over_processes(y.sum(over)) / count
+        count = _all_reduce(y.new_tensor(x.numel() // x.shape[-1]) if valid is None else taken.sum())
+        mean = _all_reduce(y.sum(over)) / count
         y = y.sub(mean) if valid is None else y.sub_(mean).mul_(taken)
-        variance = _over_processes(torch.linalg.vector_norm(y, dim=over).square()) / count
+        variance = _all_reduce(torch.linalg.vector_norm(y, dim=over).square()) / count
         scale = (variance + eps).rsqrt()
         y = y.mul_(scale * weight).add_(bias) if valid is None else y.mul_(scale * weight).addcmul_(taken, bias)
         ctx.save_for_backward(x, weight, valid, mean, scale, count)
@@ -132,28 +138,28 @@ class _Normalized(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, valid, mean, scale, count = ctx.saved_tensors
         over = tuple(range(x.dim() - 1))
-        grad = _taken(grad.to(mean.dtype), valid)
+        grad = _where_valid(grad.to(mean.dtype), valid)
         grad_bias = grad.sum(over)
-        slope = torch.addcmul(-mean * scale, x.to(mean.dtype), scale)  # x̂, which becomes x's gradient
+        slope = torch.addcmul(-mean * scale, x.to(mean.dtype), scale)  # x̂, overwritten below by x's gradient
         grad_weight = (grad * slope).sum(over)
-        of_x, of_one = (_over_processes(sums.clone()) / count for sums in (grad_weight, grad_bias))
+        of_x, of_one = (_all_reduce(sums.clone()) / count for sums in (grad_weight, grad_bias))
         slope = slope.mul_(-of_x).add_(grad).sub_(of_one).mul_(scale * weight)
         slope = slope if valid is None else slope.masked_fill_(~valid, 0)
         return slope.to(x.dtype), grad_weight.to(weight.dtype), grad_bias.to(weight.dtype), None, None
 
 
-def _taken(x: Tensor, valid: Tensor | None) -> Tensor:
+def _where_valid(x: Tensor, valid: Tensor | None) -> Tensor:
     return x if valid is None else x.masked_fill(~valid, 0)
 
 
-def _over_processes(sums: Tensor) -> Tensor:
+def _all_reduce(sums: Tensor) -> Tensor:
     if processes() > 1:
         dist.all_reduce(sums)
     return sums
 
 
 def processes() -> int:
-    """How many train together."""
+    """Return the number of processes that train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -191,11 +197,11 @@ class RMSNorm(nn.RMSNorm):
 
 
 class GatedRMSNorm(nn.Module):
-    """RMSNorm of y · SiLU(z) over each of `groups` equal parts of the channels (Mamba-2's, layernorm_gated.py).
+    """RMSNorm of y · SiLU(z) over each of `groups` equal groups of channels (Mamba-2's, layernorm_gated.py).
 
     Args:
         d_model: D.
-        groups: their number, must divide D.
+        groups: the number of groups, must divide D.
         eps: added to the mean square.
     """
 
@@ -207,7 +213,7 @@ class GatedRMSNorm(nn.Module):
     def forward(self, y: Tensor, z: Tensor) -> Tensor:
         """y, z (…, D) -> (…, D)."""
         y = silu_gate(y, z)
-        weight = self.weight.to(y.dtype)  # which autocast makes lower
+        weight = self.weight.to(y.dtype)  # autocast makes y's dtype lower
         if self.groups == 1:
             return rms_norm(y, weight, self.eps)
         parts = y.unflatten(-1, (self.groups, -1))
@@ -224,14 +230,16 @@ class GatedRMSNorm(nn.Module):
 
 
 def _in_precision_of(weight: Tensor, x: Tensor) -> Tensor:
-    """A float32 residual for a model of lower precision, whose layers go on in it, as in Mamba's code. (The sums within
-    a normalization are float32 in any.)"""
+    """Return a float32 residual x in the lower precision of the model, in which its layers go on, as in Mamba's code.
+
+    The sums of a normalization are float32 in any precision.
+    """
     lower = weight.dtype in (torch.float16, torch.bfloat16) and x.dtype == torch.float32
     return x.to(weight.dtype) if lower else x
 
 
 def make_norm(name: NormName, d_model: int) -> nn.Module:
-    """The normalization called `name`."""
+    """Build the normalization called `name`. Raises ValueError if there is none."""
     norms: dict[str, Callable[[int], nn.Module]] = {
         "batch": BatchNorm,
         "batch_padded": partial(BatchNorm, padding=True),

@@ -1,6 +1,6 @@
 """S5: one diagonal state-space system for all channels at once.
 
-Shapes: L length, D channels, N complex states (conjugate pairs), J blocks, K directions (1, or 2 where bidirectional).
+Shapes: L length, D channels, N complex states (conjugate pairs), J blocks, K directions (1, or 2 if bidirectional).
 Sources: Smith et al. 2023, "Simplified State Space Layers for Sequence Modeling", section 3 and appendix B; its public
 code, lindermanlab/S5, for scales at initialization and the second direction.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.recurrent import RecurrentLayer, flip_reset, linear_recurrence
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, flip_reset, linear_recurrence
 from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
@@ -28,30 +28,32 @@ from lra_ssm.ops import (
 class S5(RecurrentLayer):
     """x_t = Ā x_{t-1} + B̄ u_t, y_t = 2 Re(C x_t) + D u_t, Ā and B̄ by zero-order hold. x (batch, L, D) -> (batch, L, D).
 
-    States are shared by all channels, and each has a Δ of its own. A starts as J copies of the eigenvalues of
-    HiPPO-LegS's normal part of size d_state / J; B and C are real ones in the basis of its eigenvectors.
+    All channels share the states, and each state has its own Δ. A starts as J copies of the eigenvalues of
+    HiPPO-LegS's normal part of size d_state / J; B and C start as real matrices, in the basis of its eigenvectors.
 
     Args:
         d_model: D.
         d_state: real states of the layer, which holds N = d_state / 2 conjugate pairs.
         num_blocks: J.
-        C_init: C before it is brought into that basis: "lecun", complex normal with variance 1/(d_state D) each part;
-            "lecun_row" ("trunc_standard_normal" in the public code), 1/d_state; or "complex_normal", which is C
-            itself, with E|C|² = 1.
+        C_init: C before it is transformed into that basis: "lecun", complex normal, each part with variance
+            1/(d_state D); "lecun_row" ("trunc_standard_normal" in the public code), with variance 1/d_state; or
+            "complex_normal", which sets C itself, with E|C|² = 1.
         delta_min: least Δ at initialization, where it is log-uniform.
-        delta_max: greatest.
-        bidirectional: a second C for the reversed direction, which sees the present position too; A, B, Δ are shared.
-        parameterization: f of Re A = f(w), `ops.parameterization`: "direct", the public code's, "clip", its clip_eigs,
-            or another one of continuous time.
-        fast_B: B trains at the base rate with its decay ("BfastandCdecay" in the public code); else at the recurrent
-            one, as A does.
+        delta_max: greatest Δ at initialization.
+        bidirectional: a second C for the reversed direction, which sees the present position too; the directions share
+            A, B and Δ.
+        parameterization: f of Re A = f(w), `ops.parameterization`: "direct", as in the public code, "clip", its
+            clip_eigs, or another form of continuous time.
+        fast_B: B trains at the base rate and decays ("BfastandCdecay" in the public code); otherwise it has the role
+            "recurrent", as A.
 
     Raises:
-        ValueError: d_state is no even multiple of num_blocks, or f does not reach an initial Re A.
+        ValueError: d_state is not an even multiple of num_blocks, there is no such C_init, or f does not reach an
+            initial Re A.
     """
 
     complex_state = True
-    zero_stays_zero = True
+    zero_preserving = True
 
     def __init__(
         self,
@@ -87,45 +89,31 @@ class S5(RecurrentLayer):
             raise ValueError(f"S5 C_init is {C_init!r}; it must be lecun, lecun_row or complex_normal")
         self.C = nn.Parameter(torch.view_as_real(C).float())
         self.D = nn.Parameter(torch.randn(D))
-        self.C_shrinks = C_init == "lecun"
+        self.C_scales_with_D = C_init == "lecun"
 
     @property
     def bidirectional(self) -> bool:
         return self.C.shape[0] == 2
 
-    def scan(
-        self,
-        x: Tensor,
-        valid: Tensor | None = None,
-        reset: Tensor | None = None,
-        initial_state: Tensor | None = None,
-        return_last_state: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    def scan(self, x: Tensor, context: ScanContext) -> tuple[Tensor, Tensor | None]:
         """See `RecurrentLayer.scan`; state (batch, N), complex."""
-        y, last = self._direction(x, 0, valid, reset, initial_state)
+        y, last = self._one_direction(x, 0, context)
         return y + self.D * x, last
 
-    def scan_both(self, x: Tensor, lengths: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
-        """See `RecurrentLayer.scan_both`."""
-        backward = self._direction(x.flip(1), 1, reset=flip_reset(reset))[0].flip(1)
-        return self.scan(x, reset=reset)[0] + backward
+    def bidirectional_scan(self, x: Tensor, lengths: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
+        """See `RecurrentLayer.bidirectional_scan`."""
+        backward = self._one_direction(x.flip(1), 1, ScanContext(reset=flip_reset(reset)))[0].flip(1)
+        return self.scan(x, ScanContext(reset=reset))[0] + backward
 
-    def _direction(
-        self,
-        x: Tensor,
-        direction: int,
-        valid: Tensor | None = None,
-        reset: Tensor | None = None,
-        initial_state: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """2 Re(C x), with C of one direction, and the last state."""
+    def _one_direction(self, x: Tensor, direction: int, context: ScanContext) -> tuple[Tensor, Tensor | None]:
+        """Return 2 Re(C x) with one direction's C, and the last state or None."""
         N, D, _ = self.B.shape
         A_bar, B_bar = zoh(self.log_delta.exp(), eigenvalues(self.A_weight, self.A_imag, self.parameterization))
-        # Complex products as real ones: re and im of B are rows of one matrix, those of C columns.
+        # Complex products as real ones: re and im of B are rows of one matrix, re and im of C its columns.
         B = torch.view_as_real(B_bar[:, None] * as_complex(self.B)).transpose(1, 2).reshape(2 * N, D)
         C = torch.stack([2 * self.C[direction, ..., 0], -2 * self.C[direction, ..., 1]], -1).reshape(D, 2 * N)
         inputs = as_complex(F.linear(x, B.to(self.B.dtype)).unflatten(-1, (N, 2)))
-        states, last = linear_recurrence(A_bar, inputs, valid, reset, initial_state)
+        states, last = linear_recurrence(A_bar, inputs, context)
         return F.linear(torch.view_as_real(states).flatten(-2).to(x.dtype), C), last
 
     def extra_repr(self) -> str:
@@ -133,18 +121,18 @@ class S5(RecurrentLayer):
         return f"d_model={D}, d_state={2 * N}, bidirectional={self.bidirectional}"
 
     def roles(self) -> dict[str, Role]:
-        """C and D at the base rate, with decay, as in the public code's standard setting."""
-        of_A: dict[str, Role] = {"A_weight": "recurrent", "A_imag": "recurrent", "log_delta": "delta"}
-        return of_A if self.fast_B else {**of_A, "B": "recurrent"}
+        """C and D train at the base rate, with decay, as in the public code's standard setting."""
+        roles: dict[str, Role] = {"A_weight": "recurrent", "A_imag": "recurrent", "log_delta": "delta"}
+        return roles if self.fast_B else {**roles, "B": "recurrent"}
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """N states of the layer stay: B maps channels to them and starts by their number, not by D; C maps them to
-        channels, "lecun" with variance 1/D too."""
+        """The layer's N states do not grow with the width: B maps channels to them, with initial values by their number
+        and not by D; C maps them to channels, with variance 1/D as well if C_init is "lecun"."""
         fixed: dict[str, WidthRole] = dict.fromkeys(("A_weight", "A_imag", "log_delta"), "fixed")
-        return {**fixed, "B": ("state", 0.0), "C": ("embedding", -0.5 if self.C_shrinks else 0.0), "D": "vector"}
+        return {**fixed, "B": ("state", 0.0), "C": ("embedding", -0.5 if self.C_scales_with_D else 0.0), "D": "vector"}
 
 
 def _lecun(fan_in: int, *shape: int) -> Tensor:
-    """Normal, cut off at two deviations, with variance 1/fan_in; float64."""
-    std = fan_in**-0.5 / 0.87962566103423978  # what is cut off makes the variance smaller
+    """Draw from the normal distribution with variance 1/fan_in, truncated at two deviations; float64."""
+    std = fan_in**-0.5 / 0.87962566103423978  # truncation reduces the variance
     return nn.init.trunc_normal_(torch.empty(*shape, dtype=torch.float64), std=std, a=-2 * std, b=2 * std)

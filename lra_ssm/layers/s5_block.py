@@ -1,36 +1,35 @@
-"""S5's block: S4's, with half of its gated linear unit or the whole.
+"""S5's block: S4's block with half of its gated linear unit, or all of it.
 
 Shapes: B batch, L length, D channels.
 Source: Smith et al. 2023, "Simplified State Space Layers for Sequence Modeling", and its public code,
 lindermanlab/S5, s5/layers.py.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.blocks import S4Block
+from lra_ssm.layers.blocks import RunPart, S4Block
 from lra_ssm.layers.norms import BatchNorm, NormName
 from lra_ssm.layers.spec import LayerFactory
 
 
 class S5Block(S4Block):
-    """S4's block with half of its gated linear unit or the whole, and no norm behind the last block.
+    """S4's block with half of its gated linear unit, or all of it, and no norm after the last block.
 
-    f(x) = dropout(h · sigmoid(linear(g))), g = dropout(GELU(y)), y from the layer, and h is g, y or another linear map
-    of g. GELU is its approximation by tanh, which is Flax's default.
+    mixer(x) = dropout(h · sigmoid(linear(g))) with g = dropout(GELU(y)), y the layer's output, and h one of g, y and
+    another linear map of g. GELU is approximated by tanh, which is Flax's default.
 
     Args:
         d_model: D.
         layer: built as `layer(D)`.
-        activation: what the gate multiplies, by the public code's names: "half_glu1", g; "half_glu2", y; "full_glu",
-            a linear map of g, as in minimal-LRU, which stands on this code.
-        norm: "batch", "layer" or "rms".
-        norm_momentum: how much of a batch norm's running statistics a step keeps; torch's own BatchNorm keeps 0.9,
-            Flax's, and so minimal-LRU, 0.99.
-        prenorm: the norm stands before the layer; else after the residual.
+        activation: h, by the public code's names: "half_glu1" is g; "half_glu2" is y; "full_glu" is a linear map of g,
+            as in minimal-LRU, which builds on this code.
+        norm: "batch", "batch_padded", "layer" or "rms".
+        norm_momentum: the share of a batch norm's running statistics that a step keeps; torch's own BatchNorm keeps
+            0.9, Flax's, and so minimal-LRU, 0.99.
+        prenorm: the norm is applied before the mixer; otherwise after the residual.
         dropout: its probability; tied over length.
 
     Raises:
@@ -56,17 +55,17 @@ class S5Block(S4Block):
         if activation != "full_glu":
             self.glu = nn.Linear(d_model, d_model)
         if isinstance(self.norm, BatchNorm):
-            self.norm.norm.momentum = 1 - norm_momentum  # torch's is the share of the new batch
+            self.norm.norm.momentum = 1 - norm_momentum  # torch's momentum is the share of the new batch
 
-    def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
-        y = through(self.layer, x)
+    def mixer(self, x: Tensor, run_part: RunPart) -> Tensor:
+        y = run_part("layer", x)
         g = self.dropout(F.gelu(y, approximate="tanh"))
         if self.activation == "full_glu":
             return self.dropout(F.glu(self.glu(g), dim=-1))
         return self.dropout((g if self.activation == "half_glu1" else y) * self.glu(g).sigmoid())
 
     def final_norm(self, d_model: int) -> None:
-        """None: the residual itself goes on."""
+        """Return None: the stack ends with the residual itself."""
         return None
 
     def extra_repr(self) -> str:

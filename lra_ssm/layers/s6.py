@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.recurrent import RecurrentLayer
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext
 from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
@@ -42,15 +42,15 @@ class S6(RecurrentLayer):
         delta_rank: R of the mamba form; None is ceil(D / 16). (Mamba's is of the model's width, not of
             its block's inner one.)
         delta_min: least softplus(b) at initialization, where it is log-uniform (Mamba's 1e-3).
-        delta_max: greatest (Mamba's 1e-1).
-        bidirectional: a second scan, with its own parameters, over the reversed sequence; the outputs are added.
+        delta_max: greatest softplus(b) at initialization (Mamba's 1e-1).
+        bidirectional: a second scan, with its own parameters, over the reversed sequence; its outputs are added.
         parameterization: f of A = f(w), `ops.parameterization`: "exp", or a name or {name, a, b} of continuous time.
 
     Raises:
         ValueError: a form that is none, a rank that does not go with it, or f does not reach an initial A.
     """
 
-    zero_stays_zero = True  # B(u) u is 0 where u is
+    zero_preserving = True  # B(u) u is 0 where u is
 
     def __init__(
         self,
@@ -91,37 +91,28 @@ class S6(RecurrentLayer):
         self.C = nn.Parameter(_uniform(N, D, bound=D**-0.5))
         self.D = nn.Parameter(torch.ones(D))
         if bidirectional:
-            self.reverse = S6(
-                d_model, d_state, form, delta_rank, delta_min, delta_max, parameterization=parameterization
-            )
+            self.add_reverse()
 
-    def scan(
-        self,
-        x: Tensor,
-        valid: Tensor | None = None,
-        reset: Tensor | None = None,
-        initial_state: Tensor | None = None,
-        return_last_state: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    def scan(self, x: Tensor, context: ScanContext) -> tuple[Tensor, Tensor | None]:
         """See `RecurrentLayer.scan`; state (batch, D, N)."""
         delta, B, C = self._projections(x)
         out = selective_scan(
             x.transpose(1, 2),
-            **step_sizes(delta.transpose(1, 2), self.delta_bias, valid),
+            **step_sizes(delta.transpose(1, 2), self.delta_bias, context.valid),
             A=eigenvalues(self.A_log, parameterization=self.parameterization),
             B=B.transpose(1, 2),
             C=C.transpose(1, 2),
             D=self.D,
             discretization="euler" if self.low_rank else "zoh",
-            reset=reset,
-            initial_state=initial_state,
-            return_last_state=return_last_state,
+            reset=context.reset,
+            initial_state=context.initial_state,
+            return_last_state=context.return_last_state,
         )
         y, state = out if isinstance(out, tuple) else (out, None)
         return y.transpose(1, 2), state
 
     def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RecurrentLayer.scan_step`; the projections' weights are read where they lie, without `cat`."""
+        """See `RecurrentLayer.scan_step`; reads the projections' weights in place, without `cat`."""
         B, C = (step_linear(x_t, weight).unsqueeze(1) for weight in (self.B, self.C))
         delta = self._delta(x_t)
         A = eigenvalues(self.A_log, parameterization=self.parameterization)
@@ -129,16 +120,16 @@ class S6(RecurrentLayer):
         return selective_step(x_t, delta, A, B, C, self.D, state, self.delta_bias, rule)
 
     def selective_weights(self) -> SelectiveWeights | None:
-        """What a step of a whole block needs of Mamba's own S6; None of another, or of what may step otherwise."""
-        mambas = self.low_rank and self.parameterization.name == "exp" and type(self) is S6
-        if not mambas or self.bidirectional:
+        """Return the weights for `ops.mamba_step`, or None if this layer is not exactly Mamba's S6."""
+        is_mamba = self.low_rank and self.parameterization.name == "exp" and type(self) is S6
+        if not is_mamba or self.bidirectional:
             return None
         return SelectiveWeights(self.delta_down, self.delta_up, self.delta_bias, self.A_log, self.B, self.C, self.D)
 
     def _projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (batch, L, D) -> Δ before its bias and softplus (batch, L, D), B and C (batch, L, N).
+        """Return Δ before its bias and softplus (batch, L, D), and B and C (batch, L, N), of x (batch, L, D).
 
-        What reads x is one matrix product: three narrow ones take half as long again, forward and backward.
+        All maps of x are one matrix product: three narrow products take half as long again, forward and backward.
         """
         N = self.B.shape[0]
         if not self.low_rank:
@@ -149,13 +140,13 @@ class S6(RecurrentLayer):
         return F.linear(low, self.delta_up), B, C
 
     def _delta(self, x: Tensor) -> Tensor:
-        """Δ before its bias and softplus: x (batch, L, D) -> (batch, L, D)."""
+        """Return Δ before its bias and softplus: x (batch, L, D) -> (batch, L, D)."""
         if self.low_rank:
             return step_linear(step_linear(x, self.delta_down), self.delta_up)
         return (x @ self.delta_weight).unsqueeze(-1).expand_as(x)
 
     def step_sizes(self, x: Tensor) -> Tensor:
-        """Δ of the scan from the left, at every position: x (batch, L, D) -> (batch, L, D)."""
+        """Return Δ of the scan from the left at every position: x (batch, L, D) -> (batch, L, D)."""
         return F.softplus(self._delta(x) + self.delta_bias)
 
     def extra_repr(self) -> str:
@@ -170,7 +161,7 @@ class S6(RecurrentLayer):
         return roles
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """B and C are maps to N states. Δ's rank grows with the channels where it is not given, as Mamba's does."""
+        """B and C map channels to N states. Δ's rank grows with the channels unless it is given, as Mamba's does."""
         roles: dict[str, WidthRole] = {"B": "state", "C": "state", "D": "vector", "delta_bias": "vector"}
         if not self.low_rank:
             return {**roles, "A_log": "fixed", "delta_weight": "state"}

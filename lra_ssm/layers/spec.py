@@ -1,6 +1,8 @@
 """Modules given to a model as specifications, not as instances: layers, blocks, whole networks.
 
-Whoever builds one calls it: a layer as `layer(d_model)`, a block as `block(d_model, layer)`, a network as `network()`.
+The module that uses a specification builds it by a call: a layer as `layer(d_model)`, a block as `block(d_model,
+layer)`, a network as `network()`.
+
 In YAML it is `{class_path: lra_ssm.layers.B2S6, init_args: {num_blocks: 8}}`, in Python `LayerSpec(B2S6,
 num_blocks=8)`; both are stored as the same plain dict, so that checkpoints load with `weights_only=True`.
 """
@@ -24,37 +26,39 @@ BlockFactory = Callable[[int, LayerFactory], nn.Module]  # d_model, layer ->
 Layers = LayerFactory | list[LayerFactory]  # one, or several that are repeated over the depth
 Blocks = BlockFactory | list[BlockFactory]
 HeadFactory = Callable[[int, int], nn.Module]  # d_model, num_classes ->
+EmbeddingFactory = Callable[[int, int], nn.Module]  # vocab_size or d_input, d_model ->
 NetworkFactory = Callable[[], nn.Module]
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 class ModuleSpec:
-    """A class (or a function that returns a module) and its keyword arguments, without what its builder gives.
+    """A class (or a function that returns a module) and its keyword arguments, without those that its builder passes.
 
-    `class_or_path`: the class itself, or its import path. `init_args`: plain values, or specifications in their turn
-    (also as classes or plain dicts, also in lists), which reach the class as specifications; where it says that it
-    takes an `nn.Module`, built.
-    Raises ValueError for what is no class, cannot be imported, or does not take the arguments.
+    `class_or_path`: the class itself, or its import path. `init_args`: plain values or further specifications (also as
+    classes or plain dicts, also in lists). The class receives the latter as specifications, or built if its annotation
+    is an `nn.Module`.
+
+    Raises ValueError for something that is not a class, cannot be imported, or does not take the arguments.
     """
 
     kind = "module"
-    builder_gives: tuple[str, ...] | None = None  # names of the first parameters; None where nobody knows yet
-    called_with: tuple[str, ...] = ()  # what the built module is called with, where that is fixed
+    builder_gives: tuple[str, ...] | None = None  # the names of the first parameters; None if they are not known yet
+    called_with: tuple[str, ...] = ()  # the arguments of the built module's call, if they are fixed
 
     def __init__(self, class_or_path: Callable[..., nn.Module] | str, /, **init_args: Any) -> None:
         self.cls = import_object(class_or_path, self.kind) if isinstance(class_or_path, str) else class_or_path
         given = self.builder_gives or ()
-        if not (inspect.isclass(self.cls) or inspect.isroutine(self.cls)):  # an instance, a partial, another's spec
+        if not (inspect.isclass(self.cls) or inspect.isroutine(self.cls)):  # an instance, a partial, another spec
             raise ValueError(
                 f"a {self.kind} is built by its model, once or more: give {type(self).__name__}(Class, …), the class or"
                 f" function itself, not a {type(self.cls).__name__}"
             )
         parameters = list(inspect.signature(self.cls).parameters.values())
         first = annotations(self.cls).get(parameters[1].name) if "layer" in given and len(parameters) > 1 else None
-        if len(parameters) < len(given) or first in (int, float, bool, str):  # S4D(d_model, d_state) is no block
+        if len(parameters) < len(given) or first in (int, float, bool, str):  # S4D(d_model, d_state) is not a block
             takes = f" that takes {' and '.join(given)} first" if given else ""
-            raise ValueError(f"{class_or_path!r} is no {self.kind}: it must be a class or function{takes}")
+            raise ValueError(f"{class_or_path!r} is not a {self.kind}: it must be a class or function{takes}")
         self.class_path = public_path(self.cls)
         rest = parameters[len(given) :]
         taken = {p.name: p.default for p in rest if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
@@ -66,7 +70,7 @@ class ModuleSpec:
 
     @classmethod
     def of(cls, spec: "ModuleSpec | Mapping[str, Any] | Callable[..., nn.Module] | str") -> Self:
-        """A specification from whatever may stand for one: itself, the plain dict, or a class without arguments."""
+        """Make a specification from what may stand for one: a specification, its plain dict, or a class or path."""
         if isinstance(spec, cls):
             return spec
         if isinstance(spec, ModuleSpec):
@@ -79,33 +83,33 @@ class ModuleSpec:
 
     @classmethod
     def each(cls, specs: Any, count: int) -> list[Self]:
-        """So many, of one or of several that are repeated: [S6, S6, Attention] of six is that twice.
+        """Return `count` specifications of one, or of a list that is repeated: [S6, S6, Attention] for 6 is it twice.
 
-        Raises ValueError for a list of none.
+        Raises ValueError for an empty list.
         """
         several = [cls.of(spec) for spec in specs] if isinstance(specs, (list, tuple)) else [cls.of(specs)]
         if not several:
-            raise ValueError(f"{cls.kind} is a list of none; give one, or several that are repeated over the depth")
+            raise ValueError(f"{cls.kind} is an empty list; give one, or several that are repeated over the depth")
         return [several[i % len(several)] for i in range(count)]
 
     def as_dict(self) -> dict[str, Any]:
-        """The plain dict that is stored in hyperparameters.
+        """Return the plain dict that is stored in hyperparameters.
 
-        Raises ValueError for a class or argument that could not be read back from it.
+        Raises ValueError for a class or argument that could not be restored from it.
         """
         importable = False
         with suppress(ValueError):
             importable = import_object(self.class_path) == self.cls
         if not importable:
             raise ValueError(f"{self.class_path} cannot be imported again: define it at the top of a module of its own")
-        # Defaults are written out, as in the configuration: a checkpoint says everything.
+        # Defaults are written out, so that a checkpoint is complete.
         defaults = self._defaults if self.builder_gives is not None else {}
         hints, stored = annotations(self.cls), {}
         for key, value in (defaults | self.init_args).items():
             try:
                 stored[key] = _stored(value, hints.get(key), f"{self.class_path}, argument {key}")
             except ValueError:
-                if key in self.init_args:  # a default that is no plain value stays the class's own
+                if key in self.init_args:  # a default that is not a plain value stays the class's own
                     raise
         return {"class_path": self.class_path, "init_args": stored}
 
@@ -144,6 +148,12 @@ class HeadSpec(ModuleSpec):
     kind, builder_gives = "head", ("d_model", "num_classes")
 
 
+class EmbeddingSpec(ModuleSpec):
+    """An embedding, without vocab_size (or d_input) and d_model."""
+
+    kind, builder_gives = "embedding", ("vocab_size or d_input", "d_model")
+
+
 class NetworkSpec(ModuleSpec):
     """A whole network: `NetworkSpec(Classifier, layer=LayerSpec(B2S6), num_classes=10, vocab_size=18)`."""
 
@@ -151,21 +161,27 @@ class NetworkSpec(ModuleSpec):
 
 
 class _OneArgument(ModuleSpec):
-    """What is built of one number: a layer, or a norm or another part of a user's own."""
+    """A module built with one number: a layer, or a norm or another part of a user's module."""
 
     builder_gives = ("d_model",)
 
 
-# What an argument is annotated with -> the specification of what is given there.
-_NESTED = {LayerFactory: _OneArgument, BlockFactory: BlockSpec, HeadFactory: HeadSpec, NetworkFactory: NetworkSpec}
+class _TwoArguments(ModuleSpec):
+    """A module built with two numbers: a head, an embedding, or another part of a user's module."""
+
+    builder_gives = ("a number", "a second number")
+
+
+# An argument's annotation -> the kind of specification that is given there. (HeadFactory is EmbeddingFactory.)
+_NESTED = {LayerFactory: _OneArgument, BlockFactory: BlockSpec, HeadFactory: _TwoArguments, NetworkFactory: NetworkSpec}
 
 
 def annotations(function: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations by parameter, also where they are written as text; without those that cannot be resolved."""
+    """Return annotations by parameter, also those written as text, without those that cannot be resolved."""
     own = function.__init__ if inspect.isclass(function) else function
     try:
         return get_type_hints(own)
-    except (NameError, AttributeError, TypeError):  # one of them: imported for type checkers alone; a function of C
+    except (NameError, AttributeError, TypeError):  # a name imported only for type checkers; a C function
         found = {}
         for name, hint in getattr(own, "__annotations__", {}).items():
             with suppress(Exception):
@@ -174,20 +190,20 @@ def annotations(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def wants_specification(hint: Any) -> bool:
-    """Whether an argument of this annotation is built by whoever takes it, or is a list of such."""
+    """Whether an argument of this annotation is a specification that its receiver builds, or a list of such."""
     members = _members(hint) if hint is not None else ()
     return any(get_origin(one) is Callable or wants_specification(_item_of(one)) for one in members)
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """What a union is made of, or the annotation itself."""
+    """Return the members of a union, or the annotation itself."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _item_of(hint: Any) -> Any:
-    """What a list, tuple or dict of this annotation holds."""
-    held = (get_args(one) for one in _members(hint) if get_origin(one) in (list, tuple, dict))
-    return next((args[-1] if args[-1] is not ... else args[0] for args in held if args), None)
+    """Return the annotation of the items of a list, tuple or dict of this annotation."""
+    items = (get_args(one) for one in _members(hint) if get_origin(one) in (list, tuple, dict))
+    return next((args[-1] if args[-1] is not ... else args[0] for args in items if args), None)
 
 
 def _is_spec(value: Any) -> bool:
@@ -196,14 +212,14 @@ def _is_spec(value: Any) -> bool:
 
 
 def _specification(value: Any, hint: Any) -> ModuleSpec:
-    """A nested specification, of the kind that the annotation says."""
+    """Return a nested specification of the kind that the annotation names."""
     if isinstance(value, ModuleSpec) and value.builder_gives is not None:
         return value
     return next((_NESTED[one] for one in _members(hint) if one in _NESTED), ModuleSpec).of(value)
 
 
 def _passed(value: Any, hint: Any) -> Any:
-    """An argument as the class takes it."""
+    """Return an argument in the form that the class takes."""
     if isinstance(value, (list, tuple)):
         return type(value)(_passed(item, _item_of(hint)) for item in value)
     if isinstance(value, dict) and not _is_spec(value):
@@ -218,7 +234,7 @@ def _passed(value: Any, hint: Any) -> Any:
 
 
 def _stored(value: Any, hint: Any, where: str) -> Any:
-    """An argument as plain values."""
+    """Return an argument as plain values."""
     if _is_spec(value) or inspect.isclass(value) or inspect.isfunction(value) or inspect.ismethod(value):
         return _specification(value, hint).as_dict()
     if isinstance(value, (list, tuple)):
@@ -227,19 +243,19 @@ def _stored(value: Any, hint: Any, where: str) -> Any:
         return {key: _stored(item, _item_of(hint), where) for key, item in value.items()}
     if value is None or type(value) in (bool, int, float, str):
         return value
-    raise ValueError(f"{where} is a {type(value).__name__}; plain values and specifications alone can be stored")
+    raise ValueError(f"{where} is a {type(value).__name__}; only plain values and specifications can be stored")
 
 
 def import_object(path: str, kind: str = "module") -> Any:
-    """What an import path names; a nested class too. Raises ValueError where it cannot be imported."""
-    if not _IMPORT_PATH.fullmatch(path):  # resolve_name knows another form too, module:name
-        raise ValueError(f"{kind} class_path {path!r} is no import path, such as package.module.Class")
+    """Import what an import path names, nested classes included. Raises ValueError if it cannot be imported."""
+    if not _IMPORT_PATH.fullmatch(path):  # resolve_name also accepts module:name
+        raise ValueError(f"{kind} class_path {path!r} is not an import path such as package.module.Class")
     module, _, name = path.rpartition(".")
     try:
         try:
             return getattr(import_module(module), name)
         except ModuleNotFoundError as error:
-            if error.name != module:  # it is the module that cannot find another
+            if error.name != module:  # the module exists and fails to import another
                 raise
             return resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
@@ -247,7 +263,7 @@ def import_object(path: str, kind: str = "module") -> Any:
 
 
 def public_path(cls: Callable[..., Any]) -> str:
-    """The shortest import path of `cls`: lra_ssm.layers.B2S6 rather than lra_ssm.layers.b2s6.B2S6."""
+    """Return the shortest import path of `cls`: lra_ssm.layers.B2S6 rather than lra_ssm.layers.b2s6.B2S6."""
     parts = cls.__module__.split(".")
     for i in range(1, len(parts)):
         package = import_module(".".join(parts[:i]))

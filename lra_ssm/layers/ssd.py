@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.recurrent import RecurrentLayer
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext
 from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
@@ -26,30 +26,30 @@ from lra_ssm.ops import (
 class SSD(RecurrentLayer):
     """State-space dual layer with a scalar A per head. x (batch, L, D) -> (batch, L, D).
 
-    Every head is a state P × N: S_k = exp(Δ_k A) S_{k-1} + Δ_k x_k B_kᵀ, y_k = S_k C_k + D x_k; B and C are shared by
-    the H / G heads of a group, Δ = softplus(Δ's projection + b). Alone it makes B, C and Δ of its own input by a linear
-    map, as S6 does; a `Mamba2Block` makes them beside x (`expect_selection`).
+    Every head has a state P × N: S_k = exp(Δ_k A) S_{k-1} + Δ_k x_k B_kᵀ, y_k = S_k C_k + D x_k; the H / G heads of a
+    group share B and C, Δ = softplus(Δ's projection + b). By default the layer projects its own input to B, C and Δ, as
+    S6 does; in a `Mamba2Block` the block projects to them (`use_external_projections`).
 
     Args:
         d_model: D.
         d_state: N, real states per channel.
         head_dim: P, must divide D.
         n_groups: G, must divide H.
-        chunk_size: the positions that the scan brings together by matrix products; what is fast if None. It changes
-            nothing but rounding.
+        chunk_size: how many positions the scan combines by matrix products; None takes what is fast. It only changes
+            rounding.
         A_min: least -A at initialization, where it is uniform.
-        A_max: greatest.
+        A_max: greatest -A at initialization.
         delta_min: least softplus(b) at initialization, where it is log-uniform.
-        delta_max: greatest.
-        bidirectional: a second scan, with its own parameters, over the reversed sequence; the outputs are added. In a
-            `Mamba2Block` both read the same B, C and Δ's projection.
+        delta_max: greatest softplus(b) at initialization.
+        bidirectional: a second scan, with its own parameters, over the reversed sequence; its outputs are added. In a
+            `Mamba2Block` both directions read the same B, C and Δ's projection.
         parameterization: f of A = f(w), `ops.parameterization`: "exp", or a name or {name, a, b} of continuous time.
 
     Raises:
-        ValueError: sizes that do not divide each other, or f does not reach an initial A.
+        ValueError: sizes that do not divide each other, an invalid range of A, or f does not reach an initial A.
     """
 
-    zero_stays_zero = True  # x Bᵀ is 0 where x is
+    zero_preserving = True  # x Bᵀ is 0 where x is
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SSD(RecurrentLayer):
         self.state_shape = (H, head_dim, N)
         self.parameterization = Parameterization.of(parameterization, "continuous")
         A = -torch.empty(H).uniform_(A_min, A_max)
-        # w of A = f(w), a logarithm for exp
+        # w of A = f(w), a logarithm for "exp"
         self.A_log = nn.Parameter(inverse_eigenvalues(A, self.parameterization))
         self.delta_bias = nn.Parameter(inverse_softplus(log_uniform_delta(H, delta_min, delta_max)))
         self.D = nn.Parameter(torch.ones(H))
@@ -86,39 +86,28 @@ class SSD(RecurrentLayer):
         self.C: nn.Parameter | None = nn.Parameter(_uniform(n_groups * N, D))
         self.delta_weight: nn.Parameter | None = nn.Parameter(_uniform(H, D))
         if bidirectional:
-            self.reverse = SSD(
-                d_model, d_state, head_dim, n_groups, chunk_size, A_min, A_max, delta_min, delta_max,
-                parameterization=parameterization,
-            )  # fmt: skip
+            self.add_reverse()
 
-    def expect_selection(self) -> tuple[int, int]:
-        """From now on B, C and Δ come with x, in its last dimension: (x, B, C, Δ), D + 2 G N + H features in all.
+    def use_external_projections(self) -> tuple[int, int]:
+        """Drop the layer's own projections: from now on its input is (x, B, C, Δ), D + 2 G N + H features.
 
-        Its own map of x to them is dropped. Returns how many of them go through a block's convolution, 2 G N, and how
-        many, H, stand beside it.
+        Returns how many of the added features go through a block's convolution, 2 G N, and how many bypass it, H.
         """
         H, _, N = self.state_shape
         self.B = self.C = self.delta_weight = None
         if isinstance(self.reverse, SSD):
-            self.reverse.expect_selection()
+            self.reverse.use_external_projections()
         return 2 * self.n_groups * N, H
 
-    def scan(
-        self,
-        x: Tensor,
-        valid: Tensor | None = None,
-        reset: Tensor | None = None,
-        initial_state: Tensor | None = None,
-        return_last_state: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    def scan(self, x: Tensor, context: ScanContext) -> tuple[Tensor, Tensor | None]:
         """See `RecurrentLayer.scan`; state (batch, H, P, N)."""
         x, B, C, delta = self._projections(x)
         delta = self._softplus(delta)
-        if valid is not None:
-            delta = delta.masked_fill(~valid, 0)
+        if context.valid is not None:
+            delta = delta.masked_fill(~context.valid, 0)
         out = ssd_scan(
-            x, delta, self._A(), B, C, self.D, chunk_size=self.chunk_size, initial_state=initial_state, reset=reset,
-            return_last_state=return_last_state,
+            x, delta, self._A(), B, C, self.D, chunk_size=self.chunk_size, initial_state=context.initial_state,
+            reset=context.reset, return_last_state=context.return_last_state,
         )  # fmt: skip
         y, state = out if isinstance(out, tuple) else (out, None)
         return y.flatten(2), state
@@ -130,8 +119,10 @@ class SSD(RecurrentLayer):
         return y.flatten(1), state
 
     def _projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x (…, D), or with the selection behind it -> x (…, H, P), B and C (…, G, N), Δ before its bias and softplus
-        (…, H). What reads x is one matrix product."""
+        """Return x (…, H, P), B and C (…, G, N) and Δ before its bias and softplus (…, H).
+
+        x: (…, D), or with B, C and Δ appended. All maps of x are one matrix product.
+        """
         H, P, N = self.state_shape
         sizes = [self.n_groups * N, self.n_groups * N, H]
         if self.B is None or self.C is None or self.delta_weight is None:
@@ -142,7 +133,7 @@ class SSD(RecurrentLayer):
         return x, B, C, delta
 
     def _softplus(self, delta: Tensor) -> Tensor:
-        """Δ of its projection: (…, H) -> (…, H), in single precision at least."""
+        """Return Δ of its projection: (…, H) -> (…, H), in at least single precision."""
         work = torch.promote_types(delta.dtype, torch.float32)
         return F.softplus(delta.to(work) + self.delta_bias.to(work))
 
@@ -150,7 +141,7 @@ class SSD(RecurrentLayer):
         return eigenvalues(self.A_log, parameterization=self.parameterization)
 
     def step_sizes(self, x: Tensor) -> Tensor:
-        """Δ of the scan from the left, at every position and head: x (batch, L, D) -> (batch, L, H)."""
+        """Return Δ of the scan from the left at every position and head: x (batch, L, D) -> (batch, L, H)."""
         return self._softplus(self._projections(x)[-1])
 
     def extra_repr(self) -> str:
@@ -165,7 +156,7 @@ class SSD(RecurrentLayer):
         return roles if self.delta_weight is None else {**roles, "delta_weight": "delta"}
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """Heads keep their size, a wider layer has more; B and C are maps to the states of G groups, which stay."""
+        """A wider layer has more heads of the same size; B and C map to the states of a fixed number of groups."""
         roles: dict[str, WidthRole] = {"A_log": "vector", "delta_bias": "vector", "D": "vector"}
         if self.delta_weight is None:
             return roles
@@ -173,5 +164,5 @@ class SSD(RecurrentLayer):
 
 
 def _uniform(*shape: int) -> Tensor:
-    """As nn.Linear's weight."""
+    """Draw as nn.Linear draws its weight."""
     return torch.empty(shape).uniform_(-1, 1) * shape[-1] ** -0.5

@@ -3,36 +3,33 @@
 Shapes: B batch, L length, D channels.
 """
 
-from collections.abc import Callable
-
-import torch
 from torch import Tensor, nn
 
+from lra_ssm.layers.blocks import RunPart
 from lra_ssm.layers.mlp import Activation, MLPBlock
 from lra_ssm.layers.norms import NormName
-from lra_ssm.layers.roles import Role
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 
 
 class TransformerBlock(MLPBlock):
-    """x + Γ(norm(x)), then x + MLP(norm2(x)).
+    """x + Γ(norm(x)), then x + MLP(norm2(x)); Γ is any layer.
 
-    With `Attention` for Γ the Transformer's (Vaswani et al. 2017, section 3; with the norms in front, Xiong et al.
-    2020, "On Layer Normalization in the Transformer Architecture").
+    With `Attention` as Γ it is the Transformer's block (Vaswani et al. 2017, section 3; with the norms in front, Xiong
+    et al. 2020, "On Layer Normalization in the Transformer Architecture").
 
     Args:
         d_model: D.
         layer: Γ, built as `layer(D)`.
-        mlp_factor: the MLP's width / D, such that it is a whole number; 0 for a block without MLP.
+        mlp_factor: the MLP's width / D, such that the width is a whole number; 0 for a block without MLP.
         mlp_activation: "gelu" or "swiglu".
-        norm: "batch", "layer" or "rms".
-        prenorm: the norms stand before Γ and the MLP; else after the residuals, as in Vaswani et al.
+        norm: "batch", "batch_padded", "layer" or "rms".
+        prenorm: the norms are applied before Γ and the MLP; otherwise after the residuals, as in Vaswani et al.
         dropout: before both residuals, of single positions.
-        mlp_dropout: of what stands between the MLP's two maps.
-        bias: of the MLP's maps.
+        mlp_dropout: between the MLP's two linear maps.
+        bias: of the MLP's linear maps.
 
     Raises:
-        ValueError: the MLP's width is no whole number, or there is no such activation.
+        ValueError: the MLP's width is not a whole number, or there is no such activation.
     """
 
     def __init__(
@@ -55,14 +52,11 @@ class TransformerBlock(MLPBlock):
         self.dropout = nn.Dropout(dropout)
         self.add_mlp(d_model, mlp_factor, bias, mlp_activation, mlp_dropout)
 
-    def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
-        return self.dropout(through(self.layer, x))
+    def mixer(self, x: Tensor, run_part: RunPart) -> Tensor:
+        return run_part("layer", x)
 
-    @torch.no_grad()
-    def scale_inner(self, factor: float) -> None:
+    def scale_mixer(self, factor: float) -> None:
+        """See `MLPBlock.scale_mixer`."""
         scale_residual = getattr(self.layer, "scale_residual", None)
         if scale_residual is not None:
             scale_residual(factor)
-
-    def optim_roles(self) -> dict[str, Role]:
-        return {name: "no_decay" for name, _ in self.named_parameters() if name in ("fc1.bias", "fc2.bias")}

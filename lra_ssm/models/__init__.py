@@ -1,16 +1,15 @@
-"""Networks: a backbone of blocks, and what stands on it."""
+"""Networks: a backbone of blocks, and what is built on it."""
 
 from lra_ssm.layers.spec import LayerSpec, NetworkSpec
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.models.classifier import Classifier
 from lra_ssm.models.dual_encoder import DualEncoder
+from lra_ssm.models.embeddings import PositionEmbedding, ScalarEmbedding
 from lra_ssm.models.generation import Generation
 from lra_ssm.models.heads import LinearHead, LogitPairHead, LRAPairHead, MLPHead, NLIHead
 from lra_ssm.models.language_model import LanguageModel
-from lra_ssm.models.numbers import NumberClassifier, NumberDualEncoder
 from lra_ssm.models.plain import PlainNetwork
 from lra_ssm.models.pooling import FirstPooling, LastPooling, MaxPooling, MeanPooling
-from lra_ssm.models.positions import PositionClassifier, PositionDualEncoder
 from lra_ssm.models.pretrained import Pretrained, load_pretrained, save_network
 from lra_ssm.models.regressor import Regressor
 
@@ -31,13 +30,11 @@ __all__ = [
     "MeanPooling",
     "NLIHead",
     "NetworkSpec",
-    "NumberClassifier",
-    "NumberDualEncoder",
     "PlainNetwork",
-    "PositionClassifier",
-    "PositionDualEncoder",
+    "PositionEmbedding",
     "Pretrained",
     "Regressor",
+    "ScalarEmbedding",
     "load_pretrained",
     "save_network",
 ]

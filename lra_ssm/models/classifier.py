@@ -1,4 +1,4 @@
-"""The sequence classifier of the LRA tasks.
+"""The classifier of sequences.
 
 Shapes: B batch, L length, D channels, V vocabulary.
 """
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lra_ssm.layers import HeadSpec, PoolingSpec, S4Block
 from lra_ssm.layers.contract import check_call, check_output
-from lra_ssm.layers.spec import Blocks, HeadFactory, LayerFactory, Layers
+from lra_ssm.layers.spec import Blocks, EmbeddingFactory, HeadFactory, LayerFactory, Layers
 from lra_ssm.models.backbone import Backbone, Padding
 from lra_ssm.models.heads import LinearHead
 from lra_ssm.models.pooling import MeanPooling
@@ -18,24 +18,26 @@ class Classifier(Pretrained):
     """A `Backbone`, pooling over the real positions, and a head.
 
     Args:
-        layer: a specification, built by each block at the width it needs, or a list of them, repeated over the depth.
-        num_classes: number of classes.
-        vocab_size: V: inputs are token ids (B, L). One of it and d_input is given.
+        layer: a specification, which each block builds at the width it needs, or a list of them, repeated over the
+            depth.
+        num_classes: the number of classes.
+        vocab_size: V: inputs are token ids (B, L). Give either vocab_size or d_input.
         d_input: inputs are features (B, L, d_input).
         d_model: D, the width of the backbone.
-        n_layers: number of blocks.
-        block: a specification, built as `block(D, layer)`, or a list as of layers.
+        n_layers: the number of blocks.
+        block: a specification, built as `block(D, layer)`, or a list as for layers.
         pooling: a specification, built as `pooling(D)`; see models/pooling.py.
         head: a specification, built as `head(D, num_classes)`; see models/heads.py. None is `default_head`.
-        padding: "masked", or "seen" as in S5's public code: whether blocks and norms read padding; see `Backbone`.
-        embedding_std: standard deviation of the tokens' embedding at the start; None is 1.
+        padding: whether blocks and norms read padding: "masked", or "seen" as in S5's public code; see `Backbone`.
+        embedding_std: standard deviation of the tokens' embedding at initialization; None is 1.
+        embedding: a specification, built as `embedding(vocab_size or d_input, D)`; see models/embeddings.py. None is
+            nn.Embedding for tokens and nn.Linear for features.
 
     Raises:
-        ValueError: not exactly one of vocab_size and d_input is given, there is no such padding, or embedding_std is
-            not above 0 or stands next to d_input.
+        ValueError: as `Backbone`, or the head takes another number of vectors.
     """
 
-    per_example = 1  # sequences of an example; the data is checked against it
+    per_example = 1  # how many sequences an example has; the data is checked against it
     default_head: HeadFactory = LinearHead
 
     def __init__(
@@ -51,13 +53,14 @@ class Classifier(Pretrained):
         head: HeadFactory | None = None,
         padding: Padding = "masked",
         embedding_std: float | None = None,
+        embedding: EmbeddingFactory | None = None,
     ) -> None:
         super().__init__()
         if num_classes < 1:
             raise ValueError(f"num_classes is {num_classes}; it must be at least 1")
         self.backbone = Backbone(
             layer=layer, vocab_size=vocab_size, d_input=d_input, d_model=d_model, n_layers=n_layers, block=block,
-            padding=padding, embedding_std=embedding_std,
+            padding=padding, embedding_std=embedding_std, embedding=embedding,
         )  # fmt: skip
         self.pooling = PoolingSpec.of(pooling)(d_model)
         self.head = HeadSpec.of(head or type(self).default_head)(d_model, num_classes)
@@ -69,18 +72,18 @@ class Classifier(Pretrained):
         self.d_model, self.num_classes = d_model, num_classes
 
     def encode(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,) -> one vector per sequence (B, D)."""
+        """Return one vector per sequence (B, D), for inputs (B, L) int64 or (B, L, d_input) float and lengths (B,)."""
         x = self.backbone(inputs, lengths)
-        vector = self.pooling(x, lengths)
+        vector = self.pooling(x, self.backbone.output_lengths(lengths))
         check_output(self.pooling, vector, (len(x), self.d_model), x, "a pooling gives (batch, d_model)")
         return vector
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,) -> logits (B, num_classes)."""
+        """Map inputs (B, L) int64 or (B, L, d_input) float and lengths (B,) to logits (B, num_classes)."""
         return self.logits(self.encode(inputs, lengths))
 
     def logits(self, *vectors: Tensor) -> Tensor:
-        """The head's, of one vector per sequence of an example: (B, D) each -> (B, num_classes)."""
+        """Apply the head to the vectors (B, D) of an example's sequences: (B, num_classes)."""
         logits = self.head(*vectors)
         shape = (len(vectors[0]), self.num_classes)
         check_output(self.head, logits, shape, vectors[0], f"this head gives (batch, num_classes) {shape}")

@@ -10,18 +10,18 @@ from lra_ssm.models.heads import NLIHead
 
 
 class DualEncoder(Classifier):
-    """One `Classifier`'s backbone and pooling for both sequences of a pair, and a head on the two vectors.
+    """One backbone and pooling for both sequences of a pair, and a head on the two vectors.
 
-    Arguments and errors are a `Classifier`'s; head: `NLIHead`, the public S4 code's, or `LRAPairHead`, LRA's own.
+    Arguments and errors as in `Classifier`; head: `NLIHead`, the public S4 code's, or `LRAPairHead`, LRA's own.
     """
 
     per_example = 2
     default_head = NLIHead
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """inputs (B, 2, L) int64 or (B, 2, L, d_input) float, lengths (B, 2) -> logits (B, num_classes).
+        """Map inputs (B, 2, L) int64 or (B, 2, L, d_input) float and lengths (B, 2) to logits (B, num_classes).
 
-        Raises ValueError where the inputs are no pairs.
+        Raises ValueError if the inputs are not pairs.
         """
         if inputs.dim() < 3 or inputs.shape[1] != 2:
             raise ValueError(f"inputs {tuple(inputs.shape)}: a dual encoder takes pairs (batch, 2, length)")

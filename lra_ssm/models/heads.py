@@ -1,7 +1,7 @@
 """Heads: from one vector per sequence, or two, to logits.
 
-Each is built as `Head(d_model, num_classes)`; a classifier calls `head(x)`, a dual encoder `head(x, y)`, with x and y
-(B, D). per_example says which, and is checked against the network's; a head without it is taken as it is.
+A head is built as `Head(d_model, num_classes)`; a classifier calls `head(x)`, a dual encoder `head(x, y)`, with x and y
+(B, D). `per_example` is the number of vectors, checked against the network's; a head without it is not checked.
 
 Shapes: B batch, D channels.
 """
@@ -28,13 +28,13 @@ class LinearHead(nn.Linear):
 
 
 class MLPHead(nn.Sequential):
-    """D -> width -> ReLU -> num_classes: LRA's own.
+    """D -> width -> ReLU -> num_classes: LRA's own head.
 
     Source: Tay et al. 2021.
 
     Args:
         d_model: D.
-        num_classes: number of classes.
+        num_classes: the number of classes.
         width: of the hidden layer; None is D.
     """
 
@@ -47,13 +47,13 @@ class MLPHead(nn.Sequential):
         self.grows = width is None
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """A width of its own does not grow with the model's."""
+        """A given width does not grow with the model's."""
         roles: tuple[WidthRole, ...] = ("hidden", "readout") if self.grows else ("state", "fixed")
         return _linear_roles(self, roles)
 
 
 class NLIHead(nn.Sequential):
-    """[x, y, x − y, x · y] (4D) -> D -> GELU -> num_classes: the public S4 code's for Retrieval."""
+    """[x, y, x − y, x · y] (4D) -> D -> GELU -> num_classes: the public S4 code's head for Retrieval."""
 
     per_example = 2
     optim_roles = biases_without_decay
@@ -69,13 +69,13 @@ class NLIHead(nn.Sequential):
 
 
 class LRAPairHead(nn.Sequential):
-    """[x, y] (2D) -> width -> ReLU -> width/2 -> ReLU -> num_classes: LRA's own for pairs.
+    """[x, y] (2D) -> width -> ReLU -> width/2 -> ReLU -> num_classes: LRA's own head for pairs.
 
     Source: Tay et al. 2021, for Retrieval.
 
     Args:
         d_model: D.
-        num_classes: number of classes.
+        num_classes: the number of classes.
         width: of the first hidden layer; None is D.
     """
 
@@ -92,14 +92,16 @@ class LRAPairHead(nn.Sequential):
         return super().forward(torch.cat([x, y], -1))
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """A width of its own does not grow with the model's."""
+        """A given width does not grow with the model's."""
         roles: tuple[WidthRole, ...] = ("hidden", "hidden", "readout") if self.grows else ("state", "fixed", "fixed")
         return _linear_roles(self, roles)
 
 
 class LogitPairHead(nn.Module):
-    """An LRA pair head on the logits of both. x and y each to num_classes by one linear map, then 2 · num_classes ->
-    512 -> ReLU -> 256 -> ReLU -> num_classes: jsie7/ssm-benchmark's for Retrieval."""
+    """An LRA pair head on the logits of both, jsie7/ssm-benchmark's head for Retrieval.
+
+    One linear map takes x and y to num_classes; then 2 · num_classes -> 512 -> ReLU -> 256 -> ReLU -> num_classes.
+    """
 
     per_example = 2
     optim_roles = biases_without_decay
@@ -115,7 +117,7 @@ class LogitPairHead(nn.Module):
         return self.match(torch.cat([self.each(x), self.each(y)], -1))
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """`each` says its own; what follows has the logits' sizes and its own."""
+        """`each` declares its own roles; the other sizes are the number of logits and fixed numbers."""
         return {name: "fixed" for name, _ in self.named_parameters() if name.startswith("match.")}
 
 
@@ -126,6 +128,6 @@ def _positive(width: int | None, d_model: int) -> int:
 
 
 def _linear_roles(maps: nn.Sequential, roles: Sequence[WidthRole]) -> dict[str, WidthRole]:
-    """Of the linear maps of a head, in their order."""
+    """Return the roles of a head's linear maps, given in their order."""
     linear = [name for name, module in maps.named_children() if isinstance(module, nn.Linear)]
     return linear_roles(**{name: (maps[int(name)], role) for name, role in zip(linear, roles, strict=True)})

@@ -1,6 +1,6 @@
-"""The language model: a backbone of causal blocks and a head that tells the next token.
+"""The language model: a backbone of causal blocks and a head that predicts the next token.
 
-Shapes: B batch, L length, D channels, V vocabulary, padded to a multiple where the head's product is faster so.
+Shapes: B batch, L length, D channels, V vocabulary, which may be padded to a multiple to make the head faster.
 """
 
 import math
@@ -18,30 +18,30 @@ from lra_ssm.models.generation import Generation, Stop
 from lra_ssm.models.pretrained import Pretrained
 from lra_ssm.ops import linear_cross_entropy, step_linear
 
-NOT_SCORED = -100  # the target of a position that is not scored, as torch's cross-entropy has it
+NOT_SCORED = -100  # the target of positions that are not scored, as in torch's cross-entropy
 
 
 class LanguageModel(Pretrained):
-    """A `Backbone` and a head: logits of each next token. The head is linear, on every position.
+    """A `Backbone` and a linear head: the logits of the next token at every position.
 
-    Initialized as Mamba's public code does (models/mixer_seq_simple.py): the embedding N(0, 0.02²), and of a block that
-    has `scale_residual` the last projection divided by √n_layers.
+    Initialized as by Mamba's public code (models/mixer_seq_simple.py): the embedding as N(0, 0.02²), and the last
+    projection of a block with `scale_residual` divided by √n_layers.
 
     Args:
-        layer: a specification, built by each block at the width it needs, or a list of them, repeated over the depth;
-            causal.
-        vocab_size: V, the tokens there are.
+        layer: a specification, which each block builds at the width it needs, or a list of them, repeated over the
+            depth; causal.
+        vocab_size: V, the number of tokens.
         d_model: D.
-        n_layers: number of blocks.
-        block: a specification, built as `block(D, layer)`, or a list as of layers.
+        n_layers: the number of blocks.
+        block: a specification, built as `block(D, layer)`, or a list as for layers.
         tie_embeddings: the head's weight is the embedding's.
         pad_vocab_size_multiple: embedding and head have V rows, rounded up to a multiple of it. The rows beyond V are
-            in the softmax, as in Mamba's code, and learn to be improbable; none of them is ever generated.
-        residual_in_float32: what goes from one pre-norm block to the next is float32 in a model of lower precision.
-        activation_checkpointing: blocks are run again in backward instead of keeping what they computed.
+            part of the softmax, as in Mamba's code, and learn to be improbable; they are never generated.
+        residual_in_float32: in a model of lower precision, what goes from one pre-norm block to the next is float32.
+        activation_checkpointing: in training, backward runs the blocks again instead of keeping their activations.
 
     Raises:
-        ValueError: sizes that cannot be, or a layer that reads what it is to tell.
+        ValueError: invalid sizes, or a bidirectional layer, which would see the targets.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LanguageModel(Pretrained):
         for module in self.backbone.modules():
             if getattr(module, "bidirectional", False) is True:
                 name = type(module).__name__
-                raise ValueError(f"{name} is bidirectional: a language model's layers read from the left alone")
+                raise ValueError(f"{name} is bidirectional: a language model's layers only read from the left")
         embedding = self.backbone.embedding.weight
         assert isinstance(embedding, Tensor)
         nn.init.normal_(embedding, std=0.02)
@@ -85,7 +85,7 @@ class LanguageModel(Pretrained):
 
     @property
     def head_weight(self) -> Tensor:
-        """(padded V, D)."""
+        """The head's weight (padded V, D)."""
         weight = (self.backbone.embedding if self.head is None else self.head).weight
         assert isinstance(weight, Tensor)
         return weight
@@ -99,10 +99,11 @@ class LanguageModel(Pretrained):
         initial_state: State | None = None,
         return_last_state: bool = False,
     ) -> Tensor | tuple[Tensor, State]:
-        """ids (B, L) int64 -> logits (B, L, padded V) of the tokens that follow, 0 at padding; or with the states.
+        """Map ids (B, L) int64 to logits (B, L, padded V) of each next token, 0 at padding; or to (logits, states).
 
-        lengths (B,); reset (B, L) bool, true where a new document starts; initial_state as `initial_state` gives it.
-        Raises ValueError, naming it, for what a block or layer does not take.
+        lengths: (B,). reset: (B, L) bool, true where a new document starts. initial_state: as from `initial_state`.
+
+        Raises ValueError for what a block or layer does not take, naming it.
         """
         x, state = self.hidden(ids, lengths, reset, initial_state, return_last_state)
         logits = mask_padding(self.logits(x), lengths)
@@ -116,12 +117,12 @@ class LanguageModel(Pretrained):
         initial_state: State | None = None,
         return_last_state: bool = False,
     ) -> tuple[Tensor, State]:
-        """What the head reads, (B, L, D), and the states, () where they are not asked for; arguments as `forward`."""
+        """Return the head's input (B, L, D) and the states, () without return_last_state; arguments as in `forward`."""
         out = self.backbone(ids, lengths, reset=reset, initial_state=initial_state, return_last_state=return_last_state)
         return out if return_last_state else (out, ())
 
     def logits(self, x: Tensor) -> Tensor:
-        """The head: (…, D) -> (…, padded V)."""
+        """Apply the head: (…, D) -> (…, padded V)."""
         return step_linear(x.to(self.head_weight.dtype), self.head_weight)
 
     def negative_log_likelihood(
@@ -135,9 +136,9 @@ class LanguageModel(Pretrained):
         return_last_state: bool = False,
         reduction: Literal["none", "sum"] = "none",
     ) -> tuple[Tensor, State]:
-        """−log p of targets (B, L) int64 in nats, and the states: (B, L), 0 where a target is NOT_SCORED; or the sum.
+        """Return −log p of targets (B, L) int64 in nats and the states: (B, L), 0 where NOT_SCORED, or the sum.
 
-        The other arguments as in `forward`. Never holds the logits of all positions: ops/cross_entropy.py.
+        Other arguments as in `forward`. The logits of all positions are never in memory: ops/cross_entropy.py.
         """
         x, state = self.hidden(ids, lengths, reset, initial_state, return_last_state)
         x = x.to(self.head_weight.dtype)
@@ -146,7 +147,7 @@ class LanguageModel(Pretrained):
 
     @torch.no_grad()
     def score(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """ids (B, L) int64, lengths (B,) -> (B, L − 1): log p(ids[:, t + 1] | ids[:, : t + 1]), nats; 0 at padding."""
+        """Return log p(ids[:, t + 1] | ids[:, : t + 1]) in nats, (B, L − 1), 0 at padding; ids (B, L), lengths (B,)."""
         if ids.dim() != 2 or ids.shape[1] < 2:
             raise ValueError(
                 f"ids: shape {tuple(ids.shape)}; expected (B, L) with L >= 2: the first has nothing before"
@@ -158,11 +159,11 @@ class LanguageModel(Pretrained):
         return -self.negative_log_likelihood(inputs, targets)[0]
 
     def initial_state(self, batch_size: int) -> State:
-        """The states of all blocks before the first token."""
+        """Return the states of all blocks before the first token."""
         return self.backbone.initial_state(batch_size)
 
     def step(self, ids_t: Tensor, state: State) -> tuple[Tensor, State]:
-        """One token: ids_t (B,) int64, states -> (logits (B, padded V), states)."""
+        """Advance by one token: ids_t (B,) int64, states -> (logits (B, padded V), states)."""
         x, state = self.backbone.step(ids_t, state)
         return self.logits(x), state
 
@@ -179,10 +180,10 @@ class LanguageModel(Pretrained):
         seed: int | Sequence[int] | None = None,
         stop: Stop = (),
     ) -> Tensor:
-        """Continues prompts: ids (B, L) int64 -> (B, L + max_new_tokens) int64, the prompts included.
+        """Continue prompts: ids (B, L) int64 -> (B, L + max_new_tokens) int64, prompts included.
 
-        A row's new tokens stand right behind its own prompt; behind its end, what stopped it included, is 0.
-        Arguments and errors as of `Generation`, which gives token by token and tells how long each row is.
+        A row's new tokens directly follow its own prompt, with the stop that ended it; the rest of the row is 0.
+        Arguments and errors as in `Generation`, which yields token by token and knows how long each row is.
         """
         generation = Generation(
             self, ids, max_new_tokens, lengths=lengths, temperature=temperature, top_k=top_k, top_p=top_p,
@@ -196,8 +197,10 @@ class LanguageModel(Pretrained):
         return {} if self.head is None else {"head.weight": "readout"}
 
     def scales_of_a_tied_readout(self) -> list[str]:
-        """The parameters that scale what the head reads, where its weight is the embedding's and cannot have a scale of
-        its own: the last norm's. Raises ValueError where blocks end without a norm."""
+        """Return the parameters that scale the input of a head tied to the embedding: the last norm's.
+
+        Such a head cannot have a scale of its own. Raises ValueError if the blocks end without a norm.
+        """
         if self.head is not None:
             return []
         if self.backbone.norm is None:

@@ -1,8 +1,8 @@
-"""Mamba's and Mamba-2's public checkpoints: what their config.json says as a `LanguageModel`, and their tensors' names.
+"""Mamba's and Mamba-2's public checkpoints: their config.json as a `LanguageModel`, and their tensors' names.
 
-Two layouts with the same tensors: `state-spaces/mamba-*`, `mamba2-*` (mamba_ssm's MambaConfig and MambaLMHeadModel,
-source: mamba_ssm/models/config_mamba.py, mixer_seq_simple.py) and `-hf` (transformers' MambaForCausalLM and
-Mamba2ForCausalLM). `mamba_kinds` has what is Mamba's and what Mamba-2's.
+There are two layouts with the same tensors: `state-spaces/mamba-*`, `mamba2-*` (mamba_ssm's MambaConfig and
+MambaLMHeadModel, source: mamba_ssm/models/config_mamba.py, mixer_seq_simple.py) and `-hf` (transformers'
+MambaForCausalLM and Mamba2ForCausalLM). `mamba_kinds` has the differences between Mamba and Mamba-2.
 
 Shapes: V vocabulary, D channels, E inner channels.
 """
@@ -34,15 +34,15 @@ _STATE_SPACES = {
 
 
 def network_of_mamba(config: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """The specification of the `LanguageModel` that a config.json of either layout describes; None for other layouts.
+    """Return the `LanguageModel`'s specification for a config.json of either layout, or None for other layouts.
 
-    Raises InputError, naming it, for a setting that such a model cannot have.
+    Raises InputError for a setting that such a model cannot have, naming it.
     """
-    found = [kind for kind in KINDS if config.get("model_type") == kind.model_type]
-    if found:
-        kind, values = found[0], _of_transformers(config, found[0], where)
+    named = next((kind for kind in KINDS if config.get("model_type") == kind.model_type), None)
+    if named is not None:
+        kind, values = named, _from_transformers(config, named, where)
     elif {"d_model", "n_layer"} <= config.keys() and "model_type" not in config:
-        kind, values = _of_state_spaces(config, where)
+        kind, values = _from_state_spaces(config, where)
     else:
         return None
     D, E = values["d_model"], values.get("d_inner", int(values["expand"] * values["d_model"]))
@@ -65,8 +65,8 @@ def network_of_mamba(config: Mapping[str, Any], where: str) -> dict[str, Any] | 
     return {"class_path": "lra_ssm.models.LanguageModel", "init_args": arguments}
 
 
-def _of_transformers(config: Mapping[str, Any], kind: Kind, where: str) -> dict[str, Any]:
-    """Settings by state-spaces' names."""
+def _from_transformers(config: Mapping[str, Any], kind: Kind, where: str) -> dict[str, Any]:
+    """Return the settings of a -hf config.json by state-spaces' names."""
     limit = config.get("time_step_limit")
     if isinstance(limit, list):  # transformers writes infinity, which JSON lacks, as {"__float__": "Infinity"}
         limit = [float("inf") if x == {"__float__": "Infinity"} else x for x in limit]
@@ -74,27 +74,28 @@ def _of_transformers(config: Mapping[str, Any], kind: Kind, where: str) -> dict[
     values = _settings(config, kind.hf, where, strict=False)
     _require(values, where, layer_norm_epsilon=1e-5, **kind.hf_needed)
     if values["hidden_act"] not in ("silu", "swish"):
-        raise InputError(f"{where}: hidden_act is {values['hidden_act']!r}; 'silu' alone can be read")
+        raise InputError(f"{where}: hidden_act is {values['hidden_act']!r}; only 'silu' can be read")
     renamed = {ours: values[theirs] for ours, theirs in kind.hf_names.items()}
     inner = {"d_inner": config["intermediate_size"]} if kind is MAMBA and "intermediate_size" in config else {}
     return {**kind.ssm_cfg, **values, **renamed, **inner, "rms_norm": True, "pad_vocab_size_multiple": 1}
 
 
-def _of_state_spaces(config: Mapping[str, Any], where: str) -> tuple[Kind, dict[str, Any]]:
+def _from_state_spaces(config: Mapping[str, Any], where: str) -> tuple[Kind, dict[str, Any]]:
+    """Return the kind and the settings of a state-spaces config.json."""
     values = _settings(config, _STATE_SPACES, where, strict=True)
     _require(values, where, d_intermediate=0, attn_layer_idx=[])
-    named, of_layer = values["ssm_cfg"].get("layer", MAMBA.ssm_layer), f"{where}: ssm_cfg"
-    kind = next((kind for kind in KINDS if kind.ssm_layer == named), None)
+    layer, inside = values["ssm_cfg"].get("layer", MAMBA.ssm_layer), f"{where}: ssm_cfg"
+    kind = next((kind for kind in KINDS if kind.ssm_layer == layer), None)
     if kind is None:
         known = " and ".join(repr(kind.ssm_layer) for kind in KINDS)
-        raise InputError(f"{of_layer}: layer is {named!r}; {known} alone can be read")
-    values |= _settings(values["ssm_cfg"], kind.ssm_cfg, of_layer, strict=True)
-    _require(values, of_layer, **kind.ssm_needed)
+        raise InputError(f"{inside}: layer is {layer!r}; only {known} can be read")
+    values |= _settings(values["ssm_cfg"], kind.ssm_cfg, inside, strict=True)
+    _require(values, inside, **kind.ssm_needed)
     return kind, values
 
 
 def _settings(given: Any, defaults: Mapping[str, Any], where: str, strict: bool) -> dict[str, Any]:
-    """A configuration with its defaults. strict: what is none of them is an error, not something for others."""
+    """Fill in a configuration's defaults; strict: an unknown setting is an error instead of being ignored."""
     if not isinstance(given, Mapping):
         raise InputError(f"{where} is a {type(given).__name__}, not settings by name")
     for name, value in given.items():
@@ -103,25 +104,26 @@ def _settings(given: Any, defaults: Mapping[str, Any], where: str, strict: bool)
         kind = type(defaults.get(name, value))
         fits = isinstance(value, (int, float) if kind is float or name == "expand" else kind) or name == "conv_init"
         if name in defaults and not fits and not (defaults[name] == "auto" and isinstance(value, int)):
-            raise InputError(f"{where}: {name} is {value!r:.40}, not of the kind of {defaults[name]!r}")
+            raise InputError(f"{where}: {name} is {value!r:.40}; expected the type of {defaults[name]!r}")
     return {name: given.get(name, default) for name, default in defaults.items()}
 
 
 def _require(values: Mapping[str, Any], where: str, **needed: Any) -> None:
     for name, value in needed.items():
         if values[name] != value:
-            raise InputError(f"{where}: {name} is {values[name]!r}; {value!r} alone can be read")
+            raise InputError(f"{where}: {name} is {values[name]!r}; only {value!r} can be read")
 
 
 def _kind_of(names: Iterable[str]) -> Kind:
-    """By our names of parameters."""
+    """Decide the kind by our names of parameters."""
     return MAMBA2 if any(name.endswith(".gated_norm.weight") for name in names) else MAMBA
 
 
 def to_mamba(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a `LanguageModel` of S6 in MambaBlocks, or SSD in Mamba2Blocks, under the names of the -hf layout.
+    """Rename the tensors of a `LanguageModel` of S6 in MambaBlocks, or SSD in Mamba2Blocks, to the -hf layout.
 
-    Also of tensors without values (on the meta device), for their shapes."""
+    The tensors may be on the meta device, for their shapes.
+    """
     kind = _kind_of(state)
     top, block = ({ours: theirs for theirs, ours in names.items()} for names in (_TOP, kind.names))
     top[_EMBEDDING] = _EMBEDDING_HF
@@ -129,10 +131,10 @@ def to_mamba(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     later = {part for parts in kind.joined.values() for part in parts[1:]}
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        if within := re.fullmatch(r"backbone\.blocks\.(\d+)\.(.+)", name):
-            prefix, rest = f"backbone.layers.{within[1]}.", within[2]
+        if match := re.fullmatch(r"backbone\.blocks\.(\d+)\.(.+)", name):
+            prefix, rest = f"backbone.layers.{match[1]}.", match[2]
             if rest in joined:
-                parts = [state[f"backbone.blocks.{within[1]}.{part}"] for part in kind.joined[joined[rest]]]
+                parts = [state[f"backbone.blocks.{match[1]}.{part}"] for part in kind.joined[joined[rest]]]
                 found[prefix + joined[rest]] = torch.cat(parts)
             elif rest not in later:
                 found[prefix + block[rest]] = tensor
@@ -142,23 +144,26 @@ def to_mamba(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_mamba(tensors: Mapping[str, Tensor], sizes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `to_mamba`, of tensors that are as `normalized` gives them. sizes: of the model."""
+    """Invert `to_mamba` for tensors as `normalized` returns them; sizes: the model's state_dict."""
     kind, found = _kind_of(sizes), dict[str, Tensor]()
     for name, tensor in tensors.items():
-        if within := re.fullmatch(r"backbone\.layers\.(\d+)\.(.+)", name):
-            prefix = f"backbone.blocks.{within[1]}."
-            if within[2] in kind.joined:
-                names = [prefix + part for part in kind.joined[within[2]]]
+        if match := re.fullmatch(r"backbone\.layers\.(\d+)\.(.+)", name):
+            prefix = f"backbone.blocks.{match[1]}."
+            if match[2] in kind.joined:
+                names = [prefix + part for part in kind.joined[match[2]]]
                 found |= zip(names, tensor.split([len(sizes[part]) for part in names]), strict=True)
             else:
-                found[prefix + kind.names[within[2]]] = tensor
+                found[prefix + kind.names[match[2]]] = tensor
         else:
             found[_EMBEDDING if name == _EMBEDDING_HF else _TOP[name]] = tensor
     return found
 
 
 def normalized(tensors: Mapping[str, Tensor], tied: bool, where: str) -> dict[str, Tensor]:
-    """Tensors of either layout under the names of -hf, a tied head left out. Raises InputError: it is another one."""
+    """Return the tensors of either layout by the names of -hf, without a tied head.
+
+    Raises InputError if the head is tied by the configuration but not equal to the embedding.
+    """
     found = {_EMBEDDING_HF if name == _EMBEDDING else name: tensor for name, tensor in tensors.items()}
     if tied and _EMBEDDING_HF in found and (head := found.pop("lm_head.weight", None)) is not None:
         if not torch.equal(head, found[_EMBEDDING_HF]):
@@ -167,18 +172,17 @@ def normalized(tensors: Mapping[str, Tensor], tied: bool, where: str) -> dict[st
 
 
 def hf_config(network: Mapping[str, Any], end_of_text: int | None, where: str) -> dict[str, Any]:
-    """config.json of transformers' MambaForCausalLM or Mamba2ForCausalLM for a network's specification, complete with
-    its defaults.
+    """Return the config.json of transformers' MambaForCausalLM or Mamba2ForCausalLM for a network's specification.
 
-    Raises InputError saying what that class cannot be.
+    The specification includes its defaults. Raises InputError naming what that class cannot represent.
     """
     arguments = network["init_args"]
     layer, block = arguments.get("layer") or {}, arguments.get("block") or {}
     paths = [given.get("class_path") for given in (layer, block) if isinstance(given, Mapping)]
     kind = MAMBA2 if {MAMBA2.layer, MAMBA2.block} & {*paths} else MAMBA
-    refused = _not_mamba(kind, network, layer, block)
-    if refused:
-        raise InputError(f"{where}: transformers' {kind.hf_class} cannot be such a model: {refused}")
+    reason = _unsupported_reason(kind, network, layer, block)
+    if reason:
+        raise InputError(f"{where}: transformers' {kind.hf_class} cannot represent such a model: {reason}")
     unit, inner = layer["init_args"], block["init_args"]
     D, multiple = arguments["d_model"], arguments["pad_vocab_size_multiple"]
     E = round(inner["expand"] * D)
@@ -204,16 +208,16 @@ def hf_config(network: Mapping[str, Any], end_of_text: int | None, where: str) -
     }
 
 
-def _not_mamba(kind: Kind, network: Mapping[str, Any], layer: Any, block: Any) -> str:
-    """What of a specification the class has not, as text; empty if nothing."""
+def _unsupported_reason(kind: Kind, network: Mapping[str, Any], layer: Any, block: Any) -> str:
+    """Say what of a specification transformers' class does not support; "" if it supports everything."""
     for given, needed in ((network, "lra_ssm.models.LanguageModel"), (layer, kind.layer), (block, kind.block)):
         if not isinstance(given, Mapping) or given.get("class_path") != needed:
-            found = given.get("class_path") if isinstance(given, Mapping) else "several kinds of layers or blocks"
-            return f"it has {found}, not {needed}"
+            path = given.get("class_path") if isinstance(given, Mapping) else "several kinds of layers or blocks"
+            return f"it has {path}, not {needed}"
     for values, needed_here in ((layer["init_args"], kind.layer_needed), (block["init_args"], kind.block_needed)):
         for name, value in needed_here.items():
             if values[name] != value:
                 return f"{name} is {values[name]!r}, not {value!r}"
     if not float(block["init_args"]["expand"]).is_integer():
-        return f"expand is {block['init_args']['expand']}, no whole number"
+        return f"expand is {block['init_args']['expand']}, not a whole number"
     return ""

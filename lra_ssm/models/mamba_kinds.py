@@ -1,4 +1,4 @@
-"""Mamba's and Mamba-2's public checkpoints: what is one thing in the first and another in the second.
+"""Mamba's and Mamba-2's public checkpoints: what differs between the two.
 
 Sources: mamba_ssm/modules/mamba_simple.py and mamba2.py; transformers, models/mamba and models/mamba2.
 
@@ -13,7 +13,7 @@ from lra_ssm.errors import InputError
 
 
 class Kind(NamedTuple):
-    """Defaults are what a config.json need not say."""
+    """One of the two; defaults are the settings that a config.json may omit."""
 
     model_type: str  # transformers'
     hf_class: str
@@ -23,14 +23,14 @@ class Kind(NamedTuple):
     ssm_cfg: dict[str, Any]  # state-spaces' settings with their defaults
     hf: dict[str, Any]  # transformers'
     hf_names: dict[str, str]  # state-spaces' name -> transformers'
-    ssm_needed: dict[str, Any]  # of ssm_cfg, what alone can be read
+    ssm_needed: dict[str, Any]  # of ssm_cfg: the only values that can be read
     hf_needed: dict[str, Any]
-    layer_arguments: Callable[[dict[str, Any], str], dict[str, Any]]  # of settings by state-spaces' names
-    hf_arguments: Callable[[Mapping[str, Any], int], dict[str, Any]]  # of the layer's arguments and E
-    layer_needed: dict[str, Any]  # of ours, what alone transformers has
+    layer_arguments: Callable[[dict[str, Any], str], dict[str, Any]]  # from settings by state-spaces' names
+    hf_arguments: Callable[[Mapping[str, Any], int], dict[str, Any]]  # from the layer's arguments and E
+    layer_needed: dict[str, Any]  # of ours: the only values that transformers has
     block_needed: dict[str, Any]
     names: dict[str, str]  # theirs -> ours, within a block
-    joined: dict[str, tuple[str, ...]]  # theirs, which is ours one below the other
+    joined: dict[str, tuple[str, ...]]  # their name -> ours, which are concatenated
 
 
 _SAME = ("conv1d.weight", "conv1d.bias", "out_proj.weight", "out_proj.bias")
@@ -46,7 +46,7 @@ _HF_NAMES = {
     "dt_min": "time_step_min", "dt_max": "time_step_max", "bias": "use_bias", "conv_bias": "use_conv_bias",
     "tie_embeddings": "tie_word_embeddings",
 }  # fmt: skip
-# dt_min and so on say how weights are drawn, use_fast_path, chunk_size and the like how they are run.
+# dt_min and so on determine how weights are drawn; use_fast_path, chunk_size and the like how they run.
 _DRAWN = {"dt_min": 1e-3, "dt_max": 0.1, "dt_init_floor": 1e-4}
 
 

@@ -1,4 +1,4 @@
-"""The network of theory and of small experiments: linear in, layers, a nonlinearity or none, linear out.
+"""The network of theory and small experiments: a linear map, layers with or without a nonlinearity, a linear map.
 
 Shapes: B batch, L length, D channels, V vocabulary, K outputs.
 """
@@ -15,27 +15,27 @@ from lra_ssm.models.pretrained import Pretrained
 
 
 class PlainNetwork(Pretrained):
-    """N σ(Γ(M u) + θ), Γ any layer (Yu & Erichson 2025, eq. 5), or several x -> σ(Γ(x) + θ) between M and N.
+    """N σ(Γ(M u) + θ) with any layer as Γ (Yu & Erichson 2025, eq. 5), or several x -> σ(Γ(x) + θ) between M and N.
 
     There is no norm, gate, residual or dropout, and neither M nor N has a bias.
 
     Args:
         layer: Γ, a specification, or a list of them, repeated over the depth.
-        num_outputs: K, of a regression or classes.
-        vocab_size: V: inputs are token ids (B, L), M their embedding. One of it and d_input is given.
+        num_outputs: K, the outputs of a regression, or the classes.
+        vocab_size: V: inputs are token ids (B, L), and M is their embedding. Give either vocab_size or d_input.
         d_input: inputs are features (B, L, d_input).
         d_model: D.
-        n_layers: how often x -> σ(Γ(x) + θ).
+        n_layers: the number of x -> σ(Γ(x) + θ).
         nonlinearity: σ; "none" is the identity.
-        bias: θ.
-        pooling: a specification, built as `pooling(D)`, in front of N: K outputs per sequence; null for K at every
+        bias: whether there is a θ.
+        pooling: a specification, built as `pooling(D)`, before N: K outputs per sequence; null for K outputs at every
             position.
 
     Raises:
         ValueError: not exactly one of vocab_size and d_input is given, or there is no such nonlinearity.
     """
 
-    per_example = 1  # sequences of an example; the data is checked against it
+    per_example = 1  # how many sequences an example has; the data is checked against it
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class PlainNetwork(Pretrained):
         self.decoder = nn.Linear(d_model, num_outputs, bias=False)
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,) -> (B, K), or (B, L, K), 0 at padding."""
+        """Map inputs (B, L) int64 or (B, L, d_input) float and lengths (B,) to (B, K), or (B, L, K), 0 at padding."""
         check_inputs(inputs, self.d_input)
         x = mask_padding(self.encoder(inputs), lengths)
         for block in self.blocks:

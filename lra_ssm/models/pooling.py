@@ -1,7 +1,7 @@
-"""Pooling: from a vector per position to one per sequence, over real positions alone.
+"""Pooling: from a vector per position to one per sequence, over real positions only.
 
-Each is built as `Pooling(d_model)` and called as `pooling(x, lengths)`: x (B, L, D), 0 at padding, lengths (B,) or None
-where there is none -> (B, D). Raises ValueError for lengths that x cannot have: of nothing there is no mean.
+A pooling is built as `Pooling(d_model)` and called as `pooling(x, lengths)`: x (B, L, D), 0 at padding, and lengths
+(B,) or None -> (B, D). It raises ValueError for invalid lengths, 0 included: the mean of no positions is undefined.
 
 Shapes: B batch, L length, D channels.
 """
@@ -24,7 +24,7 @@ class MeanPooling(nn.Module):
 
 
 class FirstPooling(nn.Module):
-    """The first position, or a class token in front."""
+    """The first position, which may be a class token."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The network of regressions: real outputs for a sequence, or for each of its positions.
+"""The network for regression: real outputs for a sequence, or for each of its positions.
 
 Shapes: B batch, L length, D channels, V vocabulary, K outputs.
 """
@@ -14,25 +14,26 @@ from lra_ssm.models.pretrained import Pretrained
 
 
 class Regressor(Pretrained):
-    """A `Backbone`, pooling over the real positions or none, and a head.
+    """A `Backbone`, optionally pooling over the real positions, and a head.
 
     Args:
-        layer: a specification, built by each block at the width it needs, or a list of them, repeated over the depth.
+        layer: a specification, which each block builds at the width it needs, or a list of them, repeated over the
+            depth.
         num_outputs: K.
-        vocab_size: V: inputs are token ids (B, L). One of it and d_input is given.
+        vocab_size: V: inputs are token ids (B, L). Give either vocab_size or d_input.
         d_input: inputs are features (B, L, d_input).
         d_model: D, the width of the backbone.
-        n_layers: number of blocks.
-        block: a specification, built as `block(D, layer)`, or a list as of layers.
-        pooling: a specification, built as `pooling(D)`: K outputs per sequence; null for K at every position.
-        head: a specification, built as `head(D, K)`; without pooling it takes (B, L, D).
-        padding: "masked", or "seen" as in S5's public code: whether blocks and norms read padding; see `Backbone`.
+        n_layers: the number of blocks.
+        block: a specification, built as `block(D, layer)`, or a list as for layers.
+        pooling: a specification, built as `pooling(D)`: K outputs per sequence; null for K outputs at every position.
+        head: a specification, built as `head(D, K)`; without pooling its input is (B, L, D).
+        padding: whether blocks and norms read padding: "masked", or "seen" as in S5's public code; see `Backbone`.
 
     Raises:
         ValueError: not exactly one of vocab_size and d_input is given, or there is no such padding.
     """
 
-    per_example = 1  # sequences of an example; the data is checked against it
+    per_example = 1  # how many sequences an example has; the data is checked against it
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Regressor(Pretrained):
         self.head = HeadSpec.of(head)(d_model, num_outputs)
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,) -> (B, K), or (B, L, K), 0 at padding."""
+        """Map inputs (B, L) int64 or (B, L, d_input) float and lengths (B,) to (B, K), or (B, L, K), 0 at padding."""
         x = self.backbone(inputs, lengths)
         if self.pooling is not None:
             return self.head(self.pooling(x, lengths))

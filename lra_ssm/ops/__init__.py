@@ -1,6 +1,7 @@
 """Pure functions on tensors: discretization, initialization, long convolutions, S4D kernels, the selective scan."""
 
 from lra_ssm.ops.backends import note_backend, prefer_backend, record_backends, scan_backends
+from lra_ssm.ops.block_linear import block_linear
 from lra_ssm.ops.convolution import bidirectional_convolution, causal_convolution
 from lra_ssm.ops.cross_entropy import linear_cross_entropy
 from lra_ssm.ops.depthwise_convolution import causal_depthwise_convolution, last_taps
@@ -42,6 +43,7 @@ __all__ = [
     "bidirectional_convolution_reference",
     "bilinear",
     "bilinear_as_zoh",
+    "block_linear",
     "causal_convolution",
     "causal_convolution_reference",
     "causal_depthwise_convolution",

@@ -28,6 +28,7 @@ from lra_ssm.layers import (
     RecurrentLayer,
     S4Block,
     S5Block,
+    ScanContext,
     StableSSM,
     TransformerBlock,
 )
@@ -47,14 +48,16 @@ class Leaky(RecurrentLayer):
         self.b = nn.Parameter(torch.randn(d_model))
         self.bias = nn.Parameter(torch.randn(d_model))  # input 0 does not leave the state at 0
         if bidirectional:
-            self.reverse = Leaky(d_model)
+            self.add_reverse()
 
-    def scan(self, x, valid=None, reset=None, initial_state=None, return_last_state=False):
+    def scan(self, x, context: ScanContext):
         a, b = torch.polar(self.radius, self.phase), (x * self.b + self.bias).transpose(1, 2)
-        if valid is not None:
-            valid = valid.transpose(1, 2)
+        if context.valid is not None:
+            valid = context.valid.transpose(1, 2)
             a, b = torch.where(valid, a[:, None], 1), b.masked_fill(~valid, 0)
-        states, last = linear_scan(a, b, initial_state=initial_state, reset=reset, return_last_state=True)
+        states, last = linear_scan(
+            a, b, initial_state=context.initial_state, reset=context.reset, return_last_state=True
+        )
         return states.real.transpose(1, 2) + x, last
 
     def roles(self):

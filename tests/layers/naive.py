@@ -165,10 +165,10 @@ DISCRETE = {
 
 def stable_ssm(unit, x: Tensor) -> Tensor:
     """One direction of the real diagonal form: Wang & Li 2024, eq. 1-2, f from its tables 5 and 7."""
-    w, form, held = unit.eigenvalue_weight, unit.parameterization, 1
+    w, form, factor = unit.eigenvalue_weight, unit.parameterization, 1
     if unit.delta is not None:
         rate = real_rate(w, form)
-        held, rate = (torch.exp(unit.delta * rate) - 1) / rate, torch.exp(unit.delta * rate)
+        factor, rate = (torch.exp(unit.delta * rate) - 1) / rate, torch.exp(unit.delta * rate)
     elif form.name == "best":
         a, b = form.numbers
         rate = 1 - 1 / (a * w**2 + b)
@@ -176,7 +176,7 @@ def stable_ssm(unit, x: Tensor) -> Tensor:
         rate = DISCRETE[form.name](w)
     state, outputs = torch.zeros(len(x), len(rate), dtype=x.dtype), []
     for t in range(x.shape[1]):
-        state = rate * state + held * (x[:, t] @ unit.U.T + unit.b)
+        state = rate * state + factor * (x[:, t] @ unit.U.T + unit.b)
         outputs.append(unit.readout(state) @ unit.C.T)
     return torch.stack(outputs, 1)
 
@@ -324,11 +324,11 @@ def with_mlp(block, x: Tensor) -> Tensor:
         return x
 
     def mlp(h: Tensor) -> Tensor:
-        y = linear(h, block.fc1.weight, block.fc1.bias)
-        if len(block.fc1.weight) == block.fc2.weight.shape[1]:
-            return linear(gelu_by_tanh(y), block.fc2.weight, block.fc2.bias)
+        y, fc2 = linear(h, block.mlp.fc1.weight, block.mlp.fc1.bias), block.mlp.fc2
+        if y.shape[-1] == fc2.weight.shape[1]:
+            return linear(gelu_by_tanh(y), fc2.weight, fc2.bias)
         a, b = y.chunk(2, -1)
-        return linear(silu(a) * b, block.fc2.weight, block.fc2.bias)
+        return linear(silu(a) * b, fc2.weight, fc2.bias)
 
     return residual(block, block.norm2, x, mlp)
 

@@ -73,7 +73,7 @@ def test_positions_far_behind_are_exact_in_float32():
         ({"n_kv_heads": 3}, "n_kv_heads is 3; it must divide n_heads 4"),
         ({"n_heads": 8}, "heads of 1 channels; rotary positions need an even number"),
         ({"positions": "sine"}, "positions is 'sine'; it must be rope, learned or none"),
-        ({"positions": "learned"}, "max_length is given with positions learned"),
+        ({"positions": "learned"}, "max_length belongs to positions='learned'"),
         ({"window": 0}, "window is 0; it must be at least 1"),
         ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and below 1"),
     ],
@@ -101,7 +101,7 @@ def test_dropout_roles_and_scales():
     assert not torch.equal(block(x), block(x)) and torch.equal(block.eval()(x), block(x))
     without = {name for name, role in parameter_roles(block).items() if role == "no_decay"}
     assert without == {name for name, _ in block.named_parameters() if name.endswith(".bias")}
-    before = block.layer.out_proj.weight.clone(), block.fc2.weight.clone()
+    before = block.layer.out_proj.weight.clone(), block.mlp.fc2.weight.clone()
     block.scale_residual(0.5)
-    for old, new in zip(before, (block.layer.out_proj.weight, block.fc2.weight), strict=True):
+    for old, new in zip(before, (block.layer.out_proj.weight, block.mlp.fc2.weight), strict=True):
         torch.testing.assert_close(new, old * 0.5 * 2**-0.5)

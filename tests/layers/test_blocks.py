@@ -158,7 +158,7 @@ class Bare(Block):
 
     stateful = ()
 
-    def f(self, x, through):
+    def mixer(self, x, run_part):
         return x.sin()
 
 

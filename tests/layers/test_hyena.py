@@ -18,17 +18,18 @@ def build(**settings):
 def test_sizes_and_roles():
     block = HyenaBlock(4, STABLE, mlp_factor=2.5, d_conv=2)
     assert block.in_proj.weight.shape == (12, 4) and block.conv1d.weight.shape == (12, 1, 2)
-    assert block.layer.system.C.shape == (4, 5) and block.fc1.weight.shape == (10, 4)
+    assert block.layer.system.C.shape == (4, 5) and block.mlp.fc1.weight.shape == (10, 4)
     roles = parameter_roles(block)
     assert {name for name, role in roles.items() if role == "recurrent"} == {"layer.system.eigenvalue_weight"}
-    no_decay = {"in_proj.bias", "conv1d.bias", "out_proj.bias", "fc1.bias", "fc2.bias", "D", "layer.system.b"}
+    no_decay = {"in_proj.bias", "conv1d.bias", "out_proj.bias", "mlp.fc1.bias", "mlp.fc2.bias", "D", "layer.system.b"}
     assert {name for name, role in roles.items() if role == "no_decay"} == no_decay | {"norm.bias", "norm2.bias"}
     assert {name for name, role in roles.items() if role == "norm"} == {"norm.weight", "norm2.weight"}
     assert isinstance(block.final_norm(4), torch.nn.LayerNorm)
     gate = parameter_roles(HyenaBlock(4, STABLE, **cases.OF_RECALL))
     assert (gate["activation.gate.weight"], gate["activation.gate.bias"]) == ("base", "no_decay")
     bare = HyenaBlock(4, STABLE, skip=False, mlp_factor=0, bias=False)
-    assert not {"D", "fc1.weight", "norm2.weight", "in_proj.bias", "conv1d.bias"} & dict(bare.named_parameters()).keys()
+    absent = {"D", "mlp.fc1.weight", "norm2.weight", "in_proj.bias", "conv1d.bias"}
+    assert not absent & dict(bare.named_parameters()).keys()
 
 
 def test_what_is_added_to_the_residual_is_scaled_at_initialization():
@@ -36,7 +37,7 @@ def test_what_is_added_to_the_residual_is_scaled_at_initialization():
         block, scaled = build(**settings), build(**settings)
         scaled.scale_residual(0.5)
         for (name, before), after in zip(block.named_parameters(), scaled.parameters(), strict=True):
-            factor = 0.5 * share if name in ("out_proj.weight", "fc2.weight") else 1
+            factor = 0.5 * share if name in ("out_proj.weight", "mlp.fc2.weight") else 1
             torch.testing.assert_close(after, factor * before)
 
 

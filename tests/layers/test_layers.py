@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lra_ssm.layers import B2S6, LRU, S4D, S5, S6, SSD, DeepLinearSSM, StableSSM
-from lra_ssm.layers.recurrent import linear_recurrence
+from lra_ssm.layers.recurrent import ScanContext, linear_recurrence
 from lra_ssm.ops import hippo_legs_normal
 from tests.each import each
 from tests.layers.cases import LAYERS, sequences
@@ -177,7 +177,7 @@ def test_lru_normalization_gives_every_state_the_variance_of_white_noise():
     layer = LRU(16, d_state=8, r_min=0.9, r_max=0.99)
     x = torch.randn(1, 20000, 16)
     B = torch.view_as_complex(layer.B) * layer.gamma_log.exp()[:, None]
-    states, _ = linear_recurrence(layer.eigenvalues(), x.to(B.dtype) @ B.T, None, None, None)
+    states, _ = linear_recurrence(layer.eigenvalues(), x.to(B.dtype) @ B.T, ScanContext())
     expected = torch.view_as_complex(layer.B).abs().square().sum(-1)
     torch.testing.assert_close(states[0, 1000:].abs().square().mean(0), expected, rtol=0.25, atol=0)
 

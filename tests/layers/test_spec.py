@@ -157,10 +157,10 @@ NOWHERE = type("Nowhere", (Defaults,), {})
         (lambda: LayerSpec(S4D, d_stat=8), "takes no argument 'd_stat'; did you mean 'd_state'"),
         (lambda: LayerSpec("lra_ssm.layers.S7"), "'lra_ssm.layers.S7' cannot be imported"),
         (lambda: LayerSpec("lra_ssm.layers"), "not a module"),
-        (lambda: LayerSpec(nothing), "is no layer"),
+        (lambda: LayerSpec(nothing), "is not a layer"),
         (lambda: LayerSpec.of({"init_args": {}}), "class_path"),
         (lambda: LayerSpec.of({"class_path": "lra_ssm.layers.S4D", "args": {}}), "args"),
-        (lambda: BlockSpec(nn.GELU), "is no block: it must be a class or function that takes d_model and layer"),
+        (lambda: BlockSpec(nn.GELU), "is not a block: it must be a class or function that takes d_model and layer"),
         (lambda: NetworkSpec("lra_ssm.models.Clasifier"), "network class_path 'lra_ssm.models.Clasifier' cannot"),
         (lambda: NetworkSpec(Classifier, n_layer=3), "takes no argument 'n_layer'; did you mean 'n_layers'"),
         (lambda: NetworkSpec.of({"init_args": {}}), "a network is given as class_path and init_args"),
@@ -173,8 +173,8 @@ NOWHERE = type("Nowhere", (Defaults,), {})
         (lambda: LayerSpec(Factory().method).as_dict(), "Factory.method cannot be imported again"),
         (lambda: LayerSpec(type), "no signature found"),
         (lambda: LayerSpec(NOWHERE).as_dict(), "Nowhere cannot be imported again: define it at the top"),
-        (lambda: BlockSpec(B2S6), "is no block: it must be a class or function that takes d_model and layer"),
-        (lambda: LayerSpec(S4D, d_state=np.int64(8)).as_dict(), "S4D, argument d_state is a int64; plain values"),
+        (lambda: BlockSpec(B2S6), "is not a block: it must be a class or function that takes d_model and layer"),
+        (lambda: LayerSpec(S4D, d_state=np.int64(8)).as_dict(), "S4D, argument d_state is a int64; only plain values"),
         (lambda: Classifier(S4D, 3, vocab_size=5, head=NLIHead), r"Classifier has 1 vector\(s\) .*, NLIHead takes 2"),
     ],
 )
@@ -205,12 +205,12 @@ def test_defaults_that_are_no_plain_values_stay_the_classs_own():
         assert isinstance(network.inner, nn.Identity) and len(network.more) == 2
         assert network.act is torch.relu and network.dtype == torch.float32
     assert "act" not in spec.as_dict()["init_args"]
-    with pytest.raises(ValueError, match="argument dtype is a dtype; plain values"):
+    with pytest.raises(ValueError, match="argument dtype is a dtype; only plain values"):
         NetworkSpec(Odd, inner=nn.Identity, dtype=torch.float64).as_dict()
 
 
 class Norm(nn.Module):
-    """A part of one number that is no layer."""
+    """A part of one number that is not a layer."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -262,5 +262,5 @@ def test_a_part_built_of_one_number_need_not_be_a_layer(norm):
 
 @pytest.mark.parametrize("path", ["shutil:os.system", "tests.layers.a-b", "S4D", "lra_ssm.layers.S4D()", ""])
 def test_what_is_no_import_path_is_never_imported(path):
-    with pytest.raises(ValueError, match="is no import path"):
+    with pytest.raises(ValueError, match="is not an import path"):
         import_object(path)

@@ -34,5 +34,5 @@ def test_b_that_is_not_learned_stays_1_and_changes_nothing_else(bidirectional):
     assert_same(fixed(x), learned(x))
     roles = parameter_roles(fixed)
     assert roles == {name: role for name, role in parameter_roles(learned).items() if name != "system.B"}
-    with pytest.raises(ValueError, match="learn_B is false, which is for form s4d alone"):
+    with pytest.raises(ValueError, match="learn_B is false; only form s4d has a B"):
         StableSSM(D, 6, "real", learn_B=False)

@@ -29,7 +29,7 @@ def test_layers_and_blocks_of_a_list_are_repeated_over_the_depth():
     assert [type(block.layer).__name__ for block in model.blocks] == ["S6", "S6", "LRU"] * 2 + ["S6", "S6"]
     assert [type(block) for block in model.blocks] == [MambaBlock, S4Block] * 4
     assert not build(S6, [MambaBlock, S4Block], residual_in_float32=True).residual_in_float32  # one is post-norm
-    with pytest.raises(ValueError, match="^layer is a list of none; give one, or several that are repeated"):
+    with pytest.raises(ValueError, match="^layer is an empty list; give one, or several that are repeated"):
         build([], S4Block)
 
 

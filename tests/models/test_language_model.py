@@ -165,7 +165,7 @@ def test_what_goes_from_block_to_block_is_float32_in_lower_precision():
 def test_sizes_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="vocab_size is 0; it must be at least 1"):
         model(vocab_size=0)
-    with pytest.raises(ValueError, match="S6 is bidirectional: a language model's layers read from the left alone"):
+    with pytest.raises(ValueError, match="S6 is bidirectional: a language model's layers only read from the left"):
         LanguageModel(LayerSpec(S6, bidirectional=True), 13, 8, 1)
 
 

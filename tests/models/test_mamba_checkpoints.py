@@ -145,12 +145,12 @@ def test_weights_of_lower_precision(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 HF: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "activation": (sizes(), {"hidden_act": "gelu"}, "hidden_act is 'gelu'; 'silu' alone can be read"),
-    "size": (sizes(), {"hidden_size": "12"}, "hidden_size is '12', not of the kind of 768"),
+    "activation": (sizes(), {"hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu' can be read"),
+    "size": (sizes(), {"hidden_size": "12"}, "hidden_size is '12'; expected the type of 768"),
     "layers": (sizes(), {"num_hidden_layers": 0}, "are not all whole numbers of at least 1"),
-    "model": (sizes(), {"model_type": "mamba3"}, "is of no layout that can be read: model_type 'mamba3'"),
-    "epsilon": (sizes(), {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06; 1e-05 alone can be read"),
-    "epsilon 2": (sizes2(), {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06; 1e-05 alone can be read"),
+    "model": (sizes(), {"model_type": "mamba3"}, "has no known layout: model_type 'mamba3'"),
+    "epsilon": (sizes(), {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06; only 1e-05 can be read"),
+    "epsilon 2": (sizes2(), {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06; only 1e-05 can be read"),
     "limit": (sizes2(), {"time_step_limit": [0.0, 0.1]}, r"time_step_limit is \[0.0, 0.1\]; \[0.0, inf\] alone can"),
     "heads": (sizes2(), {"num_heads": 3}, "24 inner channels, 3 heads, head_dim 6 and n_groups 1 do not go together"),
     "groups": (sizes2(), {"n_groups": 3}, "24 inner channels, 4 heads, head_dim 6 and n_groups 3 do not go together"),
@@ -166,18 +166,18 @@ def test_settings_of_hf_that_cannot_be_read(name: str, tmp_path: Path) -> None:
 
 
 OF_LAYER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "Mamba-3": (sizes(), {"layer": "Mamba3"}, "layer is 'Mamba3'; 'Mamba1' and 'Mamba2' alone can be read"),
+    "Mamba-3": (sizes(), {"layer": "Mamba3"}, "layer is 'Mamba3'; only 'Mamba1' and 'Mamba2' can be read"),
     "unknown of S6": (sizes(), {"headdim": 4}, "ssm_cfg has a setting 'headdim'"),
-    "no norm": (sizes2(), {"rmsnorm": False}, "ssm_cfg: rmsnorm is False; True alone can be read"),
-    "norm first": (sizes2(), {"norm_before_gate": True}, "ssm_cfg: norm_before_gate is True; False alone can be read"),
-    "some of the channels": (sizes2(), {"d_ssm": 12}, "ssm_cfg: d_ssm is 12, not of the kind of None"),
+    "no norm": (sizes2(), {"rmsnorm": False}, "ssm_cfg: rmsnorm is False; only True can be read"),
+    "norm first": (sizes2(), {"norm_before_gate": True}, "ssm_cfg: norm_before_gate is True; only False can be read"),
+    "some of the channels": (sizes2(), {"d_ssm": 12}, "ssm_cfg: d_ssm is 12; expected the type of None"),
     "unknown of SSD": (sizes2(), {"dt_rank": 4}, "ssm_cfg has a setting 'dt_rank'"),
     "heads of it": (sizes2(), {"headdim": 5}, "24 inner channels, head_dim 5 and n_groups 1 do not go together"),
 }
 STATE_SPACES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     **{name: (s, {"ssm_cfg": settings}, said) for name, (s, settings, said) in OF_LAYER.items()},
     "attention": (sizes(), {"attn_layer_idx": [1], "attn_cfg": {}}, r"attn_layer_idx is \[1\]; \[\] alone"),
-    "MLP": (sizes(), {"d_intermediate": 24}, "d_intermediate is 24; 0 alone can be read"),
+    "MLP": (sizes(), {"d_intermediate": 24}, "d_intermediate is 24; only 0 can be read"),
     "unknown": (sizes(), {"rope": True}, "has a setting 'rope' \\(True\\) that this version does not know"),
     "no ssm_cfg": (sizes(), {"ssm_cfg": 3}, "ssm_cfg is 3, not of the kind"),
     "no multiple": (sizes(), {"pad_vocab_size_multiple": 0}, "are not all whole numbers of at least 1"),
@@ -240,15 +240,15 @@ def test_models_that_transformers_has_not_are_refused(tmp_path: Path) -> None:
     assert said(block=S4Block).endswith(f"{ours}S4Block, not lra_ssm.layers.MambaBlock")
     assert said(block=BlockSpec(MambaBlock, norm="layer")).endswith("norm is 'layer', not 'rms'")
     assert said(block=BlockSpec(MambaBlock, glu=True)).endswith("glu is True, not False")
-    assert said(block=BlockSpec(MambaBlock, expand=1.5)).endswith("expand is 1.5, no whole number")
+    assert said(block=BlockSpec(MambaBlock, expand=1.5)).endswith("expand is 1.5, not a whole number")
     ssd = LayerSpec(SSD, head_dim=4)
     for layer, block, refused in (
         (S6, Mamba2Block, f"{ours}S6, not lra_ssm.layers.SSD"),
         (ssd, MambaBlock, f"{ours}MambaBlock, not lra_ssm.layers.Mamba2Block"),
         (ssd, BlockSpec(Mamba2Block, prenorm=False), "prenorm is False, not True"),
-        (ssd, BlockSpec(Mamba2Block, expand=1.5), "expand is 1.5, no whole number"),
+        (ssd, BlockSpec(Mamba2Block, expand=1.5), "expand is 1.5, not a whole number"),
     ):
-        assert said(layer, block).endswith(f"transformers' Mamba2ForCausalLM cannot be such a model: {refused}")
+        assert said(layer, block).endswith(f"transformers' Mamba2ForCausalLM cannot represent such a model: {refused}")
     classifier = Classifier(LayerSpec(S6), num_classes=2, vocab_size=9, d_model=8, n_layers=1, block=MambaBlock)
     with pytest.raises(InputError, match="it has lra_ssm.models.Classifier"):
         classifier.save_pretrained(tmp_path / "hf", format="hf")

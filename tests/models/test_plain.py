@@ -41,7 +41,7 @@ def test_without_a_nonlinearity_it_is_linear(tmp_path):
 def test_what_it_cannot_be_is_said():
     with pytest.raises(ValueError, match="nonlinearity is 'sigmoid'; it must be one of none, relu, gelu, tanh"):
         PlainBlock(4, S4D, nonlinearity="sigmoid")
-    with pytest.raises(ValueError, match="glu is a form of the linear map out"):
+    with pytest.raises(ValueError, match="PlainBlock glu is true and linear_out is false"):
         PlainBlock(4, S4D, linear_out=False, glu=True)
     with pytest.raises(ValueError, match="give vocab_size"):
         PlainNetwork(S4D, 1)

@@ -33,9 +33,9 @@ from lra_ssm.models import (
     DualEncoder,
     LanguageModel,
     LRAPairHead,
-    NumberClassifier,
     Pretrained,
     Regressor,
+    ScalarEmbedding,
     load_pretrained,
     save_network,
 )
@@ -48,7 +48,8 @@ NETWORKS = {
     "B2S6": (lambda: LanguageModel(LayerSpec(B2S6, num_blocks=2, d_state=4), vocab_size=9, **SMALL), IDS),
     "S4D": (lambda: Classifier(LayerSpec(S4D, d_state=4, bidirectional=True), 3, d_input=2, **SMALL),
             torch.randn(2, 7, 2, generator=torch.Generator().manual_seed(0))),
-    "numbers": (lambda: NumberClassifier("lra_ssm.layers.S6", 3, block="lra_ssm.layers.MambaBlock", **SMALL), IDS),
+    "scalars": (lambda: Classifier("lra_ssm.layers.S6", 3, 9, embedding=ScalarEmbedding,
+                                   block="lra_ssm.layers.MambaBlock", **SMALL), IDS),
     "pairs": (lambda: DualEncoder(LayerSpec(S6, d_state=4), 2, vocab_size=9, head=LRAPairHead, **SMALL),
               IDS[:, None].expand(2, 2, 7)),
     "regressor": (lambda: Regressor(LayerSpec(StableSSM, d_state=4), 2, vocab_size=9, pooling=None, **SMALL), IDS),
@@ -187,7 +188,9 @@ def test_classes_of_others_are_imported_where_they_are_trusted_alone(
         sys.modules.pop("others")
         os.remove("imported")
         for trust in ((), ("others.Mine",), ("others",)):
-            with pytest.raises(InputError, match=r"is made with others\.\w+, which is no module of lra_ssm, lightning"):
+            with pytest.raises(
+                InputError, match=r"is built with others\.\w+, which is not a module of lra_ssm, lightning"
+            ):
                 load_pretrained("saved", nn.Module, trust=trust)
         assert "others" not in sys.modules and not Path("imported").exists()
         trusted, x = load_pretrained("saved", nn.Module, trust=("others.Mine", "others.MyS6")), torch.randn(1, 5, 4)
@@ -205,7 +208,7 @@ def test_what_only_looks_like_no_import_path_is_not_run_either(
     (tmp_path / "others.py").write_text(MARKED)
     network = {"class_path": path, "init_args": {"command": "touch imported"}}
     save_network("saved", network, {"w": torch.zeros(2)})
-    with pytest.raises((InputError, ValueError), match="is no module of lra_ssm|is no import path"):
+    with pytest.raises((InputError, ValueError), match="is not a module of lra_ssm|is not an import path"):
         load_pretrained("saved", nn.Module)
     assert "others" not in sys.modules and not Path("imported").exists()
 
@@ -233,9 +236,9 @@ def test_what_is_no_layer_of_ours_is_refused_wherever_it_stands(folder: Path) ->
     }
     for path, (name, value) in zip(FOREIGN, cycle(places.items()), strict=False):
         edit(folder, network={**network, "init_args": {**network["init_args"], name: value(path)}})
-        assert f"its network is made with {path}, which is no module of lra_ssm, lightning" in refused(folder)
+        assert f"its network is built with {path}, which is not a module of lra_ssm, lightning" in refused(folder)
     edit(folder, network={"class_path": "os.system"})
-    assert "its network is made with os.system" in refused(folder)
+    assert "its network is built with os.system" in refused(folder)
 
 
 # --- what does not fit ---
@@ -244,7 +247,7 @@ def test_what_is_no_layer_of_ours_is_refused_wherever_it_stands(folder: Path) ->
 def test_configurations_that_cannot_be_read(folder: Path) -> None:
     network = json.loads((folder / "config.json").read_text())["network"]
     edit(folder, format="lra_ssm/2")
-    assert "its config.json is of format 'lra_ssm/2'; this version reads 'lra_ssm/1'" in refused(folder)
+    assert "its config.json has the format 'lra_ssm/2'; this version reads 'lra_ssm/1'" in refused(folder)
     edit(folder, format="lra_ssm/1", network=3)
     assert "its config.json has no network, a class_path and its init_args" in refused(folder)
     edit(folder, network={**network, "init_args": {**network["init_args"], "d_modle": 3}})
@@ -254,7 +257,7 @@ def test_configurations_that_cannot_be_read(folder: Path) -> None:
     edit(folder, network={**network, "class_path": "lra_ssm.models.Backbone"})
     assert "cannot be built" in refused(folder)
     (folder / "config.json").write_text('{"a": 1}')
-    assert "its config.json is of no layout that can be read: keys ['a']" in refused(folder)
+    assert "its config.json has no known layout: keys ['a']" in refused(folder)
     for text, said in {"{": "config.json is not valid JSON", "[]": "config.json is not a JSON object"}.items():
         (folder / "config.json").write_text(text)
         assert said in refused(folder)

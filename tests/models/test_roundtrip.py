@@ -10,7 +10,18 @@ from torch import Tensor, nn
 
 import lra_ssm.layers
 import lra_ssm.models
-from lra_ssm.layers import S4D, S5, S6, Attention, BlockSpec, LayerSpec, NetworkSpec, S4Block, TransformerBlock
+from lra_ssm.layers import (
+    S4D,
+    S5,
+    S6,
+    Attention,
+    BlockSpec,
+    EmbeddingSpec,
+    LayerSpec,
+    NetworkSpec,
+    S4Block,
+    TransformerBlock,
+)
 from lra_ssm.layers.spec import import_object
 from lra_ssm.models import (
     Classifier,
@@ -18,13 +29,11 @@ from lra_ssm.models import (
     FirstPooling,
     LanguageModel,
     LRAPairHead,
-    NumberClassifier,
-    NumberDualEncoder,
     PlainNetwork,
-    PositionClassifier,
-    PositionDualEncoder,
+    PositionEmbedding,
     Pretrained,
     Regressor,
+    ScalarEmbedding,
     load_pretrained,
 )
 from tests.layers.cases import ALL, Leaky
@@ -76,6 +85,8 @@ def test_every_public_layer_and_block_is_among_them() -> None:
 
 
 ATTEND, LEARN = LayerSpec(Attention, n_heads=1, window=37), LayerSpec(Attention, positions="learned", max_length=501)
+SCALAR = EmbeddingSpec(ScalarEmbedding)
+LEARNED = EmbeddingSpec(PositionEmbedding, max_length=41, positions="learned", class_token=True)
 SIZES: dict[str, Any] = {"d_model": 8, "n_layers": 1, "vocab_size": 5}
 NETWORKS: dict[str, tuple[Pretrained, Tensor]] = {
     "classifier, more layers than blocks": (
@@ -85,13 +96,10 @@ NETWORKS: dict[str, tuple[Pretrained, Tensor]] = {
                    block=[S4Block, BlockSpec(TransformerBlock, mlp_factor=2.5)]),
         torch.randn(2, 7, 3)),
     "pairs": (DualEncoder(S6, 2, head=LRAPairHead, **SIZES), IDS[:, None].expand(2, 2, 7)),
-    "numbers": (NumberClassifier(LayerSpec(S5, d_state=14, num_blocks=7), 3, d_model=7, n_layers=1), IDS),
-    "pairs of numbers": (NumberDualEncoder(S6, 3, d_model=7, n_layers=1), IDS[:, None].expand(2, 2, 7)),
-    "positions": (PositionClassifier(ATTEND, 3, max_length=1003, **SIZES), IDS),
-    "learned positions": (
-        PositionClassifier(ATTEND, 3, max_length=41, positions="learned", class_token=True, pooling=FirstPooling,
-                           **SIZES), IDS),
-    "pairs with positions": (PositionDualEncoder(ATTEND, 3, max_length=1003, **SIZES), IDS[:, None].expand(2, 2, 7)),
+    "scalar embedding": (Classifier(LayerSpec(S5, d_state=14, num_blocks=7), 3, embedding=SCALAR, **SIZES), IDS),
+    "positions": (Classifier(ATTEND, 3, embedding=EmbeddingSpec(PositionEmbedding, max_length=1003), **SIZES), IDS),
+    "learned positions": (Classifier(ATTEND, 3, embedding=LEARNED, pooling=FirstPooling, **SIZES), IDS),
+    "pairs with positions": (DualEncoder(ATTEND, 3, embedding=LEARNED, **SIZES), IDS[:, None].expand(2, 2, 7)),
     "regressor": (Regressor(LEARN, 3, pooling=None, **SIZES), IDS),
     "language model": (LanguageModel(LEARN, **SIZES), IDS),
     "plain": (PlainNetwork(LayerSpec(S4D, d_state=6), 3, d_input=2, d_model=7, n_layers=3), torch.randn(2, 7, 2)),

@@ -214,6 +214,11 @@ class LanguageDataModule(PreparedData):
         """The sha256 of the tokenizer's file, once prepared."""
         return str(self.prepared.manifest["tokenizer"]["sha256"])
 
+    @property
+    def is_word_level(self) -> bool:
+        """Whether results on this data are stated per word: a vocabulary of words, or a benchmark of words."""
+        return self.spec.kind == "words"
+
     def text_counts(self, name: str) -> TextCounts:
         """Return how much text a split holds, once prepared: bits per byte are loss · tokens / (bytes · ln 2)."""
         return TextCounts.of(self.prepared.split(name).entry)
