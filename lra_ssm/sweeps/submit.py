@@ -24,7 +24,7 @@ from itertools import groupby
 from pathlib import Path
 
 from lra_ssm import shipped
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import new_folder, replacing, sha256
 from lra_ssm.runs.provenance import now
 from lra_ssm.runs.record import RunRecord
@@ -227,7 +227,7 @@ def _ask(command: list[str], patience_s: float) -> str:
         raise InputError(f"{name} did not answer within {patience_s:g} s") from None
     if done.returncode:
         words = re.sub(rf"^{name}: (?:error: )?", "", done.stderr or done.stdout, flags=re.MULTILINE)
-        raise InputError(f"{name} refuses: {squeeze(words) or f'exit code {done.returncode}'}")
+        raise InputError(f"{name} refuses: {to_one_line(words) or f'exit code {done.returncode}'}")
     return done.stdout
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 from statistics import mean, stdev
 
@@ -109,13 +110,15 @@ def test_what_does_not_count_is_named_and_left_out(tmp_path):
     good = make_run(tmp_path, seed=0)
     killed = make_run(tmp_path, seed=1, status="interrupted", step=300, tested=False)
     untested = make_run(tmp_path, seed=2, tested=False)
-    precision = make_run(tmp_path, seed=3, tested={"settings": {"trainer.precision": "16-mixed"}})
+    precision = make_run(tmp_path, seed=3, tested=False)
+    others = {"others": [{"why": "other settings (trainer.precision 16-mixed)"}]}
+    (precision / "test-others.json").write_text(json.dumps(others))
     early = make_run(tmp_path, seed=4, status="failed", reason="no room", tested=False, data={})  # before its data
     (found,) = group(tmp_path)
     assert [run.path.name for run in found.counted.run] == [good.name] and values(found) == [60.0]
     told = note(found, "4 of 5 runs not counted: ")
     for path, why in ((killed, "not finished (interrupted, step 300 of 80,000)"), (untested, "finished, not tested"),
-                      (precision, "tested with other settings (trainer.precision=16-mixed)"),
+                      (precision, "finished, tested only with other settings (trainer.precision 16-mixed)"),
                       (early, "failed: no room")):  # fmt: skip
         assert f"{path}: {why}" in told
 
