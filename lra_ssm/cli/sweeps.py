@@ -252,13 +252,11 @@ def results(
         notes.append(f"not started: {named}{more}")
     if not groups:
         text = "\n".join(notes)
-    elif form == "csv":
-        text = tables.runs_to_csv(frame) if each else tables.to_csv(groups)
+    elif each:
+        text = tables.runs_to_csv(frame)
     else:
         made = tables.grid(groups, notes) if grid else tables.results_table(groups, notes)
-        text = {"markdown": made.markdown, "latex": made.latex}.get(
-            form, lambda: made.text(None if out else terminal_width())
-        )()
+        text = made.text(None if out else terminal_width()) if form == "text" else getattr(made, form)()
     if out is None:
         print(text.rstrip("\n"))
     else:

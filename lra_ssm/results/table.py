@@ -146,8 +146,6 @@ class Group:
         unmatched = next((row for row in self.runs.published if row is not None and row.unmatched), None)
         if unmatched:
             notes.append(f"not compared with {unmatched.where}, {unmatched.value:g}: {unmatched.unmatched}")
-        if self.row and self.differences and self.differences[1]:
-            notes.append(f"other settings than configs/…/{self.differences[0]}: {'; '.join(self.differences[1])}")
         return notes + (data_differences(self.task, self.first.all_settings) if self.row else [])
 
 
@@ -165,6 +163,7 @@ def groups_of(frame: pd.DataFrame, by: Sequence[str] = ()) -> list[Group]:
         groups.append(Group(members, metric, {name: members[f"by {name}"].iloc[0] for name in by}))
     for same in _by_task_and_model(groups).values():
         _name_variants(same, by)
+        _note_differences(same)
     for task in dict.fromkeys(g.task for g in groups):
         counts = {g.label: g.parameters for g in groups if g.task == task and g.parameters}
         if counts and max(counts.values()) > 1.1 * min(counts.values()):
@@ -172,6 +171,15 @@ def groups_of(frame: pd.DataFrame, by: Sequence[str] = ()) -> list[Group]:
             note = f"{task}: {most} has {counts[most] / counts[least]:.2f} times as many parameters as {least}"
             next(g for g in groups if g.label == most and g.task == task).notes.append(note)
     return groups
+
+
+def _note_differences(same: Sequence[Group]) -> None:
+    """Name the settings that differ from the row's config: those of all rows in one note, which they share."""
+    compared = [(g, *g.differences) for g in same if g.differences]
+    common = [text for text in compared[0][2] if all(text in told for _, _, told in compared)] if compared else []
+    for g, config, told in compared:
+        for texts in filter(None, (common, [text for text in told if text not in common])):
+            g.notes.append(f"other settings than configs/…/{config}: {'; '.join(texts)}")
 
 
 def _by_task_and_model(groups: Sequence[Group]) -> dict[tuple[str, str], list[Group]]:
@@ -245,6 +253,9 @@ class Table:
         drawn = escaped.to_latex(index=False, escape=False, column_format=form).rstrip("\n")
         return "\n".join([drawn, *[rf"\par\footnotesize {_latex(note)}" for note in self.notes]])
 
+    def csv(self) -> str:
+        return str(self.frame.to_csv(index=False, lineterminator="\n"))
+
 
 def _latex(text: str) -> str:
     return "".join(_LATEX.get(c, c) for c in text)
@@ -306,19 +317,6 @@ def _average(values: Mapping[str, float]) -> str:
     return f"{sum(found) / 6:.2f}" if len(found) == 6 else NONE
 
 
-def to_csv(groups: Sequence[Group]) -> str:
-    """Return a row per group, in numbers; a deviation of one seed is empty."""
-    lines = [
-        {"task": g.task, "model": g.model, **{name: format_value(value) for name, value in g.by.items()},
-         "variant": g.variant, "metric": metric_name(g.metric), "mean": g.mean, "std": g.std, "seeds": len(g.counted),
-         "parameters": g.parameters, "steps": g.steps, "seconds": g.seconds, "seconds_at_least": g.at_least,
-         "published": g.row and g.row.value, "published_std": g.row and g.row.std, "difference": g.difference,
-         "settings_that_differ": "; ".join(g.differences[1]) if g.differences else None, "notes": " | ".join(g.notes)}
-        for g in groups
-    ]  # fmt: skip
-    return _csv(pd.DataFrame(lines, dtype=object))
-
-
 def runs_to_csv(frame: pd.DataFrame) -> str:
     """Return a row per run, counted or not, with every setting that differs."""
     drop = ["run", "published", "by", "settings", "data", "weights"]
@@ -331,12 +329,8 @@ def runs_to_csv(frame: pd.DataFrame) -> str:
     )
     for key, values in differing(run.settings for run in frame.run).items():
         found[key] = [format_value(value) for value in values]
-    return _csv(found)
-
-
-def _csv(frame: pd.DataFrame) -> str:
     # As text: pandas writes a value that is nan and one that is missing alike.
-    texts = frame.map(lambda cell: None if cell is None else str(cell))
+    texts = found.map(lambda cell: None if cell is None else str(cell))
     return str(texts.to_csv(index=False, lineterminator="\n"))
 
 
