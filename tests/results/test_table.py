@@ -250,8 +250,8 @@ def test_settings_that_differ_from_the_config_are_counted_and_named(tmp_path):
     make_run(tmp_path, changes={"trainer.max_steps": 1000, LR: 0.2})
     found = results_table(group(tmp_path))
     assert [note[3:].partition("yaml: ")[2] for note in found.notes if "other settings" in note] == [
-        "trainer.max_steps 1000 instead of 80000", "model.optimizer.lr 0.2 instead of 0.01",
-        "model.optimizer.lr 0.5 instead of 0.01",
+        "trainer.max_steps 1000 instead of 80000", "model.optimizer.lr 0.5 instead of 0.01",
+        "model.optimizer.lr 0.2 instead of 0.01",
     ]  # fmt: skip
 
 
