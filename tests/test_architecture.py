@@ -61,16 +61,16 @@ ALLOWED = {
 SHARED_ROOMS = {
     "storage": set(),
     "processes": set(),
-    "characters": set(),
     "parts": {"storage"},
     "batches": {"storage"},
     "loader": {"storage", "batches"},
     "download": {"storage"},
     "base": {"storage", "batches", "loader"},
     "sequences": {"storage", "batches", "base"},
+    "characters": {"sequences"},
     "images": {"storage", "batches", "base", "download"},
     "imdb": {"download"},
-    "language": {"storage", "batches", "loader", "base", "sequences", "parts"},
+    "language": {"storage", "batches", "loader", "base", "sequences", "parts", "download"},
 }
 DATASETS = {path.name.removesuffix(".py") for path in (ROOT / "datamodules").glob("[a-z]*")} - set(SHARED_ROOMS)
 LIGHTNING = {"tasks", "datamodules", "callbacks", "progress", "runs", "cli"}

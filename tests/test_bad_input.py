@@ -97,13 +97,13 @@ def test_bad_tsv_files_are_named_with_their_line_and_leave_nothing(broken, expec
         ("prepare text --source=cifar", "cifar: no reviews of both classes in train"),
         ("prepare image --source=cifar", "cifar-10-batches-py: data_batch_3 is missing; CIFAR-10 is"),
         ("prepare image --source=broken.tar.gz", "broken.tar.gz: cannot be unpacked"),
-        ("prepare mnist --source=hub", "hub: train, example 0: is an image of 27 x 27 pixels instead of 28 x 28"),
+        (
+            "prepare mnist --source=hub",
+            ".parquet: row 0: is an image of 27 x 27 pixels instead of 28 x 28",
+        ),
         ("prepare mnist --source=mnist-files", "train-images-idx3-ubyte.gz: cannot be read"),
         ("prepare mnist --root=absent/data", "its parent folder"),
-        (
-            "fit --config mnist/s4d",
-            "no files of mnist (original) below it; `lra-ssm prepare --config mnist/s4d` downloads",
-        ),
+        ("fit --config mnist/s4d", "no files of MNIST below it; `lra-ssm prepare --config mnist/s4d` downloads"),
         ("fit --config lra/text/s4d", "`lra-ssm prepare --config lra/text/s4d` downloads them"),
         ("fit --config lra/retrieval/s4d", "`lra-ssm prepare --config lra/retrieval/s4d` downloads LRA's archive"),
     ],

@@ -156,7 +156,7 @@ def test_a_class_outside_the_package_is_imported_if_it_is_trusted_alone(
     save_network(own, spec.as_dict(), trained.state_dict())
     hub.repositories["me/own"] = own
     line = refused(["pull", "me/own", "--to", "lm"], capsys)
-    assert "made with their_layer.Theirs" in line and "--trust" in line
+    assert "built with their_layer.Theirs" in line and "--trust" in line
     assert "their_layer" not in sys.modules and not Path("lm").exists()
     lines = pulled(capsys, "me/own", "--to", "lm", "--trust", "their_layer.Theirs")
     assert lines[-1] == 'use it: lra-ssm generate lm --trust their_layer.Theirs --prompt "The"'

@@ -1,5 +1,6 @@
 """The configuration of fit, validate, test and predict: read, checked; and what it describes, built."""
 
+import copy
 import inspect
 import json
 import re
@@ -89,7 +90,7 @@ def build_data(config: dict[str, Any] | None, options: Sequence[str]) -> Any:
 
     Returns None if there is neither. Raises InputError for what the options say, or if the class refuses it.
     """
-    merged = MergedConfig({"data": None}, {"data": config} if config else None)
+    merged = MergedConfig({"data": None}, {"data": copy.deepcopy(config)} if config else None)
     for option in options:
         name, _, text = option.partition("=")
         merged.add_option(name.removeprefix("--"), text)

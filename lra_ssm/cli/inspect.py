@@ -180,10 +180,8 @@ def open_data(models: Sequence[NamedNetwork], settings: Sequence[str]) -> Any:
     if not isinstance(data, DataModule):
         raise InputError(f"{type(data).__name__} is a data module of another kind: --random takes random inputs")
     if isinstance(data, PreparedData) and not data.is_prepared():
-        named = next(model for model in models if model.data) if own else None
-        file = named and (named.found.run / "config.yaml" if named.found and named.found.run else None)
-        config = [f"--config {file}"] if file else ["DATASET"]
-        command = " ".join(["lra-ssm prepare", *config, *settings])
+        configs = [model.config_file for model in models if model.data]
+        command = " ".join(["lra-ssm prepare", f"--config {configs[0]}" if configs else "DATASET", *settings])
         raise InputError(
             f"{type(data).__name__} is not prepared below {data.data_root} with these settings: `{command}` prepares"
             " it, --random takes random inputs"
