@@ -45,7 +45,7 @@ def test_a_score_has_the_digest_of_its_checkpoint_and_its_batches(here):
     ("flags", "why"),
     [
         (["--trainer.limit_test_batches=1"], "1 of 3 batches"),
-        (["--ckpt_path={best}", "--trainer.precision=bf16-mixed"], "other settings (trainer.precision None there, 'bf16-mixed' here)"),
+        (["--ckpt_path={best}", "--trainer.precision=bf16-mixed"], "trainer.precision None there, 'bf16-mixed' here"),
         (["--ckpt_path=last"], "last.ckpt, not the run's best.ckpt"),
         (["--ckpt_path={own}"], "own_checkpoints/best.ckpt, not the run's best.ckpt"),
         (["--ckpt_path={best}", "--data.num_test=12"], "other data than the run's"),
