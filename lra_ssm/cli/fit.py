@@ -91,7 +91,8 @@ def fit(config: Config) -> None:
     built = config.build(run.path)
     weights = None
     if given.init_from:
-        weights = given.init_from, StartingWeights(given.init_from, config.options.get("allow_pickle", False))
+        allow_pickle = config.options.get("allow_pickle", False)
+        weights = given.init_from, StartingWeights(given.init_from, allow_pickle, new_head=True)
     trainer = _trainer(run.trainer_arguments(**built.trainer))
     with built.compute.applied(built.task, trainer.strategy.root_device):
         run.fit(
