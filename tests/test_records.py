@@ -2,13 +2,16 @@
 
 import json
 import os
+import random
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from lra_ssm.runs.directory import RunDirectory
-from tests.runner import FIT, SHORT, in_process, only_run, refused
+from lra_ssm.runs.record import RunRecord
+from tests.runner import FIT, SHORT, in_process, only_run, printed, refused
 
 
 @pytest.fixture
@@ -77,19 +80,37 @@ def test_a_run_without_its_best_gets_one(interrupted, capsys):
 
 # --- what is damaged ---
 
+FILES = ("run.json", ".holder.json", "config.yaml", "metrics.csv", "test.json")
 
-@pytest.mark.parametrize("text", ["", '{"status": "fini', "[]"])
+
+def damage(path, random_):
+    """Cut, emptied, overwritten or with one bit flipped."""
+    raw = path.read_bytes() if path.is_file() else b"{}"
+    kind = random_.choice(["cut", "cut", "empty", "noise", "zeros"])
+    if kind == "cut":
+        raw = raw[: random_.randrange(len(raw))]
+    else:
+        raw = {"empty": b"", "noise": random_.randbytes(200), "zeros": bytes(len(raw))}[kind]
+    path.write_bytes(raw)
+    return kind
+
+
+@pytest.mark.parametrize("text", ["", '{"status": "fini', "[]", "{}"])
 def test_a_damaged_record_is_named_and_not_repaired(text, finished, capsys):
-    file = finished / "run.json"
-    file.write_text(text)
-    line = refused([*FIT, *SHORT], capsys)
-    assert "run.json is damaged: " in line and "remove it to go on from the checkpoint" in line
-    assert file.read_text() == text
-    file.unlink()
-    assert in_process([*FIT, *SHORT], capsys)[0] == 0 and "metrics" in json.loads(file.read_text())
+    expected = json.loads((finished / "run.json").read_text())["metrics"]
+    (finished / "run.json").write_text(text)
+    said = refused([*FIT, *SHORT], capsys)
+    assert said.startswith(f"{finished.relative_to(Path.cwd())}/run.json is damaged: ")
+    assert said.endswith("; remove it to go on from the checkpoint")
+    assert (finished / "run.json").read_text() == text
+    assert RunRecord.read(finished).status == "damaged" and "run.json" in printed(["status"], capsys)
+    (finished / "run.json").unlink()
+    printed([*FIT, *SHORT], capsys)
+    record = json.loads((finished / "run.json").read_text())
+    assert record["status"] == "finished" and record["metrics"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("text", ["{", "", "[]"])
+@pytest.mark.parametrize("text", ["{", "", "[]", "null", "\x00"])
 def test_a_holder_that_cannot_be_read_is_a_question_mark(text, tmp_path):
     """It waits a second for the name of the holder."""
     held = RunDirectory(tmp_path)
@@ -98,3 +119,15 @@ def test_a_holder_that_cannot_be_read_is_a_question_mark(text, tmp_path):
     with pytest.raises(ValueError, match=r"in use by process \? on \? since \?"):
         RunDirectory(tmp_path).lock()
     held.release()
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 9))])
+def test_any_damage_ends_well_or_with_one_line(seed, interrupted, capsys):
+    """A run with one or two damaged files is fitted, fitted again, and tested."""
+    random_ = random.Random(seed)
+    names = random_.sample([*FILES, "checkpoints/last.ckpt", "checkpoints/best.ckpt"], random_.choice([1, 1, 2]))
+    what = [(name, damage(interrupted / name, random_)) for name in names]
+    for command in random_.sample(["fit", "test", "fit"], 3):
+        code, _, said = in_process([command, *FIT[1:]], capsys)
+        assert not any("Traceback" in line for line in said), (seed, what, said)
+        assert code in (0, 2) and len([line for line in said if "error: " in line]) == (code == 2), (seed, what, said)

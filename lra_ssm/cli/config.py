@@ -51,7 +51,9 @@ def read_config(command: str, arguments: Sequence[str]) -> "Config":
         raise SystemExit(0)
     merged = MergedConfig(_sections())
     flags, printing = dict[str, Any](), False
-    given = iter(arguments)
+    # --estimate may be without a value
+    pairs = zip(arguments, [*arguments[1:], "--"], strict=True)
+    given = iter([f"{a}=H100" if a == "--estimate" and after.startswith("--") else a for a, after in pairs])
     for argument in given:
         option, equals, text = argument.partition("=")
         value: str | None = text
@@ -64,7 +66,7 @@ def read_config(command: str, arguments: Sequence[str]) -> "Config":
             raise InputError(f"unexpected argument {argument!r}; options begin with --")
         else:
             if not equals:
-                value = next(given, None) if option != "--estimate" or arguments[-1] != argument else "H100"
+                value = next(given, None)
             text = _check_option(command, option, value)
             if option in ("--config", "-c"):
                 merged.add_file(text)

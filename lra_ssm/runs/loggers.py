@@ -61,26 +61,31 @@ class CSVRunLogger(Logger):
 
     def forget_from(self, step: int) -> None:
         """Drop the rows from this step on, which a killed run logged after the checkpoint it resumes from."""
-        rows = [row for row in self._read() if row["step"].isdecimal() and int(row["step"]) < step]
+        rows = [row for row in self._read() if (row["step"] or "").isdecimal() and int(row["step"]) < step]
         if self._columns:
             self._write(rows)
 
     def latest(self) -> dict[str, float]:
         """Return the last value of each metric."""
-        return {name: float(value) for row in self._read() for name, value in row.items() if value}
+        return {name: float(value) for row in self._read() for name, value in row.items() if name and value}
 
     def _read(self) -> list[dict[str, str]]:
-        """Read the whole rows: a kill may leave half of one at the end."""
+        """Read the whole rows: a kill may leave half of one at the end. Raises InputError if it is not a log."""
         if not self.path.is_file():
             return []
-        text = self.path.read_text()
-        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-        self._columns = list(reader.fieldnames or [])
-        return list(reader)
+        try:
+            text = self.path.read_text(encoding="utf-8")
+            reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+            self._columns, rows = list(reader.fieldnames or []), list(reader)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise InputError(f"{self.path} is damaged: {error}; remove it to go on without it") from error
+        if not {"step", "epoch"} <= set(self._columns):
+            raise InputError(f"{self.path} is damaged: it has no columns step and epoch; remove it to go on without it")
+        return rows
 
     def _write(self, rows: list[dict[str, str]]) -> None:
         with replacing(self.path, newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
+            writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
 
