@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial, wraps
+from inspect import signature
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -89,8 +90,11 @@ def variant(config: dict[str, Any], name: str) -> dict[str, Any] | None:
         config[part] = config.get(part, {}) | values
     if name == WITHOUT_BIAS:
         layer = network_of(config)["layer"]
-        arguments = layer.get("init_args", {}) if isinstance(layer, dict) else {}
-        if not arguments.get("bias"):
+        if not isinstance(layer, dict):
+            return None
+        arguments = layer.setdefault("init_args", {})
+        bias = signature(import_object(layer["class_path"])).parameters.get("bias")
+        if bias is None or not arguments.get("bias", bias.default):
             return None
         arguments["bias"] = False
     return config

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -292,18 +291,6 @@ def test_ctrl_c_stands_on_a_line_of_its_own(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(text._Text, "add", interrupted)
     code, out, errors = in_process(["generate", name, "--temperature=0"], capsys)
     assert (code, out, errors) == (130, "lin\n", ["lra-ssm: error: interrupted"])
-
-
-def test_whoever_reads_may_have_enough(tmp_path, monkeypatch, capsys):
-    name = checkpoint(tmp_path, ByteTokenizer(), favourite=[*b"line\n"])
-    ours, theirs = os.pipe()
-    os.close(ours)  # as `head` does
-    with open(theirs, "w") as gone:
-        monkeypatch.setattr(sys, "stdout", gone)
-        dup2 = os.dup2  # not of descriptor 1, which is the tests' own
-        monkeypatch.setattr(os, "dup2", lambda source, _: dup2(source, theirs))
-        assert main(["generate", name]) == 141
-    assert capsys.readouterr().err == ""
 
 
 # --- what is refused ---

@@ -145,8 +145,7 @@ def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> NamedNetwor
     network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
     config: dict[str, Any] = {}
     if path := files.find(RUN_CONFIG):
-        config = read_config(path, f"{files.name}: {RUN_CONFIG}")
-        check_trusted(files.name, config.get("data"), trust)  # no other section is made
+        config = read_config(path, f"{files.name}: {RUN_CONFIG}")  # not built: who builds from it checks it
     stated = files.config()
     specification = network.specification() if isinstance(network, Pretrained) else stated["network"]
     score = headline(get_nested(stated, "source", "metrics", "test"))

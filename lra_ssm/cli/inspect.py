@@ -59,9 +59,12 @@ def inspect(
     import torch
 
     from lra_ssm.bars import Bar
-    from lra_ssm.cli.find_model import named_network
+    from lra_ssm.cli.find_model import check_trusted, named_network
 
     models = [named_network(name, allow_pickle, trust) for name in filter(None, (checkpoint, against))]
+    for model in models:
+        if model.files is not None:
+            check_trusted(model.name, model.data, trust)
     first = models[0].found
     out = out or (first.run or first.file.parent if first else Path()) / "inspect.png"
     # Gradients of a model that forgets are full of denormal numbers, which take a processor 50 times as long.
