@@ -165,7 +165,7 @@ def test_ragged_prefixes(W, with_initial, with_reset):
         torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_last_taps_by_hand():
+def test_conv_state_by_hand():
     u = torch.tensor([[[1.0, 2.0, 3.0]]]).requires_grad_()
     initial = torch.tensor([[[-3.0, -2.0, -1.0]]]).requires_grad_()
     lengths = torch.tensor([1])
@@ -223,7 +223,7 @@ def test_errors(name, value, match):
     ("lengths", zeros(3, dtype=torch.int64), r"lengths: shape \(3,\)"),
     ("lengths", zeros(2, dtype=torch.int64, device="meta"), "lengths: on meta"),
 ])  # fmt: skip
-def test_last_taps_errors(name, value, match):
+def test_conv_state_errors(name, value, match):
     with pytest.raises(ValueError, match=match) as error:
         conv_state(**{**dict(u=zeros(2, 3, 5), W=4), name: value})
     assert "\n" not in str(error.value)
