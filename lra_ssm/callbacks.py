@@ -24,7 +24,7 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.roles import ROLES, parameter_roles
 from lra_ssm.ops import record_backends
-from lra_ssm.ops.tensors import read_later
+from lra_ssm.ops.tensors import copy_to_cpu_async
 from lra_ssm.tasks.optim import format_groups
 
 LEARNING_RATE = "lr/"  # begins the name of a logged learning rate
@@ -98,7 +98,7 @@ class StopOnNonFinite(Callback):
             self._stop_unless(torch.isfinite(self._norms).all(), message)
 
     def _stop_unless(self, finite: Tensor, message: Callable[[], str]) -> None:
-        read = read_later(finite)
+        read = copy_to_cpu_async(finite)
 
         def look() -> None:
             if not read():
