@@ -18,8 +18,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lra_ssm.callbacks import fit_callbacks
 from lra_ssm.cli.config import Built, Config, read_config
-from lra_ssm.cli.language_models import with_own_tokenizer
-from lra_ssm.cli.starting_weights import StartingWeights, options_of
+from lra_ssm.cli.starting_weights import StartingWeights, options_of, with_own_tokenizer
 from lra_ssm.cli.write_predictions import WritePredictions, check_output_path
 from lra_ssm.datamodules.base import DataModule, PreparedData
 from lra_ssm.errors import InputError, to_one_line

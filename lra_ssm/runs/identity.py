@@ -106,7 +106,10 @@ def _one_spelling(value: Any, hint: Any = None) -> Any:
     from lra_ssm.layers.spec import import_object, public_path
 
     if isinstance(value, Mapping) and "class_path" in value:
-        cls = import_object(value["class_path"])
+        try:
+            cls = import_object(value["class_path"])
+        except ValueError:  # defined in a notebook, or in a module that is gone
+            return dict(value)
         settings = _without_defaults(cls, value.get("init_args") or {})
         others = {key: each for key, each in value.items() if key not in ("class_path", "init_args") and each}
         return {"class_path": public_path(cls), **({"init_args": settings} if settings else {}), **others}
