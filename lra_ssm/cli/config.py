@@ -25,6 +25,7 @@ from lra_ssm.layers import ModuleSpec
 from lra_ssm.layers.spec import annotations, import_object, public_path, wants_specification
 from lra_ssm.runs import CheckpointSettings
 from lra_ssm.runs.compute import ComputeSettings
+from lra_ssm.runs.directory import choose_directory
 from lra_ssm.runs.identity import (
     CHECKPOINT_NEUTRAL,
     DATA_NEUTRAL,
@@ -33,7 +34,6 @@ from lra_ssm.runs.identity import (
     plain,
     run_identity,
 )
-from lra_ssm.runs.run import choose_directory
 
 FLAGS = ("--fresh", "--strict-resume", "--allow-pickle")  # of a command, without a value
 _OPTIONS = ("--estimate", "--split", "--output")  # of a command, with a value
@@ -51,7 +51,9 @@ def read_config(command: str, arguments: Sequence[str]) -> "Config":
         raise SystemExit(0)
     merged = MergedConfig(_sections())
     flags, printing = dict[str, Any](), False
-    given = iter(arguments)
+    # --estimate may be without a value
+    pairs = zip(arguments, [*arguments[1:], "--"], strict=True)
+    given = iter([f"{a}=H100" if a == "--estimate" and after.startswith("--") else a for a, after in pairs])
     for argument in given:
         option, equals, text = argument.partition("=")
         value: str | None = text
@@ -64,7 +66,7 @@ def read_config(command: str, arguments: Sequence[str]) -> "Config":
             raise InputError(f"unexpected argument {argument!r}; options begin with --")
         else:
             if not equals:
-                value = next(given, None) if option != "--estimate" or arguments[-1] != argument else "H100"
+                value = next(given, None)
             text = _check_option(command, option, value)
             if option in ("--config", "-c"):
                 merged.add_file(text)
