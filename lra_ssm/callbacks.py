@@ -28,7 +28,7 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.roles import ROLES, parameter_roles
 from lra_ssm.ops import record_backends
-from lra_ssm.ops.tensors import read_later
+from lra_ssm.ops.tensors import copy_to_cpu_async
 from lra_ssm.progress import values_of_batch
 from lra_ssm.tasks.optim import format_groups
 
@@ -89,7 +89,7 @@ class StopOnNonFinite(Callback):
             self._stop_unless(torch.isfinite(self._norms).all(), said)
 
     def _stop_unless(self, finite: Tensor, said: Callable[[], str]) -> None:
-        read = read_later(finite)
+        read = copy_to_cpu_async(finite)
 
         def look() -> None:
             if not read():

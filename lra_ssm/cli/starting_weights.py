@@ -58,10 +58,11 @@ def _own_tokenizer(files: ModelFiles, stated: Any) -> list[str]:
 
 
 def _files(config: Any, folder: Path) -> Iterator[str]:
-    """Texts that are files, but for data's: jsonargparse would read settings out of them."""
+    """Yield the texts that are files, from the folder or from here, but for data's: jsonargparse would read settings
+    from them, which nobody has checked."""
     if isinstance(config, str):
-        with suppress(OSError, ValueError):  # no name of a file
-            if (folder / config).is_file():
+        with suppress(OSError, ValueError):  # it cannot be the name of a file
+            if (folder / config).is_file() or Path(config).is_file():
                 yield config
     elif isinstance(config, (dict, list)):
         items = config.items() if isinstance(config, dict) else enumerate(config)

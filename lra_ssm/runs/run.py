@@ -34,7 +34,7 @@ from lra_ssm.runs.identity import (
 from lra_ssm.runs.logged import latest
 from lra_ssm.runs.metrics import ROWS, CSVRunLogger, WriteProgress
 from lra_ssm.runs.provenance import code_version, ended, environment, now
-from lra_ssm.runs.record import INPUTS, read_object
+from lra_ssm.runs.record import INPUTS, load_yaml, read_object
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Ended, Stopped
 from lra_ssm.runs.source import (
@@ -229,7 +229,7 @@ class Run(RunDirectory):
     def changed_settings(self) -> str:
         """Return which settings differ from those that the run began with, as text: a default may have changed."""
         file = self.path / "config.yaml"
-        before = yaml.safe_load(file.read_text()) if file.is_file() else None
+        before = load_yaml(file) if file.is_file() else None
         if not isinstance(before, dict):
             return ""
         began, now_ = (what_counts({"trainer": {}, **each}, self.neutral) for each in (before, self.config or {}))

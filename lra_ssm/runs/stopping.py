@@ -9,7 +9,7 @@ import torch.distributed
 from lightning.pytorch import LightningModule, Trainer, callbacks
 from lightning.pytorch.callbacks import Checkpoint
 
-from lra_ssm.ops.tensors import read_later
+from lra_ssm.ops.tensors import copy_to_cpu_async
 from lra_ssm.runs.saving import SaveLast
 from lra_ssm.runs.signals import Stopped, active
 
@@ -48,7 +48,7 @@ class EndFit(Checkpoint):
 
     def _asked_before(self, trainer: Trainer) -> int:
         """`_asked`, of several GPUs what they were asked a step before: the number is there, and none is waited for."""
-        read, self._read = self._read, read_later(_over_processes(trainer, _requested(), "MAX"))
+        read, self._read = self._read, copy_to_cpu_async(_over_processes(trainer, _requested(), "MAX"))
         return int(read() if _is_behind(trainer) else self._read())
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
