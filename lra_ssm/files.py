@@ -146,10 +146,3 @@ def write_json(path: Path, data: Any) -> None:
     """Write `data` as JSON; what JSON has no type for becomes text."""
     with replacing(path) as file:
         file.write(json.dumps(data, indent=2, default=str) + "\n")
-
-
-def one_reason(error: BaseException) -> str:
-    """Return what an error says in one line, and which file or folder cannot be read or written."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: cannot be read or written ({error.strerror})"
-    return " ".join(str(error).split()) or type(error).__name__

@@ -13,8 +13,7 @@ import difflib
 import re
 from pathlib import Path
 
-from lra_ssm.errors import InputError, hint
-from lra_ssm.files import one_reason
+from lra_ssm.errors import InputError, describe_error, hint
 
 # The files of a saved model.
 CONFIG, RUN_CONFIG, CARD = "config.json", "config.yaml", "README.md"
@@ -88,7 +87,7 @@ class Repository:
             unknown = isinstance(error, errors.RepositoryNotFoundError)
             if unknown and not isinstance(error, errors.GatedRepoError):
                 raise InputError(f"{self.name}: {nowhere}, and the Hub has no such model, or it is private") from error
-            raise InputError(f"{self.name}: {file} cannot be downloaded ({one_reason(error)})") from error
+            raise InputError(f"{self.name}: {file} cannot be downloaded ({describe_error(error)})") from error
         if self._snapshot is None:
             self._snapshot = path.parent  # …/snapshots/<commit>
             self.name = f"{self._repository}@{path.parent.name[:12]}"
@@ -192,5 +191,5 @@ def _artifact(given: str) -> Folder:
         folder = cached_assets_path("lra_ssm", namespace="wandb", subfolder=artifact.digest)
         artifact.download(root=str(folder))
     except Exception as error:  # wandb's, its server's, the network's, the disk's
-        raise InputError(f"{given}: cannot be downloaded ({one_reason(error)})") from error
+        raise InputError(f"{given}: cannot be downloaded ({describe_error(error)})") from error
     return Folder(folder, f"{WANDB}{artifact.qualified_name}")

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lra_ssm.errors import InputError, squeeze
-from lra_ssm.files import one_reason
+from lra_ssm.errors import InputError, describe_error, squeeze
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -349,7 +348,7 @@ def _to_hub(
             delete_patterns=[*REPLACED, PICKLE],
         )
     except Exception as error:  # huggingface_hub's, the Hub's answer, the network's
-        raise InputError(f"{repository}: cannot be pushed ({one_reason(error)})") from error
+        raise InputError(f"{repository}: cannot be pushed ({describe_error(error)})") from error
     return f"{commit.pr_url} (once it is merged)" if commit.pr_url else str(commit.commit_url)
 
 
@@ -381,7 +380,7 @@ def _to_wandb(folder: Path, name: str, run: RunRecord) -> str:
         finally:
             logged.finish()
     except Exception as error:  # wandb's, its server's, the network's
-        raise InputError(f"wandb:{name}: cannot be pushed ({one_reason(error)})") from error
+        raise InputError(f"wandb:{name}: cannot be pushed ({describe_error(error)})") from error
     if logged.offline:
         return f"kept in {run.path / 'wandb'} (WANDB_MODE=offline) until `wandb sync` sends it"
     return f"wandb:{'/'.join(project)}/{artifact_name}:{artifact.version}"

@@ -22,8 +22,7 @@ import numpy as np
 from lra_ssm.datamodules.base import setting
 from lra_ssm.datamodules.download import Hub, Remote, read_archive
 from lra_ssm.datamodules.images import Labelled, Pixels, PixelSequence, PublishedImages
-from lra_ssm.errors import InputError
-from lra_ssm.files import one_reason
+from lra_ssm.errors import InputError, describe_error
 
 CLASS_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 ARCHIVE = Remote(
@@ -174,7 +173,7 @@ def _read_batch(data: bytes, name: str) -> Labelled:
         if planes.dtype != np.uint8 or planes.shape != (len(labels), 3 * 32 * 32) or labels.dtype.kind != "i":
             raise ValueError(f"data {planes.dtype} {planes.shape}, labels {labels.dtype} {labels.shape}")
     except Exception as error:  # damaged pickles raise errors of many kinds
-        raise InputError(f"{name}: is not a batch of CIFAR-10 ({one_reason(error)})") from error
+        raise InputError(f"{name}: is not a batch of CIFAR-10 ({describe_error(error)})") from error
     return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
 

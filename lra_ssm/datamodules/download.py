@@ -14,8 +14,8 @@ from urllib.request import Request, urlopen
 
 from lra_ssm.bars import Bar
 from lra_ssm.datamodules.storage import ensure_root
-from lra_ssm.errors import InputError
-from lra_ssm.files import locked, new_folder, one_reason, sync_folder
+from lra_ssm.errors import InputError, describe_error
+from lra_ssm.files import locked, new_folder, sync_folder
 
 _CHUNK = 1 << 20
 _TRIES = 5
@@ -118,7 +118,9 @@ def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, Iterator[tarfile.T
     except InputError:
         raise
     except Exception as error:  # damaged bytes give any error of tarfile, gzip, bz2 or lzma
-        raise InputError(f"{archive}: cannot be unpacked ({one_reason(error)}); delete it and get it again") from error
+        raise InputError(
+            f"{archive}: cannot be unpacked ({describe_error(error)}); delete it and get it again"
+        ) from error
 
 
 def read_archive(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
@@ -194,7 +196,7 @@ class Hub:
                     part.rename(folder)
                 except Exception as error:  # huggingface_hub's, or of the libraries below it
                     name = f"{self.repository}@{self.revision[:12]}"
-                    raise InputError(f"{name}: cannot be downloaded ({one_reason(error)})") from error
+                    raise InputError(f"{name}: cannot be downloaded ({describe_error(error)})") from error
         return folder
 
 
@@ -226,7 +228,7 @@ def read_parquet(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any
     except InputError:
         raise
     except Exception as error:  # pyarrow's own kinds
-        raise InputError(f"{path}: cannot be read, or is broken off or damaged ({one_reason(error)})") from error
+        raise InputError(f"{path}: cannot be read, or is broken off or damaged ({describe_error(error)})") from error
 
 
 # -- the Long Range Arena's archive ------------------------------------------------------------------------------------

@@ -27,8 +27,7 @@ from lra_ssm.datamodules.language.corpus import (
     text_documents,
 )
 from lra_ssm.datamodules.language.module import LanguageDataModule
-from lra_ssm.errors import InputError
-from lra_ssm.files import one_reason
+from lra_ssm.errors import InputError, describe_error
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +163,7 @@ class WikiText(LanguageDataModule):
         except InputError:
             raise
         except Exception as error:  # damaged archives give errors of many kinds
-            raise InputError(f"{path}: {member} cannot be read ({one_reason(error)})") from error
+            raise InputError(f"{path}: {member} cannot be read ({describe_error(error)})") from error
 
     def _of_files(self, files: list[Path], split: str) -> Iterator[Segment]:
         if files[0].suffix == ".parquet":

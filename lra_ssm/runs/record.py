@@ -19,7 +19,7 @@ from typing import Any, Self
 from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, what_counts
 
-INPUTS = "inputs"  # {"data": …, "weights": …} that a run began with, from runs/source.py
+INPUTS = "inputs"  # {"data": …, "weights": …} that a run began with, from runs/provenance.py
 SILENT_AFTER = 600.0  # seconds without a sign of a run on another machine, whose lock may not be visible here
 _SIGNS = ("progress.json", "metrics.csv", "run.json")  # files that a run writes while it trains
 

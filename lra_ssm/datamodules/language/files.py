@@ -17,8 +17,7 @@ from typing import Any
 from lra_ssm.datamodules.download import read_parquet
 from lra_ssm.datamodules.language.corpus import TEXT_SIZE, Document, Input, ReadOptions, Segment, read_text, segments
 from lra_ssm.datamodules.storage import visible_files
-from lra_ssm.errors import InputError
-from lra_ssm.files import one_reason
+from lra_ssm.errors import InputError, describe_error
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ def read_file(path: Path, options: ReadOptions, split: str | None = None) -> Ite
     except InputError:
         raise
     except Exception as error:  # of many kinds for a damaged file
-        raise InputError(f"{path}: cannot be read, or is broken off or damaged ({one_reason(error)})") from error
+        raise InputError(f"{path}: cannot be read, or is broken off or damaged ({describe_error(error)})") from error
 
 
 def _blocks(text: str) -> Iterable[str]:

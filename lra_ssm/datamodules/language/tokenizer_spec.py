@@ -26,8 +26,7 @@ from lra_ssm.datamodules.language.tokenizer import (
     train_bpe,
     words_of,
 )
-from lra_ssm.errors import InputError, hint
-from lra_ssm.files import one_reason
+from lra_ssm.errors import InputError, describe_error, hint
 
 KINDS = ("bytes", "characters", "words", "bpe:16000")
 MIN_BPE = 257  # all bytes, and the end of text
@@ -199,7 +198,7 @@ def _from_hub(name: str, cached: bool) -> Path:
             download(_CONFIG)
         return Path(file)
     except Exception as error:  # whatever the libraries below raise: the hub, the network, the disk
-        why = f"its {TOKENIZER} cannot be had of the hub ({one_reason(error)})"
+        why = f"its {TOKENIZER} cannot be had of the hub ({describe_error(error)})"
         if cached and isinstance(error, LocalEntryNotFoundError):
             why = f"the hub's cache has no {TOKENIZER} of it; `lra-ssm prepare` downloads it where there is a network"
         raise InputError(f"tokenizer {name}: {why}; or give a path, or one of {', '.join(KINDS)}") from error

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lra_ssm.datamodules.images import Pixels, decode_image
-from lra_ssm.errors import InputError
-from lra_ssm.files import one_reason
+from lra_ssm.errors import InputError, describe_error
 
 LABELS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 
@@ -72,4 +71,4 @@ def _rows(file: Path) -> list[list[str]]:
             return np.load(io.BytesIO(data)).astype(str).tolist()
         return [line.split() for line in data.decode().splitlines()]
     except Exception as error:  # where a header is damaged, any error of Python's parser
-        raise InputError(f"{file}: is neither text nor a .npy file of strings ({one_reason(error)})") from error
+        raise InputError(f"{file}: is neither text nor a .npy file of strings ({describe_error(error)})") from error
