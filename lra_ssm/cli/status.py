@@ -55,7 +55,8 @@ def status(*runs: str, json: bool = False) -> None:
     for (state, reason), same in reasons.items():
         numbers = ranges(one.number for one in same if one.number)
         ids = [one.record.path.name for one in same if not one.number]
-        print(wrapped(f"{', '.join(filter(None, [numbers, *ids]))} {state}: {reason}"))
+        told = reason if reason.startswith(state) else f"{state}: {reason}"
+        print(wrapped(f"{', '.join(filter(None, [numbers, *ids]))} {told}"))
     counts = Counter(one.state for one in states)
     print(f"{len(states)} in all: {', '.join(f'{count} {state}' for state, count in counts.items())}")
 
