@@ -127,7 +127,8 @@ def _settings(states: Sequence[_State]) -> list[str]:
         short = short_names({key for one in same for key in one.settings})
         keys = sorted(differ.keys() - {"experiment"}, key=lambda key: (key != SEED, key))
         for i, one in enumerate(same):
-            told = [f"{short[key]} {format_value(differ[key][i])}" for key in keys[:_MAX_SETTINGS]]
+            values = {key: one.record.all_settings.get(key, differ[key][i]) for key in keys[:_MAX_SETTINGS]}
+            told = [f"{short[key]} {format_value(value)}" for key, value in values.items()]
             found[id(one)] = ", ".join(told) + (", …" if len(keys) > _MAX_SETTINGS else "")
     return [found[id(one)] for one in states]
 

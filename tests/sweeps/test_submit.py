@@ -108,7 +108,9 @@ def test_the_folder_keeps_what_was_submitted(here, capsys):
     assert lines == [[str(run.path.relative_to("runs")), *run.options] for run in first.runs]
     # An edited config is another sweep; the folder of the first one stays as it was.
     Path("tiny.yaml").write_text(Path("tiny.yaml").read_text().replace("dropout: 0.2", "dropout: 0.3"))
-    with pytest.raises(InputError, match=r"not submitted from here as it is now \(give runs/sweeps/mine-.* for its runs before"):
+    with pytest.raises(
+        InputError, match=r"not submitted from here as it is now \(give runs/sweeps/mine-.* for its runs"
+    ):
         SweepFolder.find("sweep.yaml")
     submit(capsys, "--dry-run")
     second = SweepFolder.find("sweep.yaml")
