@@ -83,9 +83,6 @@ class BatchNorm(nn.Module):
             return functional.batch_norm(rows, *statistics, norm.weight, norm.bias, True, eps=norm.eps)
         return self.norm(rows)
 
-    def optim_roles(self) -> dict[str, Role]:
-        return {"norm.weight": "norm", "norm.bias": "no_decay"}
-
     def width_roles(self) -> dict[str, WidthRole]:
         return {"norm.weight": "vector", "norm.bias": "vector"}
 
@@ -171,9 +168,6 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         return super().forward(_in_precision_of(self.weight, x))
 
-    def optim_roles(self) -> dict[str, Role]:
-        return {"weight": "norm", "bias": "no_decay"}
-
     def width_roles(self) -> dict[str, WidthRole]:
         return {"weight": "vector", "bias": "vector"}
 
@@ -186,9 +180,6 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         return super().forward(_in_precision_of(self.weight, x))
-
-    def optim_roles(self) -> dict[str, Role]:
-        return {"weight": "norm"}
 
     def width_roles(self) -> dict[str, WidthRole]:
         return {"weight": "vector"}

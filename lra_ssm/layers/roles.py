@@ -99,11 +99,6 @@ def _declared(model: nn.Module, method: str) -> Iterator[tuple[str, str, Any]]:
             yield full, same[full], role
 
 
-def biases_without_decay(module: nn.Module) -> dict[str, Role]:
-    """ "no_decay" for every parameter of `module` and below it that is called bias."""
-    return {name: "no_decay" for name, _ in module.named_parameters() if name.rpartition(".")[2] == "bias"}
-
-
 def linear_roles(**maps: tuple[nn.Module | None, WidthRole]) -> dict[str, WidthRole]:
     """Of nn.Linear modules by their names, each with its weight's role; those that are None are left out.
 
