@@ -6,6 +6,8 @@ from typing import TypeVar
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from lra_ssm.errors import to_one_line
+
 Item = TypeVar("Item")
 
 
@@ -25,7 +27,7 @@ class Bar(tqdm):
     ) -> None:
         in_terminal = sys.stderr.isatty()
         super().__init__(
-            desc=what, total=total, unit="B" if in_bytes else f" {unit}", unit_scale=in_bytes, initial=done,
+            desc=to_one_line(what), total=total, unit="B" if in_bytes else f" {unit}", unit_scale=in_bytes, initial=done,
             leave=False, delay=2 if in_terminal else 30, mininterval=0.1 if in_terminal else 30, dynamic_ncols=True,
         )  # fmt: skip
 

@@ -170,6 +170,8 @@ def _show_data(root: str | None, compare: bool) -> list[str]:
             unit = "examples" if "examples" in split else "tokens"
             kind = (prepared.manifest.get("source") or {}).get("kind", "")
             rows.append((f"{path.parent.parent.name}/{path.parent.name}", str(kind), name, f"{split[unit]:,} {unit}"))
+    if compare and not problems:
+        print(f"all digests of {len({row[0] for row in rows})} prepared folders are as recorded")
     if rows:
         print(table(("prepared", "source", "split", "size"), rows, 3, terminal_width()))
     return problems
