@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.masking import check_lengths, check_sequence, mask_padding
-from lra_ssm.layers.roles import Role, WidthRole, linear_roles
+from lra_ssm.layers.roles import WidthRole, linear_roles
 from lra_ssm.ops.tensors import is_clean, is_nonfinite
 
 Cache = tuple[Tensor, Tensor, Tensor]  # keys, values (B, T, G, K), positions (B, T)
@@ -244,10 +244,6 @@ class Attention(nn.Module):
     def scale_residual(self, factor: float) -> None:
         """Scale what the layer adds to a residual at initialization."""
         self.out_proj.weight *= factor
-
-    def optim_roles(self) -> dict[str, Role]:
-        own: dict[str, Role] = {"qkv_proj.bias": "no_decay", "out_proj.bias": "no_decay"}
-        return own if self.qkv_proj.bias is not None else {}
 
     def width_roles(self) -> dict[str, WidthRole]:
         """A wider layer has more heads of the same size, so that q · k keeps its size too."""

@@ -21,7 +21,7 @@ from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.masking import check_lengths, check_sequence, mask_padding
 from lra_ssm.layers.norms import NormName, RMSNorm, make_norm
-from lra_ssm.layers.roles import Role, WidthRole, linear_roles
+from lra_ssm.layers.roles import WidthRole, linear_roles
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 from lra_ssm.ops import mamba_step, silu_gate, step_linear
 
@@ -263,9 +263,6 @@ class S4Block(Block):
         y = self.dropout(F.gelu(run_part("layer", x)))
         return self.dropout(F.glu(self.glu(y), dim=-1))
 
-    def optim_roles(self) -> dict[str, Role]:
-        return {"glu.bias": "no_decay"}
-
     def width_roles(self) -> dict[str, WidthRole]:
         return linear_roles(glu=(self.glu, "hidden"))
 
@@ -353,10 +350,6 @@ class MambaBlock(Block):
     def scale_residual(self, factor: float) -> None:
         """Scale what the mixer adds to the residual at initialization, because many blocks add up."""
         self.out_proj.weight *= factor
-
-    def optim_roles(self) -> dict[str, Role]:
-        own = ("in_proj.bias", "conv1d.bias", "out_proj.bias", "glu.bias")
-        return {name: "no_decay" for name, _ in self.named_parameters() if name in own}
 
     def width_roles(self) -> dict[str, WidthRole]:
         maps: dict[str, tuple[nn.Module | None, WidthRole]] = {

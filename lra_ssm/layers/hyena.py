@@ -113,8 +113,7 @@ class HyenaBlock(MLPBlock):
         self.out_proj.weight *= factor
 
     def optim_roles(self) -> dict[str, Role]:
-        own = ("in_proj.bias", "conv1d.bias", "out_proj.bias", "activation.gate.bias", "D")
-        return {name: "no_decay" for name, _ in self.named_parameters() if name in own}
+        return {} if self.D is None else {"D": "no_decay"}
 
     def width_roles(self) -> dict[str, WidthRole]:
         roles = linear_roles(in_proj=(self.in_proj, "hidden"), out_proj=(self.out_proj, "hidden"))

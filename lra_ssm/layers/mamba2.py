@@ -86,9 +86,7 @@ class Mamba2Block(Block):
         self.out_proj.weight *= factor
 
     def optim_roles(self) -> dict[str, Role]:
-        own = ("in_proj.bias", "conv1d.bias", "out_proj.bias")
-        roles: dict[str, Role] = {name: "no_decay" for name, _ in self.named_parameters() if name in own}
-        return roles | {name: "delta" for name, _ in self.named_parameters() if name.startswith("delta_proj.")}
+        return {name: "delta" for name, _ in self.named_parameters() if name.startswith("delta_proj.")}
 
     def width_roles(self) -> dict[str, WidthRole]:
         """in_proj's rows for B and C map to states; they are scaled as its rows for channels."""

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lra_ssm.layers.blocks import Block, RunPart, inner_width
 from lra_ssm.layers.norms import make_norm
-from lra_ssm.layers.roles import Role, WidthRole, biases_without_decay, linear_roles
+from lra_ssm.layers.roles import WidthRole, linear_roles
 
 Activation = Literal["gelu", "swiglu"]
 
@@ -47,9 +47,6 @@ class MLP(nn.Module):
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}"
-
-    def optim_roles(self) -> dict[str, Role]:
-        return biases_without_decay(self)
 
     def width_roles(self) -> dict[str, WidthRole]:
         """F grows with the channels."""

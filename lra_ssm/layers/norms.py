@@ -84,9 +84,6 @@ class BatchNorm(nn.Module):
             return functional.batch_norm(rows, *statistics, norm.weight, norm.bias, True, eps=norm.eps)
         return self.norm(rows)
 
-    def optim_roles(self) -> dict[str, Role]:
-        return {"norm.weight": "norm", "norm.bias": "no_decay"}
-
     def width_roles(self) -> dict[str, WidthRole]:
         return {"norm.weight": "vector", "norm.bias": "vector"}
 
@@ -172,9 +169,6 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         return super().forward(_in_precision_of(self.weight, x))
 
-    def optim_roles(self) -> dict[str, Role]:
-        return {"weight": "norm", "bias": "no_decay"}
-
     def width_roles(self) -> dict[str, WidthRole]:
         return {"weight": "vector", "bias": "vector"}
 
@@ -188,9 +182,6 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         assert self.eps is not None
         return rms_norm(_in_precision_of(self.weight, x), self.weight, self.eps)
-
-    def optim_roles(self) -> dict[str, Role]:
-        return {"weight": "norm"}
 
     def width_roles(self) -> dict[str, WidthRole]:
         return {"weight": "vector"}

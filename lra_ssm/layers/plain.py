@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lra_ssm.layers.blocks import Block, RunPart
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.norms import NormName
-from lra_ssm.layers.roles import Role, WidthRole, linear_roles
+from lra_ssm.layers.roles import WidthRole, linear_roles
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 
 Nonlinearity = Literal["none", "relu", "gelu", "tanh"]
@@ -79,9 +79,6 @@ class PlainBlock(Block):
 
     def extra_repr(self) -> str:
         return f"residual={self.residual}"
-
-    def optim_roles(self) -> dict[str, Role]:
-        return {} if self.bias is None else {"bias": "no_decay"}
 
     def width_roles(self) -> dict[str, WidthRole]:
         roles = linear_roles(linear_in=(self.linear_in, "hidden"), linear_out=(self.linear_out, "hidden"))

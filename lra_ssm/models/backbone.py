@@ -171,9 +171,7 @@ class Backbone(nn.Module):
             )
 
     def optim_roles(self) -> dict[str, Role]:
-        if isinstance(self.embedding, nn.Embedding):
-            return {"embedding.weight": "embedding"}
-        return {"embedding.bias": "no_decay"} if isinstance(self.embedding, nn.Linear) else {}
+        return {"embedding.weight": "embedding"} if isinstance(self.embedding, nn.Embedding) else {}
 
     def width_roles(self) -> dict[str, WidthRole]:
         """A linear map of features starts by the number of features, so its bias is the same at every width too."""

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers.roles import WidthRole, biases_without_decay, linear_roles
+from lra_ssm.layers.roles import WidthRole, linear_roles
 
 
 class LinearHead(nn.Linear):
     """One linear map."""
 
     per_example = 1
-    optim_roles = biases_without_decay
 
     def __init__(self, d_model: int, num_classes: int) -> None:
         super().__init__(d_model, num_classes)
@@ -39,7 +38,6 @@ class MLPHead(nn.Sequential):
     """
 
     per_example = 1
-    optim_roles = biases_without_decay
 
     def __init__(self, d_model: int, num_classes: int, width: int | None = None) -> None:
         hidden = _positive(width, d_model)
@@ -56,7 +54,6 @@ class NLIHead(nn.Sequential):
     """[x, y, x − y, x · y] (4D) -> D -> GELU -> num_classes: the public S4 code's head for Retrieval."""
 
     per_example = 2
-    optim_roles = biases_without_decay
 
     def __init__(self, d_model: int, num_classes: int) -> None:
         super().__init__(nn.Linear(4 * d_model, d_model), nn.GELU(), nn.Linear(d_model, num_classes))
@@ -80,7 +77,6 @@ class LRAPairHead(nn.Sequential):
     """
 
     per_example = 2
-    optim_roles = biases_without_decay
 
     def __init__(self, d_model: int, num_classes: int, width: int | None = None) -> None:
         hidden = _positive(width, d_model)
@@ -104,7 +100,6 @@ class LogitPairHead(nn.Module):
     """
 
     per_example = 2
-    optim_roles = biases_without_decay
 
     def __init__(self, d_model: int, num_classes: int) -> None:
         super().__init__()

@@ -13,8 +13,8 @@ def test_sizes_and_roles():
     block = MambaBlock(4, LayerSpec(S6, d_state=3), expand=1.5, d_conv=3, bias=True)
     assert block.in_proj.weight.shape == (12, 4) and block.conv1d.weight.shape == (6, 1, 3)
     assert block.layer.A_log.shape == (6, 3) and block.out_proj.weight.shape == (4, 6)
-    assert block.optim_roles() == dict.fromkeys(["in_proj.bias", "conv1d.bias", "out_proj.bias"], "no_decay")
-    assert MambaBlock(4, S6).optim_roles() == {"conv1d.bias": "no_decay"}
+    no_decay = {name for name, role in parameter_roles(block).items() if role == "no_decay"}
+    assert no_decay == {"in_proj.bias", "conv1d.bias", "out_proj.bias", "layer.D"}
     assert isinstance(MambaBlock(4, S6).final_norm(4), torch.nn.RMSNorm)
     assert MambaBlock(4, S6, prenorm=False).final_norm(4) is None
 
