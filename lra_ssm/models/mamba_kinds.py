@@ -77,7 +77,7 @@ MAMBA = Kind(
     hf_needed={},
     layer_arguments=_S6,
     hf_arguments=lambda S6, E: {"time_step_rank": S6["delta_rank"] or math.ceil(E / 16), "intermediate_size": E},
-    layer_needed={"form": "mamba", "bidirectional": False, "parameterization": "exp"},
+    layer_needed={"bidirectional": False, "parameterization": "exp"},
     block_needed={"norm": "rms", "prenorm": True, "glu": False},
     names={
         **_NAMES,

@@ -35,9 +35,8 @@ def test_s5_starts_as_real_matrices_in_the_basis_of_blocks_of_hippo():
     ("layer", "expected"),
     [
         (S4D(6, d_state=8), "S4D(d_model=6, d_state=8, bidirectional=False)"),
-        (S6(6), "S6(d_model=6, d_state=16, form=mamba, delta_rank=1, bidirectional=False)"),
+        (S6(6), "S6(d_model=6, d_state=16, delta_rank=1, bidirectional=False)"),
         (SSD(6, 8, 2), "SSD(d_model=6, d_state=8, head_dim=2, n_groups=1, bidirectional=False)"),
-        (S6(6, form="paper"), "S6(d_model=6, d_state=16, form=paper, bidirectional=False)"),
         (
             B2S6(6, num_blocks=3, d_state=8),
             "B2S6(d_model=6, num_blocks=3, d_state=8, bias=True, complex_A=True, complex_C=False, bidirectional=False)",
@@ -108,9 +107,7 @@ def test_roles_are_the_documented_ones():
         (lambda: DeepLinearSSM(8, trained="BC"), "trained is 'BC'; it must be A, AB, AC or ABC"),
         (lambda: DeepLinearSSM(8, lambda_max=-1.0), "lambda_min 0.0, lambda_max -1.0: must be finite, in order"),
         (lambda: DeepLinearSSM(8, lambda_max=1.2, lambda_min=1.1, parameterization="exp"), r"range of exp .*\(0, 1\)"),
-        (lambda: S6(8, form="mamba2"), "form is 'mamba2'"),
         (lambda: S6(8, delta_rank=0), "delta_rank is 0"),
-        (lambda: S6(8, form="paper", delta_rank=2), "delta_rank belongs to form='mamba'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(call, message):

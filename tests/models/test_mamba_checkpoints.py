@@ -235,7 +235,6 @@ def test_models_that_transformers_has_not_are_refused(tmp_path: Path) -> None:
 
     ours = "it has lra_ssm.layers."
     assert said(LayerSpec(B2S6, num_blocks=2, d_state=4)).endswith(f"{ours}B2S6, not lra_ssm.layers.S6")
-    assert said(LayerSpec(S6, form="paper")).endswith("form is 'paper', not 'mamba'")
     assert said(LayerSpec(S6, parameterization="softplus")).endswith("parameterization is 'softplus', not 'exp'")
     assert said(block=S4Block).endswith(f"{ours}S4Block, not lra_ssm.layers.MambaBlock")
     assert said(block=BlockSpec(MambaBlock, norm="layer")).endswith("norm is 'layer', not 'rms'")
