@@ -52,6 +52,12 @@ def read(run: Path, source: str, known: dict[tuple[str, str], dict[str, Any]]) -
     key = {"unit": config["experiment"].rpartition("/")[2], "seed": str(config["seed_everything"])}
     metrics = list(csv.DictReader((run / "metrics.csv").open()))
     test = json.loads((run / "test.json").read_text())["metrics"]
+    splits = json.loads((run / "run.json").read_text())["data"]["splits"]
+
+    def per_word(split: str, bits_per_byte: float) -> str:
+        """The perplexity per word of a split."""
+        return f"{2 ** (bits_per_byte * splits[split]['bytes'] / splits[split]['words']):.1f}"
+
     every, batch = config["trainer"]["log_every_n_steps"], config["data"]["init_args"]["batch_size"]
     rates = [float(row["train/samples_per_s"]) for row in metrics if row.get("train/samples_per_s")]
     weights = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
@@ -60,12 +66,12 @@ def read(run: Path, source: str, known: dict[tuple[str, str], dict[str, Any]]) -
         "tokens": config["trainer"]["max_steps"] * batch * config["data"]["init_args"]["length"],
         "minutes": f"{sum(every * batch / rate for rate in rates) / 60:.1f}",
         "reviews_per_token": f"{test['test/perplexity']:.2f}",
-        "reviews_per_word": f"{test['test/word_perplexity']:.1f}",
+        "reviews_per_word": per_word("test", test["test/bits_per_byte"]),
         "reviews_bits_per_byte": f"{test['test/bits_per_byte']:.4f}",
         "wikitext2_per_word": f"{wikitext_perplexity(run / 'checkpoints/best.ckpt', source):.0f}",
     }
-    name = "val/word_perplexity"
-    curve = [key | {"step": m["step"], "per_word": f"{float(m[name]):.1f}"} for m in metrics if m.get(name)]
+    name = "val/bits_per_byte"
+    curve = [key | {"step": m["step"], "per_word": per_word("val", float(m[name]))} for m in metrics if m.get(name)]
     return row, curve
 
 

@@ -70,8 +70,8 @@ print(f"{sum(p.numel() for p in task.parameters()):,} parameters; logits {tuple(
 
 # %%
 def fit(task: Classification, experiment: str) -> tuple[Run, L.Trainer]:
-    run = Run.of(task, data, trainer={"max_steps": STEPS, "accelerator": "cpu"}, experiment=experiment)
-    trainer = L.Trainer(**run.trainer_arguments())
+    run = Run(f"runs/{experiment}/a")
+    trainer = L.Trainer(**run.trainer_arguments(max_steps=STEPS, accelerator="cpu"))
     metrics = run.fit(trainer, task, data)
     print(f"{experiment}: {run.path}, validation accuracy {metrics['val/accuracy']:.3f}")
     return run, trainer

@@ -49,9 +49,9 @@ def of_data(monkeypatch):
 
 @cache
 def _options(folder, command, *arguments):
-    from lra_ssm.cli.run_options import RunOptions
+    from lra_ssm.cli.config import read_config
 
-    return RunOptions(command, list(arguments))
+    return read_config(command, list(arguments))
 
 
 @pytest.fixture
@@ -62,10 +62,10 @@ def read_once(monkeypatch):
     def options(command, arguments):
         known = _options(os.getcwd(), command, *arguments)
         again = copy.copy(known)
-        again.config, again.resolved = copy.deepcopy((known.config, known.resolved))
+        again.given, again.resolved = known.given.clone(), copy.deepcopy(known.resolved)
         return again
 
-    monkeypatch.setattr("lra_ssm.cli.run.RunOptions", options)
+    monkeypatch.setattr("lra_ssm.cli.fit.read_config", options)
 
 
 @pytest.fixture(scope="session")

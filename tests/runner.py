@@ -4,7 +4,6 @@ A process of its own is a copy of the test's, which has imported all; what a tes
 """
 
 import contextlib
-import copy
 import io
 import logging
 import multiprocessing
@@ -17,10 +16,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
+
+import yaml
 
 TINY = Path(__file__).parent / "tiny.yaml"
 FIT = ["fit", "--config", str(TINY)]
@@ -148,21 +148,15 @@ def _handlers() -> list[logging.StreamHandler]:
     return [h for name in _LOGGERS for h in logging.getLogger(name).handlers if isinstance(h, logging.StreamHandler)]
 
 
-@cache
-def _options_of_tiny():
-    from lra_ssm.cli.run_options import read_fit_options
-
-    return read_fit_options(FIT[1:])
-
-
 def options_of(*configs: dict[str, Any]) -> Any:
-    """What `read_fit_options` gives of configurations, the later over the earlier, by a parser that is made once."""
-    options, given = copy.copy(_options_of_tiny()), None
-    for config in configs:
-        given = options._subcommand_parsers["fit"].parse_object(copy.deepcopy(config), namespace=given)
-    options.config = type(given)(subcommand="fit", fit=given)
-    options.before_instantiate_classes()
-    return options
+    """What `read_fit_options` gives of configurations, the later over the earlier."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"{number}.yaml") for number in range(len(configs))]
+        for file, config in zip(files, configs, strict=True):
+            file.write_text(yaml.safe_dump(config, sort_keys=False))
+        from lra_ssm.cli.config import read_fit_options
+
+        return read_fit_options([f"--config={file}" for file in files])
 
 
 @contextmanager

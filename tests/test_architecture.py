@@ -26,7 +26,7 @@ ALLOWED = {
     "analysis": {"ops", "layers", "models", *LEAVES},
     "callbacks": {"ops", "layers", "tasks", "analysis", "progress", *LEAVES},
     "progress": LEAVES,
-    "runs": {"ops", "models", "tasks", "analysis", "callbacks", "progress", "checkpoints", *LEAVES},
+    "runs": {"ops", "layers", "models", "tasks", "analysis", "callbacks", "progress", "checkpoints", *LEAVES},
     "sweeps": {"runs", "shipped", *LEAVES},
     "results": {"runs", "shipped", *LEAVES},
     "checkpoints": {"errors", "files", "tables", "datamodules"},  # of datamodules the downloads alone: see below
@@ -61,16 +61,16 @@ ALLOWED = {
 SHARED_ROOMS = {
     "storage": set(),
     "processes": set(),
-    "characters": set(),
     "parts": {"storage"},
     "batches": {"storage"},
     "loader": {"storage", "batches"},
     "download": {"storage"},
     "base": {"storage", "batches", "loader"},
     "sequences": {"storage", "batches", "base"},
+    "characters": {"sequences"},
     "images": {"storage", "batches", "base", "download"},
     "imdb": {"download"},
-    "language": {"storage", "batches", "loader", "base", "sequences", "parts"},
+    "language": {"storage", "batches", "loader", "base", "sequences", "parts", "download"},
 }
 DATASETS = {path.name.removesuffix(".py") for path in (ROOT / "datamodules").glob("[a-z]*")} - set(SHARED_ROOMS)
 LIGHTNING = {"tasks", "datamodules", "callbacks", "progress", "runs", "cli"}

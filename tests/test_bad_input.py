@@ -12,16 +12,16 @@ from tests.small_data import write_cifar10, write_imdb, write_mnist
 
 BAD = [  # options, and what is said of them
     ("--optimizer=SGD", "unknown option --optimizer"),  # it would replace the groups
-    ("--trainer.max_stepz=5", "unknown option --trainer.max_stepz; did you mean 'trainer.max_steps'"),
+    ("--trainer.max_stepz=5", "takes no key 'max_stepz'; did you mean 'max_steps'"),
     ("--model.netwrk=x", "lra_ssm.tasks.Classification takes no key 'netwrk'; did you mean 'network'"),
     ("--model.optimzer.lr=5", "model: lra_ssm.tasks.Classification takes no key 'optimzer'; did you mean 'optimizer'"),
-    ("--model.network.pooling.foo=3", "takes no key 'foo'; it takes none"),
+    ("--model.network.pooling.foo=3", "MeanPooling takes no key 'foo'"),
     ("--model.network.head.foo=3", "model.network.head: no class is given here; give it"),
     ("--model.optimizer=null", "model.optimizer is null; give its settings, or leave it out"),
     ("--model.network.layer=null",
-     "model.network: lra_ssm.models.Classifier: the following arguments are required: layer"),
+     "model.network: lra_ssm.models.Classifier needs 'layer'"),
     ("--model.network.layer=lra_ssm.layers.S4Block",
-     "model.network.layer: lra_ssm.layers.S4Block: the following arguments are required: layer"),
+     "model.network.layer: lra_ssm.layers.S4Block needs 'layer'"),
     ("--model.network.block.layer=lra_ssm.layers.S6",
      "model.network.block: lra_ssm.layers.S4Block takes no key 'layer'; it takes norm, prenorm, dropout"),
     ("--model.network.layer=S4D|--model.network.layer.parameterization=expp",
@@ -97,13 +97,13 @@ def test_bad_tsv_files_are_named_with_their_line_and_leave_nothing(broken, expec
         ("prepare text --source=cifar", "cifar: no reviews of both classes in train"),
         ("prepare image --source=cifar", "cifar-10-batches-py: data_batch_3 is missing; CIFAR-10 is"),
         ("prepare image --source=broken.tar.gz", "broken.tar.gz: cannot be unpacked"),
-        ("prepare mnist --source=hub", "hub: train, example 0: is an image of 27 x 27 pixels instead of 28 x 28"),
+        (
+            "prepare mnist --source=hub",
+            ".parquet: row 0: is an image of 27 x 27 pixels instead of 28 x 28",
+        ),
         ("prepare mnist --source=mnist-files", "train-images-idx3-ubyte.gz: cannot be read"),
         ("prepare mnist --root=absent/data", "its parent folder"),
-        (
-            "fit --config mnist/s4d",
-            "no files of mnist (original) below it; `lra-ssm prepare --config mnist/s4d` downloads",
-        ),
+        ("fit --config mnist/s4d", "no files of MNIST below it; `lra-ssm prepare --config mnist/s4d` downloads"),
         ("fit --config lra/text/s4d", "`lra-ssm prepare --config lra/text/s4d` downloads them"),
         ("fit --config lra/retrieval/s4d", "`lra-ssm prepare --config lra/retrieval/s4d` downloads LRA's archive"),
     ],
@@ -135,11 +135,11 @@ def wrong_files(tmp_path_factory):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("trainer: {max_stepz: 3}", "'trainer.max_stepz'"),
+        ("trainer: {max_stepz: 3}", "'max_stepz'"),
         ("modle: {init_args: {optimizer: {lr: 3}}}", "modle"),
         ("model: {init_args: {network: {init_args: {d_modle: 3}}}}", "did you mean 'd_model'"),
         ("data: {class_path: lra_ssm.datamodules.ListOps, init_args: {btch_size: 3}}", "did you mean 'batch_size'"),
-        ("trainer: [1", "this is no YAML"),
+        ("trainer: [1", "not valid YAML"),
     ],
 )
 def test_bad_config_files(text, expected, tmp_path, monkeypatch, capsys):
@@ -193,7 +193,7 @@ def test_a_checkpoint_of_another_folder_is_scored_where_it_lies(trained, tmp_pat
     succeed(["predict", *FIT[1:], data, *SHORT, f"--ckpt_path={copied}"], tmp_path)
     assert len((tmp_path / "predictions-val.csv").read_text().splitlines()) == 21
     before = (only_run(folder) / "test.json").read_text() if (only_run(folder) / "test.json").exists() else None
-    (tmp_path / "run/run.json").write_text('{"status": "finished"}')
+    (tmp_path / "run/run.json").write_text('{"status": "finished", "best": {"file": "best.ckpt", "sha256": null}}')
     succeed(["test", *FIT[1:], data, *SHORT, f"--ckpt_path={copied}"], tmp_path)
     assert json.loads((tmp_path / "run/test.json").read_text())["checkpoint"] == str(copied)
     after = (only_run(folder) / "test.json").read_text() if (only_run(folder) / "test.json").exists() else None
@@ -227,7 +227,7 @@ def test_a_key_within_a_key_of_the_same_name_is_named_whole(capsys):
 
 @pytest.mark.parametrize(
     ("command", "missing"),
-    {"status": "SWEEP", "submit": "SWEEP", "results": "RUNS", "generate": "CHECKPOINT_OR_NAME"}.items(),
+    {"submit": "SWEEP", "generate": "MODEL", "inspect": "CHECKPOINT"}.items(),
 )
 def test_what_a_command_needs_is_named(command, missing, capsys):
     said = refused([command], capsys)

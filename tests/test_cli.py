@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from lra_ssm.cli import COMMANDS, main
-from lra_ssm.cli.run_options import read_fit_options
+from lra_ssm.cli.config import read_fit_options
 from tests.runner import FIT, SHORT, TINY, everything_below, fail, only_run, refused, run_here, succeed
 
 

@@ -18,7 +18,6 @@ from lra_ssm.layers import S4D, NetworkSpec
 from lra_ssm.layers.roles import ROLES
 from lra_ssm.layers.spec import import_object
 from lra_ssm.models import Backbone, Classifier, DualEncoder, Regressor
-from lra_ssm.runs.identity import AS_BEFORE
 from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.tasks import Classification, OptimizerSettings
 from lra_ssm.tasks.base import NetworkTask
@@ -87,7 +86,7 @@ def one_step(path, more, folder, monkeypatch, capsys):
     cls = parsed(path)["data"]["class_path"].rpartition(".")[2]
     config = changed(path, [*options(cls, folder), *more, *ONE_STEP])
     read = options_of(config)
-    monkeypatch.setattr("lra_ssm.cli.run.RunOptions", lambda command, arguments: read)
+    monkeypatch.setattr("lra_ssm.cli.fit.read_config", lambda command, arguments: read)
     given, taken = dict(values(config)), dict(values(read.resolved))
     code, _, errors = in_process(["fit"], capsys)
     assert code == 0, errors
@@ -122,18 +121,18 @@ STEPS = [pytest.param(path, marks=MARKS.get(path, []), id=str(path.relative_to(C
 
 
 # What every training may have and few do: where it is off, it need not stand in a file.
-OFF = (
-    "optimizer.algorithm", "optimizer.arguments", "optimizer.schedule", "optimizer.schedule_arguments",
-    "optimizer.ema_decay", "model.label_smoothing", "model.class_weights", "model.metrics",
-    "model.width",
-)  # fmt: skip
+OFF = {
+    "optimizer.algorithm": "AdamW", "optimizer.arguments": {}, "optimizer.schedule": "cosine",
+    "optimizer.schedule_arguments": {}, "optimizer.ema_decay": None, "model.label_smoothing": 0.0,
+    "model.class_weights": None, "model.metrics": None, "model.width": None,
+}  # fmt: skip
 # Off too: what other public code does otherwise, in networks and in S4D.
 OFF_IN_NETWORKS = {
-    "model.init_args.network.init_args.padding": AS_BEFORE["network.padding"],
-    "model.init_args.network.init_args.embedding_std": AS_BEFORE["network.embedding_std"],
-    "model.init_args.network.init_args.embedding": AS_BEFORE["network.embedding"],
-    "model.init_args.network.init_args.layer.init_args.learn_B": AS_BEFORE["S4D.learn_B"],
-    "model.init_args.network.init_args.layer.init_args.discretization": AS_BEFORE["S4D.discretization"],
+    "model.init_args.network.init_args.padding": "masked",
+    "model.init_args.network.init_args.embedding_std": None,
+    "model.init_args.network.init_args.embedding": None,
+    "model.init_args.network.init_args.layer.init_args.learn_B": True,
+    "model.init_args.network.init_args.layer.init_args.discretization": "zoh",
 }
 OFF_NAMES = {name.rpartition(".")[2] for name in OFF}
 
@@ -141,11 +140,11 @@ OFF_NAMES = {name.rpartition(".")[2] for name in OFF}
 def test_what_need_not_stand_in_a_file_is_off_by_default_and_changes_no_runs_id():
     defaults = {f"optimizer.{name}": value for name, value in asdict(OptimizerSettings()).items()}
     defaults |= {f"model.{name}": p.default for name, p in inspect.signature(Classification).parameters.items()}
-    assert {name: defaults[name] for name in OFF} == {name: AS_BEFORE[name] for name in OFF}
+    assert {name: defaults[name] for name in OFF} == OFF
     networks = [inspect.signature(cls).parameters for cls in (Backbone, Classifier, DualEncoder, Regressor)]
-    assert {parameters["padding"].default for parameters in networks} == {AS_BEFORE["network.padding"]}
-    assert {parameters["embedding_std"].default for parameters in networks[:3]} == {AS_BEFORE["network.embedding_std"]}
-    assert inspect.signature(S4D).parameters["discretization"].default == AS_BEFORE["S4D.discretization"]
+    assert {parameters["padding"].default for parameters in networks} == {"masked"}
+    assert {parameters["embedding_std"].default for parameters in networks[:3]} == {None}
+    assert inspect.signature(S4D).parameters["discretization"].default == "zoh"
 
 
 @each("path", FILES)

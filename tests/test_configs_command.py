@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 import yaml
 
 from lra_ssm import shipped
-from lra_ssm.cli.configs import readiness
+from lra_ssm.cli.data import readiness
 from lra_ssm.datamodules import ListOps
 from lra_ssm.results.published import row_of
 from lra_ssm.sweeps.submit import folder_of
@@ -108,17 +110,20 @@ def test_the_list_has_the_row_that_results_sets_beside_a_run_of_the_config(name,
 
 
 def test_prepared_data_is_ready(tmp_path):
-    data = {"class_path": "lra_ssm.datamodules.ListOps", "init_args": {"num_train": 8, "num_val": 4, "num_test": 4}}
-    assert readiness(data, tmp_path) == "missing"
-    module = ListOps(root=str(tmp_path), **data["init_args"])
-    module.prepare_data()
-    assert readiness(data, tmp_path) == "ready"
-    data["init_args"]["num_train"] = 9
-    assert readiness(data, tmp_path) == "missing"
+    assert readiness("listops", tmp_path) == "missing" and readiness("first_token", tmp_path) == "generated"
+    ListOps(root=str(tmp_path), num_train=8, num_val=4, num_test=4, length_bounds=(3, 20), max_depth=3).prepare_data()
+    assert readiness("listops", tmp_path) == "prepared" and readiness("text", tmp_path) == "missing"
 
 
-def test_a_config_is_printed(capsys):
-    assert printed(["configs", "lra/text/s4d"], capsys) == (ROOT / "configs/lra/text/s4d.yaml").read_text()
+def test_the_list_loads_no_torch():
+    code = "import sys; from lra_ssm.cli import main; main(['configs']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_config_is_printed_with_every_setting(capsys):
+    config = yaml.safe_load(printed(["configs", "lra/listops/b2s6", "--resolved"], capsys))
+    assert config["model"]["init_args"]["network"]["init_args"]["padding"] == "masked"
+    assert "--resolved prints one config" in refused(["configs", "--resolved"], capsys)
 
 
 def test_a_wheel_has_them_all():
@@ -153,10 +158,10 @@ class Derived(Base):
 def test_what_a_beginner_leaves_out_is_one_line_that_says_what_to_write(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "no model is given: give --config CONFIG (`lra-ssm configs`" in refused(["fit"], capsys)
-    for early in (["--model.network.layer.help", "lra_ssm.layers.B2S6"], ["--data.limit=3"]):
+    for early in (["--model.network.d_model=3"], ["--data.limit=3"]):
         assert "no class is given here; give it, or a --config" in refused(["fit", *early], capsys)
     Path("bad.yaml").write_text("experiment: x\nmodel: [1,\n  b: c: d\n")
-    assert refused(["fit", "--config=bad.yaml"], capsys).startswith("bad.yaml, line 3: this is no YAML: ")
+    assert refused(["fit", "--config=bad.yaml"], capsys).startswith("bad.yaml, line 3: this is not valid YAML: ")
     Path("untyped_task.py").write_text(UNTYPED)
     said = refused(["fit", "--config=quickstart", "--model=untyped_task.MyTask"], capsys)
     assert "MyTask takes 'network' without a type" in said and "`network: NetworkFactory`" in said

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from lra_ssm.cli.run_options import read_fit_options
+from lra_ssm.cli.config import read_fit_options
 from lra_ssm.datamodules import ListOps
 from lra_ssm.errors import InputError
 from lra_ssm.runs.cost import _extrapolate, count_step, estimate

@@ -11,7 +11,8 @@ import torch
 
 from lra_ssm.cli import main, text
 from lra_ssm.cli.find_model import load_language_model
-from lra_ssm.datamodules.language.tokenizer import ByteTokenizer, CharacterTokenizer, words_of
+from lra_ssm.cli.text_stream import TextStream
+from lra_ssm.datamodules.language.tokenizer import ByteTokenizer, CharacterTokenizer, train_bpe, words_of
 from lra_ssm.layers import S6, LayerSpec, NetworkSpec
 from lra_ssm.models import Classifier, LanguageModel
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
@@ -360,3 +361,49 @@ def test_options_that_cannot_be_are_one_line_before_a_model_is_read(option, said
     Path("blank.txt").write_text("\n \n")
     Path("latin.txt").write_bytes(b"a\xe9")
     assert refused(["generate", "no.ckpt", option], capsys).startswith(said)
+
+
+# --- tokens that come one by one give the text that all give together, in whole characters ---
+
+STREAM_TEXT = "Naïve  words,\n\nand “more” 🙂 of\tthem: 東京 🏳️‍🌈!"
+STREAMED = {
+    "bytes": ByteTokenizer(),
+    "characters": CharacterTokenizer(sorted({*STREAM_TEXT})),
+    "words": words_of([*dict.fromkeys(STREAM_TEXT.split()), "<unk>"]),
+    "bpe": train_bpe([STREAM_TEXT], 270),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMED)
+@pytest.mark.parametrize("cut", [0, 1, 5])
+def test_pieces_are_whole_characters_and_make_the_text(kind, cut):
+    tokenizer = STREAMED[kind]
+    ids = tokenizer.encode([STREAM_TEXT], [False]).tokens.tolist()
+    stream = TextStream(tokenizer, ids[:cut])
+    pieces = [stream.add(token) for token in ids[cut:]]
+    assert stream.rest() == ""
+    assert tokenizer.decode(ids[:cut]) + "".join(pieces) == tokenizer.decode(ids)
+    assert not any("\ufffd" in piece for piece in pieces)
+    if kind == "bytes" and not cut:
+        assert pieces[2:4] == ["", "ï"] and "東" in pieces
+
+
+def test_what_is_no_character_is_shown_once_that_is_certain():
+    stream = TextStream(ByteTokenizer(), [65])
+    assert [stream.add(token) for token in (0xE2, 0x82, 66, 0xFF, 67, 0xE2)] == ["", "", "\ufffdB", "", "\ufffdC", ""]
+    assert stream.rest() == "\ufffd" and stream.rest() == ""
+
+
+def test_a_token_costs_the_same_however_long_the_text_is():
+    class Counting(ByteTokenizer):
+        most = 0
+
+        def decode(self, ids):
+            self.most = max(self.most, len(ids))
+            return super().decode(ids)
+
+    tokenizer = Counting()
+    stream = TextStream(tokenizer)
+    for token in "some € text ".encode() * 100:
+        stream.add(token)
+    assert tokenizer.most < 8

@@ -72,9 +72,33 @@ def test_a_list_of_layers_is_written_whole_and_read_again(tmp_path, capsys):
         {"class_path": f"lra_ssm.layers.{cls.__name__}", "init_args": defaults(cls)} for cls in (layers.S6, layers.LRU)
     ]
     assert layers_of() == both
-    both[1]["init_args"]["d_state"] = 3
-    assert layers_of("--model.network.layer.d_state=3") == both  # of the last
     assert layers_of("--model.network.layer=S6") == both[0]
+
+
+def test_a_list_replaces_a_list_and_has_no_names(tmp_path, capsys):
+    """The items of the list before leave nothing in those that replace them."""
+    several = "model: {init_args: {network: {init_args: {layer: [{class_path: S6, init_args: {d_state: 5}}, LRU]}}}}"
+    (tmp_path / "several.yaml").write_text(several)
+    (tmp_path / "other.yaml").write_text(several.replace("{class_path: S6, init_args: {d_state: 5}}, LRU", "S6, S6"))
+    given = ["--config=several.yaml", "--config=other.yaml"]
+    for flags in (given, [given[0], "--model.network.layer=[S6, S6]"]):
+        layer = model_of(capsys, *flags)["network"]["init_args"]["layer"]
+        assert [each["init_args"]["d_state"] for each in layer] == [16, 16]
+    for flags, key in (
+        ([given[0], "--model.network.layer.d_state=3"], "--model.network.layer is a list"),
+        (["--trainer.callbacks.patience=3"], "--trainer.callbacks is a list"),
+        (["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitr=a"], "takes no key 'monitr'; did you"),
+    ):
+        assert key in refused([*FIT, *flags], capsys)
+    added = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/loss"]
+    config = yaml.safe_load(printed([*FIT, *added, "--print_config"], capsys))
+    assert [c["class_path"].rpartition(".")[2] for c in config["trainer"]["callbacks"]] == ["KillMe", "EarlyStopping"]
+
+
+def test_a_name_is_not_said_to_be_kept_if_it_was_given(capsys):
+    new = ["--model.network=tests.helpers.Bag", "--model.network.num_classes=10"]
+    code, _, errors = in_process([*FIT, *new, "--print_config"], capsys)
+    assert code == 0 and errors == ["note: Bag keeps what Classifier was given: vocab_size, layer"]
 
 
 def test_what_a_new_class_keeps_is_said(capsys):

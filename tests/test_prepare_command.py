@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import pytest
 import yaml
 
 from lra_ssm import datamodules
-from lra_ssm.cli.prepare import DATASETS, LANGUAGE
-from lra_ssm.cli.run_options import read_fit_options
-from lra_ssm.datamodules import ListOps, Text
-from lra_ssm.sweeps.submit import SweepFolder
-from tests.runner import FIT, SHORT, fail, in_process, printed, refused, run_here, succeed
+from lra_ssm.cli.datasets import DATASETS, LANGUAGE
+from lra_ssm.datamodules import Text
+from tests.runner import fail, printed, refused, run_here, succeed
 from tests.small_data import write_cifar10, write_imdb, write_mnist
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -67,7 +64,7 @@ def test_a_batch_is_drawn(root: Path, tmp_path: Path, monkeypatch: Any, capsys: 
     assert (tmp_path / "batch.png").read_bytes()[:4] == b"\x89PNG"
     tokens = ["--num_train=8", "--num_val=4", "--num_test=4", "--length_bounds=[3,20]", "--max_depth=3"]
     line = refused(["prepare", "listops", f"--root={root}", *tokens, "--picture=batch2.png"], capsys)
-    assert "batch2.png: ListOps is no dataset of images" in line and not (tmp_path / "batch2.png").exists()
+    assert "unknown option --picture" in line and not (tmp_path / "batch2.png").exists()
     for picture, reason in ((".", "is a folder"), ("absent/x.png", "its folder does not exist")):
         given = ["prepare", "mnist", f"--root={tmp_path / 'new'}", f"--source={files}", f"--picture={picture}"]
         line = refused(given, capsys)
@@ -115,9 +112,9 @@ def test_doctor_names_damaged_data(root: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["txet"], "unknown dataset 'txet'; did you mean 'text'?"),
-        (["--summary", "--verify"], "unrecognized arguments: --verify"),
+        (["--summary", "--verify"], "unknown option --verify"),
         ([], "a dataset, --config CONFIG, --summary or --clean"),
-        (["text", "--limt=3"], "unknown option --limt; did you mean 'limit'?"),
+        (["text", "--limt=3"], "unknown option --limt; did you mean '--limit'?"),
         (["text", "--batch_size=3"], "unknown option --batch_size"),
         (["listops", "--limit=0"], "ListOps limit 0: must be at least 1"),
         (["text", "--source=/nowhere"], "/nowhere"),
@@ -164,23 +161,15 @@ def _said(out: str) -> tuple[Path, list[str]]:
     return Path(next(line for line in lines if ": " in line and "train" in line).split(": ")[0]), command[2:]
 
 
-SMALL = ["--length_bounds=[3,20]", "--max_depth=3", "--num_train=20"]
-OPTIONS = {  # dataset -> what it is prepared with; its class, and the options that take it, in any order
-    "listops": (["--limit=9"], "ListOps", {"limit=9"}),
-    "listops, smaller": (
-        [*SMALL, "--num_val=4", "--num_test=4"],
+OPTIONS = {  # dataset -> what it is prepared with; the data module's class
+    "listops": (
+        ["--length_bounds=[3,20]", "--max_depth=3", "--num_train=20", "--num_val=4", "--num_test=4"],
         "ListOps",
-        {"length_bounds=[3,20]", "max_depth=3", "num_train=20", "num_val=4", "num_test=4"},
     ),
-    "text": (["--source={text}", "--min_freq=1"], "Text", {"source={text}", "min_freq=1"}),
-    "image": (
-        ["--source={image}", "--limit=10", "--split_seed=1"],
-        "Image",
-        {"source={image}", "limit=10", "split_seed=1"},
-    ),
-    "mnist": (["--source={mnist}", "--permutation=random"], "MNIST", {"source={mnist}"}),
-    "pathx": (["--limit=2"], "Pathfinder", {"limit=2", "resolution=128"}),
-    "corpus": (["--source={corpus}", "--tokenizer=bytes"], "Corpus", {"source={corpus}", "tokenizer=bytes"}),
+    "text": (["--source={text}", "--min_freq=1"], "Text"),
+    "image": (["--source={image}", "--limit=10", "--split_seed=1"], "Image"),
+    "pathx": (["--limit=2"], "Pathfinder"),
+    "corpus": (["--source={corpus}", "--tokenizer=bytes"], "Corpus"),
 }
 
 
@@ -194,32 +183,18 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {**files, "corpus": folder / "corpus"}
 
 
-@pytest.mark.parametrize(
-    ("case", "elsewhere"),
-    [
-        pytest.param(case, elsewhere, marks=[] if i % 2 == elsewhere else pytest.mark.slow)
-        for i, case in enumerate(OPTIONS)
-        for elsewhere in (False, True)
-    ],
-)
-def test_it_ends_with_the_options_that_take_it(
-    case: str, elsewhere: bool, sources: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    """With --limit, with --source, with both; in the default root and in another."""
+@pytest.mark.parametrize("dataset", OPTIONS)
+def test_it_ends_with_the_options_that_take_it(dataset, sources, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LRA_SSM_DATA", raising=False)
-    given, name, expected = OPTIONS[case]
-    given = [option.format(**sources) for option in given]
-    root = tmp_path / "other" if elsewhere else tmp_path / "data"
-    dataset = case.split(",")[0]
-    out = printed(["prepare", dataset, *given, *(["--root=other"] if elsewhere else [])], capsys)
-    folder, (_, chosen, *options) = _said(out)
-    assert folder.parent.parent == root and chosen == f"--data={name}"
+    options, name = OPTIONS[dataset]
+    given = [option.format(**sources) for option in options]
+    folder, (_, chosen, *taken) = _said(printed(["prepare", dataset, *given, "--root", "other"], capsys))
+    assert folder.parent.parent == tmp_path / "other" and chosen == f"--data={name}"
     rows = ["--model.network.vocab_size=257"] if dataset == "corpus" else []
-    assert [option for option in options if option.startswith("--model")] == rows
-    wanted = {f"--data.{option.format(**sources)}" for option in expected}
-    assert set(options) - set(rows) == wanted | ({f"--data.root={root}"} if elsewhere else set())
-    pairs = [option.removeprefix("--data.").split("=", 1) for option in options if option not in rows]
+    resolution = ["--data.resolution=128"] if dataset == "pathx" else []
+    assert taken == [*resolution, *(f"--data.{option[2:]}" for option in given), "--data.root=other", *rows]
+    pairs = [option.removeprefix("--data.").split("=", 1) for option in taken if option not in rows]
     arguments = {key: yaml.safe_load(value) for key, value in pairs}
     assert getattr(datamodules, name)(**arguments).prepared_folder == folder
 
@@ -235,78 +210,3 @@ def test_a_configuration_prepares_what_its_fit_needs(sources: dict[str, Path], t
     assert folder == Text(limit=4, source=str(sources["text"])).prepared_folder and (folder / "manifest.json").is_file()
     small = ["--trainer.fast_dev_run=1", "--trainer.accelerator=cpu", "--model.network.n_layers=1"]
     printed(["fit", "--config", *command, *small], capsys)
-
-
-def test_a_fit_names_what_is_prepared_and_takes_it(
-    sources: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LRA_SSM_DATA", raising=False)
-    options = [f"--source={sources['mnist']}", "--limit=10"]
-    out = printed(["prepare", "mnist", *options], capsys)
-    assert out.splitlines()[0].endswith(f"; from {sources['mnist']}; limit 10")
-    _, command = _said(out)
-    before = sorted(tmp_path.rglob("*"))
-    told = f"prepared there: {shlex.join(command[2:])} (10 train, 4 val, 10 test)"
-    fit = ["fit", "--config", str(CONFIGS / "mnist/s4d.yaml")]
-    for options in ([], ["--data.source=/nowhere"]):
-        assert refused([*fit, *options], capsys).endswith(told)
-    assert sorted(tmp_path.rglob("*")) == before
-    small = [
-        "--trainer.fast_dev_run=1",
-        "--trainer.accelerator=cpu",
-        "--model.network.d_model=4",
-        "--data.batch_size=2",
-    ]
-    printed([*fit, *command[2:], *small, "--model.network.n_layers=1"], capsys)
-    assert len(list(tmp_path.glob("data/*/*/manifest.json"))) == 1
-    # Its files are gone: what is left of them is named.
-    settings = next(tmp_path.glob("data/mnist/*/settings.json"))
-    settings.write_text(settings.read_text().replace("mnist-files", "mnist-gone"))
-    said = refused(fit, capsys)
-    assert f"prepared there: {settings.parent}, but " in said and said.endswith("or is gone")
-
-
-@pytest.mark.slow
-def test_own_data_is_taken_where_no_other_is_prepared(sources, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LRA_SSM_DATA", raising=False)
-    own = [Path(shutil.copytree(sources["mnist"], tmp_path / name)).name for name in ("one", "two")]
-    printed(["prepare", "mnist", f"--source={own[0]}"], capsys)
-    fit = ["--config", "mnist/lru", "--trainer.max_steps=1", "--data.batch_size=2", "--model.network.d_model=4"]
-    fit += ["--trainer.accelerator=cpu", "--trainer.limit_val_batches=1", "--data.eval_batch_size=2"]
-    note = "note: taking the data prepared from one: no other is prepared (--data.source=one)"
-    assert printed(["fit", *fit], capsys).splitlines()[0] == note
-    (run,) = tmp_path.glob("runs/mnist/lru/*")
-    assert yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["source"] == "one"
-    assert run.name == read_fit_options([*fit, "--data.source=one"]).path.name
-    assert printed(["configs", "mnist/"], capsys).count("ready") == 4
-    assert printed(["inspect", "mnist-lru", "--out=seen.png", "--examples=1"], capsys).startswith(note)
-    Path("sweep.yaml").write_text("configs: [mnist/lru]\nset: {trainer.max_steps: 1}\n")
-    assert printed(["submit", "sweep.yaml", "--dry-run"], capsys).count("note: ") == 1
-    assert all("--data.source=one" in run.options for run in SweepFolder.find("sweep.yaml").runs)
-    # Of two none is taken, and the one that a configuration names is prepared.
-    printed(["prepare", "mnist", f"--source={own[1]}"], capsys)
-    said = refused(["fit", *fit], capsys)
-    assert all(f"--data.source={name} (" in said for name in own)
-    assert read_fit_options(fit, of_prepare=True).given.data.init_args.source == "original"
-
-
-def test_a_fit_that_generates_says_what_it_passes_by(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    printed(["prepare", "listops", *SMALL, "--num_val=4", "--num_test=4", "--root=data"], capsys)
-    code, _, said = in_process([*FIT, *SHORT, "--trainer.fast_dev_run=1", "--data.num_train=21"], capsys)
-    counts = "--data.num_train=20 --data.num_val=4 --data.num_test=4 (20 train, 4 val, 4 test)"
-    assert code == 0 and f"note: generating what this configuration says; prepared there: {counts}" in said
-
-
-class Fixed(ListOps):
-    """A user's own, which leaves nothing open."""
-
-    def __init__(self) -> None:
-        super().__init__(source="nowhere")
-
-
-def test_data_that_takes_no_settings_is_looked_for_too(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "nowhere" in refused([*FIT, f"--data={__name__}.Fixed"], capsys) and not (tmp_path / "runs").exists()

@@ -153,16 +153,17 @@ def test_what_is_not_finished_or_tested_is_refused_unless_told(run: Path, capsys
     record.write_text(whole)
     tested = (run / "test.json").read_text()
     (run / "test.json").write_text(json.dumps({**json.loads(tested), "limit_batches": 1}))
-    assert "no test of its best.ckpt on the whole split is recorded" in refused(["push", str(run), "./pushed"], capsys)
+    said = refused(["push", str(run), "./pushed"], capsys)
+    assert "no complete test of its best.ckpt is recorded (tested on a part of the split (limit 1)): " in said
     (run / "test.json").write_text(tested)
     said = refused(["push", str(run), "./pushed", "--last"], capsys)
-    assert "no test of its last.ckpt on the whole split is recorded" in said
+    assert "no complete test of its last.ckpt is recorded" in said
     os.utime(run / "checkpoints" / "best.ckpt")  # a copy of the folder has other times
     done(capsys, "push", str(run), "./copied")
     later = json.loads(whole)
     later["starts"][-1]["ended"] = "2100-01-01T00:00:00+00:00"
     record.write_text(json.dumps(later))  # it was trained on since
-    assert "no test of its best.ckpt on the whole split is recorded" in refused(["push", str(run), "./pushed"], capsys)
+    assert "no complete test of its best.ckpt is recorded" in refused(["push", str(run), "./pushed"], capsys)
     record.write_text(whole)
     done(capsys, "push", str(run), "./untested", "--unfinished", "--last")
     text = Path("untested/README.md").read_text()

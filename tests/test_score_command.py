@@ -145,7 +145,7 @@ def test_it_is_pushed_once_it_is_validated_and_its_card_names_what_runs(folder, 
     run = str(only_run(folder).relative_to(folder))
     said = fail(["push", run, "./pushed"], folder)
     assert said == (
-        f"{run}: no validation of its best.ckpt on the whole split is recorded (its data has no test split): lightning"
+        f"{run}: no complete validation of its best.ckpt is recorded (its data has no test split): lightning"
         f" validate --config {run}/config.yaml, or --unfinished to push it without a validation figure"
     )
     succeed(["validate", "--config", f"{run}/config.yaml"], folder)

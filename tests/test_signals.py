@@ -284,8 +284,8 @@ def fit_in_python(root: Path, stop: Raise | None = None):
     task, data = parts(root)
     # A callback without settings that differ: the run is the same one.
     arguments = {**QUIET, "max_epochs": 2}
-    run = Run.of(task, data, trainer=arguments, experiment="mine")
-    own = run.trainer_arguments()
+    run = Run("runs/mine/a")
+    own = run.trainer_arguments(**arguments)
     own["callbacks"].append(stop or Raise(0))
     return run, lambda: run.fit(Trainer(**own), task, data)
 

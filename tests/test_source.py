@@ -249,8 +249,8 @@ def test_a_notebooks_run_knows_its_objects_code(here, capsys):
         task = Classification(network, OptimizerSettings(warmup_steps=1))
         data = ListOps(length_bounds=(3, 20), max_depth=3, num_train=16, num_val=20, num_test=20, batch_size=8)
         quiet = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
-        given = Run.of(task, data, trainer={"accelerator": "cpu", "max_epochs": 1, **quiet})
-        given.fit(Trainer(**given.trainer_arguments()), task, data)
+        given = Run("runs/mine/a")
+        given.fit(Trainer(**given.trainer_arguments(accelerator="cpu", max_epochs=1, **quiet)), task, data)
         return given
 
     assert set(fit().source) == {"in_a_notebook.py"}

@@ -218,8 +218,8 @@ def test_runs_of_one_process_are_one_each_in_wandb(tmp_path, monkeypatch):
         task, data = parts(tmp_path / "data", seed=seed)
         seed_everything(seed, verbose=False)
         logger = WandbLogger(project="lra")
-        made = Run.of(task, data, {**QUIET, "max_epochs": 1, "logger": logger}, experiment="mine")
-        trainer = Trainer(**made.trainer_arguments())
+        made = Run(f"runs/mine/{seed}")
+        trainer = Trainer(**made.trainer_arguments(**QUIET, max_epochs=1, logger=logger))
         made.fit(trainer, task, data)
         assert wandb.run is None
         ids.append(json.loads((made.path / "run.json").read_text())["wandb"]["id"])

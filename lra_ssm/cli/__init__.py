@@ -17,13 +17,13 @@ from lra_ssm.errors import InputError, describe_error, hint, to_one_line
 # name -> ("module:function", what it does). A function called `main` takes (command, arguments); any other one is
 # typed, and `cli/command.py` makes its parser. Both return an exit code, or None for 0.
 COMMANDS = {
-    "fit": ("lra_ssm.cli.run:main", "train a model; started again, a killed run is resumed"),
-    "validate": ("lra_ssm.cli.run:main", "score a run's best checkpoint on the validation split"),
-    "test": ("lra_ssm.cli.run:main", "score a run's best checkpoint on the test split"),
-    "predict": ("lra_ssm.cli.run:main", "predict a split of a run's data, into a CSV file"),
-    "configs": ("lra_ssm.cli.configs:main", "list the configs that come with the package, or print one"),
+    "fit": ("lra_ssm.cli.fit:main", "train a model; started again, a killed run is resumed"),
+    "validate": ("lra_ssm.cli.fit:main", "score a run's best checkpoint on the validation split"),
+    "test": ("lra_ssm.cli.fit:main", "score a run's best checkpoint on the test split"),
+    "predict": ("lra_ssm.cli.fit:main", "predict a split of a run's data, into a CSV file"),
+    "configs": ("lra_ssm.cli.data:configs", "list the configs that come with the package, or print one"),
     "results": ("lra_ssm.cli.sweeps:results", "what runs gave: a table next to the published rows, curves, plots"),
-    "prepare": ("lra_ssm.cli.prepare:main", "prepare a dataset: download, generate, or read its files"),
+    "prepare": ("lra_ssm.cli.data:main", "prepare a dataset: download, generate, or read its files"),
     "submit": ("lra_ssm.cli.sweeps:submit", "train the runs of a sweep: one Slurm array, or some at a time here"),
     "status": ("lra_ssm.cli.status:status", "show how far runs are, of a sweep or of a folder"),
     "generate": ("lra_ssm.cli.text:generate", "continue texts with a language model"),

@@ -46,14 +46,14 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Any:
     try:
         return parser.parse_args(list(arguments))
     except ArgumentError as error:
-        message, options = str(error), [option for option in parser._option_string_actions if "_" not in option]
+        message, options = str(error), _one_of_each(list(parser._option_string_actions))
         if unknown := re.search(r"nrecognized arguments: (--[\w-]+)", message):
             message = f"unknown option {unknown[1]}; {hint(unknown[1], options, 'it takes')}"
         elif missing := re.match("the following arguments are required: (.*)", message):
             message = f"the following arguments are required: {missing[1].upper()}"
         elif key := re.match(r'Parser key "([^"]+)":\s*(.*)', message, re.DOTALL):
-            option = f"--{key[1].replace('_', '-')}"
-            name = option if option in options else key[1].upper()
+            spelled = [option for option in _spellings(key[1]) if option in options]
+            name = spelled[0] if spelled else key[1].upper()
             message = f"{name}: {expected(key[2])}"
         raise InputError(message) from error
 
@@ -133,6 +133,12 @@ def _spellings(name: str) -> list[str]:
     return list(dict.fromkeys([f"--{name.replace('_', '-')}", f"--{name}"]))
 
 
+def _one_of_each(options: list[str]) -> list[str]:
+    """Options without the spelling with underscores of those that have dashes."""
+    named = [each for each in options if each.startswith("--") and each != "--print_shtab"]  # jsonargparse's own
+    return [each for each in named if "_" not in each or each.replace("_", "-") not in options]
+
+
 def read_docstring(function: Callable[..., Any]) -> dict[str, str]:
     """The description as "", the text of the examples, and the help of each argument as "Args name"."""
     description, *sections = _SECTION.split(inspect.getdoc(function) or "")
@@ -158,7 +164,7 @@ class PlainHelp(DefaultHelpFormatter):
         return "\n".join(lines)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        shown = [option for option in action.option_strings if "_" not in option] or action.option_strings
+        shown = _one_of_each(list(action.option_strings)) or action.option_strings
         if not shown:
             return super()._format_action_invocation(action)
         metavar = self._get_default_metavar_for_optional(action)

@@ -64,7 +64,7 @@ def coordcheck(
     import pandas as pd
 
     from lra_ssm.bars import Bar
-    from lra_ssm.cli.run_options import read_fit_options
+    from lra_ssm.cli.config import read_fit_options
     from lra_ssm.files import replacing
     from lra_ssm.width.figure import draw_check
 

@@ -17,7 +17,7 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.models import LanguageModel
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, is_known, load_pretrained, one_of_known
-from lra_ssm.runs.record import read_record
+from lra_ssm.runs.record import read_object
 
 
 class Found(NamedTuple):
@@ -125,7 +125,7 @@ def named_network(name: str, allow_pickle: bool = False, trust: Collection[str] 
         return _saved(name, allow_pickle, trust)
     found = find(name)
     network, specification, step = load_network(found.file)
-    record = read_record(found.run / "run.json")[0] if found.run else {}
+    record = read_object(found.run / "run.json") if found.run else {}
     best = [f"{key} {value:.4g}" for key, value in record.get("metrics", {}).items() if key.startswith("best ")]
     score = best[0] if best else ""
     return NamedNetwork(

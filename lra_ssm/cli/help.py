@@ -1,16 +1,16 @@
-"""What `--help` of the run commands shows: our classes, then the options, Lightning's briefly."""
+"""What `--help` of fit, validate, test and predict shows: our classes, then the options; Lightning's in short."""
 
 import inspect
 import re
 import shutil
 import textwrap
 from argparse import SUPPRESS
-from collections.abc import Iterable
 from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
 
 from lra_ssm import datamodules, layers, models, tasks
+from lra_ssm.cli import COMMANDS
 
 # Option -> classes of ours that it takes, by their short names. Importing them here is what makes the names known.
 CHOICES: dict[str, tuple[type, ...]] = {
@@ -33,92 +33,79 @@ CHOICES: dict[str, tuple[type, ...]] = {
         models.LinearHead, models.MLPHead, models.NLIHead, models.LRAPairHead, models.LogitPairHead,
     ),
 }  # fmt: skip
-_OPTIONS = max(len(option) for option in CHOICES)
-_NAMES = max(len(cls.__name__) for classes in CHOICES.values() for cls in classes)
-
-# Key of the configuration -> the title of its options; jsonargparse would take a docstring.
-TITLES = {"trainer": "Trainer (Lightning's own; its documentation says more)", "model": "Model", "data": "Data"}
-_NOT_OURS = ("weights_only", "verbose", "return_predictions")  # arguments of Lightning's methods that we set
-_CKPT_PATH = "best, last, or a file; default: last.ckpt of a run that is resumed, best.ckpt of one that is scored"
 
 
-def description(what: str) -> str:
-    """What a command does, and every class of ours that its options take, with the first sentence on each."""
+def describe(parser: Any, command: str) -> None:
+    """Give a command's parser its usage, its description with every class of ours, and its examples."""
+    scores = command != "fit"
+    parser.usage = f"lightning {command} {'NAME_OR_RUN | ' if scores else ''}--config FILE [--config …] [options]"
     width = max(60, shutil.get_terminal_size((100, 40)).columns)
-    lines = [f"{what[0].upper()}{what[1:]}.\n\nOur classes by their names; your own by their path, module.Class:"]
+    about = COMMANDS[command][1]
+    lines = [f"{about[0].upper()}{about[1:]}.", "", "Our classes by their names; your own by their path, module.Class:"]
+    longest = max(len(option) for option in CHOICES), max(len(c.__name__) for kinds in CHOICES.values() for c in kinds)
     for option, classes in CHOICES.items():
-        shown = option
         for cls in classes:
-            left = f"  {shown:<{_OPTIONS}}  {cls.__name__:<{_NAMES}}  "
+            shown = option if cls is classes[0] else ""
+            left = f"  {shown:<{longest[0]}}  {cls.__name__:<{longest[1]}}  "
             under = " " * len(left)
             lines.append(textwrap.fill(_about(option, cls), width, initial_indent=left, subsequent_indent=under))
-            shown = ""
-    lines.append("Each is explained by .help, behind a --config: --data.help Text, --model.network.layer.help S6")
-    return "\n".join(lines)
+    lines += ["`….help CLASS` explains a class: --data.help Text, --model.network.layer.help S6", ""]
+    lines += _FURTHER[command]
+    parser.description = "\n".join(lines)
+    parser.epilog = f"example: lightning {command} --config quickstart"
+    if scores:
+        parser.epilog += f"\na run, or a saved model: lightning {command} NAME_OR_RUN [--trust module.Class]"
+
+
+_FLAGS = [
+    "--config FILE        a YAML file, or a name of `lra-ssm configs`; the later over the earlier",
+    "--print_config       print the whole configuration, and do nothing",
+]
+_SCORING = ["--allow-pickle       read a saved model's weights from a pickle, only tensors"]
+_FURTHER = {
+    "fit": [
+        *_FLAGS,
+        "--fresh              start <run_id>-2, -3, … next to a finished run",
+        "--strict-resume      refuse to resume a run with other code",
+        "--allow-pickle       read the weights of --init_from from a pickle, only tensors",
+        "--estimate [GPU]     print what a step costs and how long the run takes; train nothing",
+    ],
+    "validate": [*_FLAGS, *_SCORING],
+    "test": [*_FLAGS, *_SCORING],
+    "predict": [
+        *_FLAGS,
+        *_SCORING,
+        "--split SPLIT        train, val or test; default: what the data module says, val for ours",
+        "--output FILE        a CSV file; default: predictions-<split>.csv in the run's directory",
+    ],
+}
 
 
 def _about(option: str, cls: type) -> str:
-    """The first sentence on a class, or on its file where it has one of its own."""
-    has_a_file = option in ("--data", "--model.network.layer")
-    text = inspect.getdoc(inspect.getmodule(cls) if has_a_file else cls)
-    said = _sentence(text or "").replace(" as a LightningDataModule", "")
-    return said if option == "--data" else said.removeprefix(f"{cls.__name__}, ")
+    """The first sentence on a class, or on its file if it has one of its own."""
+    of_a_file = option in ("--data", "--model.network.layer")
+    text = _sentence(inspect.getdoc(inspect.getmodule(cls) if of_a_file else cls) or "")
+    return text.replace(" as a LightningDataModule", "").removeprefix(f"{cls.__name__}, ")
 
 
 class Help(DefaultHelpFormatter):
-    """Without the names of every module of torch, and without the whole documentation of the Trainer.
-
-    explained: the option that was asked with .help, --model.network.layer; jsonargparse shows its last part alone.
-    """
-
-    explained = ""
-
-    def _as_typed(self, text: str) -> str:
-        head, _, last = self.explained.rpartition(".")
-        return text.replace(f"--{last}.", f"{head}.{last}.") if head else text
-
-    def _format_action_invocation(self, action: Any) -> str:
-        return self._as_typed(super()._format_action_invocation(action))
-
-    def add_usage(self, usage: Any, actions: Iterable[Any], groups: Iterable[Any], prefix: Any = None) -> None:
-        prog = self._prog
-        if " " not in prog:  # the explanation of a class
-            return
-        if command := re.search(r"\[options\] (\w+)$", prog):
-            named = "" if command[1] == "fit" else "NAME_OR_RUN | "
-            prog = f"lightning {command[1]} {named}--config FILE"
-        if usage is not SUPPRESS:
-            usage = f"{prog} [options]"
-        super().add_usage(usage, actions, groups, prefix)
-
-    def add_argument(self, action: Any) -> None:
-        if action.dest == "ckpt_path":  # Lightning's text names keywords that a run directory does not have
-            action.help = _CKPT_PATH
-        if action.dest not in _NOT_OURS:
-            super().add_argument(action)
+    """Without the names of every module of torch, and without the whole documentation of the Trainer."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        text = self._as_typed(text)
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
     def _expand_help(self, action: Any) -> str:
-        text = super()._expand_help(action)
-        text = re.sub(r", known subclasses: ([^)]*)", _ours, text)
+        text = re.sub(r", known subclasses: ([^)]*)", "", super()._expand_help(action))
         if action.dest.startswith("trainer."):
             said, _, kind = text.rpartition(" (type: ")
             text = f"{_sentence(said)} (type: {kind}" if said else text
         return text
 
-
-def _ours(found: re.Match[str]) -> str:
-    """Of the classes that an option takes the user's own and ours, by their names."""
-    others = ("torch.", "lightning.", "torchmetrics.")
-    paths = [path for path in found[1].split(", ") if not path.startswith(others)]
-    names = {path.rpartition(".")[2] for path in paths}
-    public = sorted(name for name in names if not name.startswith("_"))
-    return f", among them {', '.join(public)}" if 0 < len(public) < 12 else ""
+    def add_argument(self, action: Any) -> None:
+        whole = type(action).__name__ == "_ActionConfigLoad"  # --trainer FILE; --config takes every section
+        if not (whole or action.dest.endswith(".help") or action.help == SUPPRESS):
+            super().add_argument(action)
 
 
 def _sentence(text: str) -> str:
-    one_line = " ".join(text.split())
-    return re.split(r"(?<!al\.)(?<=[.?])\s", one_line, maxsplit=1)[0]
+    return re.split(r"(?<!al\.)(?<=[.?])\s", " ".join(text.split()), maxsplit=1)[0]

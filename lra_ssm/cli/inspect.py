@@ -167,24 +167,16 @@ def open_data(models: Sequence[NamedNetwork], settings: Sequence[str]) -> Any:
 
     Raises InputError if none does, if it cannot be made so, or if it is not prepared; nothing is prepared here.
     """
-    from lightning import LightningDataModule
-
-    from lra_ssm.cli.parser import RunParser, cause
+    from lra_ssm.cli.config import build_data
     from lra_ssm.datamodules.base import DataModule, PreparedData
 
-    parser = RunParser()
-    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True, required=False)
-    own = [f"--data={json.dumps(model.data, default=str)}" for model in models if model.data]
-    parsed = parser.parse_args([*own[:1], *settings])
-    if parsed.data is None:
+    own = [model.data for model in models if model.data]
+    data = build_data(own[0] if own else None, settings)
+    if data is None:
         raise InputError(
             f"{models[0].name}: no config.yaml names its training data: give --data=CLASS and its settings"
             " (--data.source=…), or --random for random inputs"
         )
-    try:
-        data = parser.instantiate_classes(parsed).data
-    except ValueError as error:  # a constructor refused its arguments
-        raise InputError(str(cause(error))) from error
     if not isinstance(data, DataModule):
         raise InputError(f"{type(data).__name__} is a data module of another kind: --random takes random inputs")
     if isinstance(data, PreparedData) and not data.is_prepared():

@@ -1,5 +1,6 @@
 """Where a saved model comes from, by its run's directory: "source" of its config.json, and a portable config.yaml."""
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, Literal
 from lra_ssm.cli.find_model import NamedNetwork
 from lra_ssm.datamodules.storage import num_examples
 from lra_ssm.errors import InputError
-from lra_ssm.runs.record import RunRecord, data_digests, is_of_the_end, read_object
+from lra_ssm.runs.record import RunRecord, data_digests, read_object
 from lra_ssm.shipped import name_of
 
 
@@ -47,13 +48,16 @@ def provenance(run: RunRecord, file: Path, model: NamedNetwork) -> dict[str, Any
     return {key: value for key, value in found.items() if value not in (None, "", {}, [])}
 
 
+def _scored(run: RunRecord, command: Literal["test", "validate"]) -> RunRecord:
+    """The run with what a command found in place of its test."""
+    return dataclasses.replace(run, tested=read_object(run.path / f"{command}.json"))
+
+
 def _scores(run: RunRecord, file: Path, command: Literal["test", "validate"]) -> dict[str, float]:
-    """The metrics that a command found for this checkpoint, on the whole split of the run's data; else empty."""
-    scored = read_object(run.path / f"{command}.json")
-    same = Path(str(scored.get("checkpoint"))).name == file.name
-    if same and "limit_batches" not in scored and is_of_the_end(scored, run.record.get("starts", [])):
-        return dict(scored["metrics"])
-    return {}
+    """The metrics of a complete score of this checkpoint, with the run's own settings and data; else empty."""
+    scored = _scored(run, command)
+    same = Path(str(scored.tested.get("checkpoint"))).name == file.name
+    return dict(scored.tested["metrics"]) if same and not scored.score_problem else {}
 
 
 def check_shareable(run: RunRecord, file: Path) -> None:
@@ -62,12 +66,14 @@ def check_shareable(run: RunRecord, file: Path) -> None:
         raise InputError(f"{run.path}: {run.missing}: --unfinished pushes it all the same")
     command: Any = run.scored_by
     if not _scores(run, file, command):
-        what = "test" if command == "test" else "validation"
-        why = "" if command == "test" else " (its data has no test split)"
+        what, why = ("test", "") if command == "test" else ("validation", "its data has no test split")
+        scored = _scored(run, command)
+        notes = "; ".join(filter(None, [scored.score_problem if scored.tested else "", why]))
         option = "" if file.name == "best.ckpt" else f" --ckpt_path={file}"
+        notes = f" ({notes})" if notes else ""
         raise InputError(
-            f"{run.path}: no {what} of its {file.name} on the whole split is recorded{why}: lightning {command}"
-            f" --config {run.path / 'config.yaml'}{option}, or --unfinished to push it without a {what} figure"
+            f"{run.path}: no complete {what} of its {file.name} is recorded{notes}: lightning {command} --config"
+            f" {run.path / 'config.yaml'}{option}, or --unfinished to push it without a {what} figure"
         )
 
 

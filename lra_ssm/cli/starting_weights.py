@@ -13,7 +13,7 @@ from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
 from lra_ssm.checkpoints.files import get_nested
 from lra_ssm.cli.find_model import check_trusted, find, is_saved, read_config
 from lra_ssm.datamodules.language.tokenizer_spec import parse_tokenizer
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import sha256
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, load_pretrained
 from lra_ssm.runs.checks import check_tokenizer, differing_settings, existing, load_checkpoint
@@ -100,11 +100,11 @@ class StartingWeights:
         weights = model.state_dict()
         check_shapes(network.state_dict(), weights, self.files.name)
         network.load_state_dict(weights)
-        print(f"starting from the weights of {squeeze(self.files.name)}")
+        print(f"starting from the weights of {to_one_line(self.files.name)}")
         if isinstance(model, Pretrained):
             made_with = {"hyper_parameters": {"network": model.specification()}}
             if differing := differing_settings(task, made_with):
-                print(squeeze(f"note: {self.files.name} was made with other settings: {differing}"))
+                print(to_one_line(f"note: {self.files.name} was made with other settings: {differing}"))
 
     def check_tokenizer(self, data: Any) -> None:
         """See `check_start_tokenizer`."""
@@ -130,4 +130,4 @@ def check_start_tokenizer(given: str, files: ModelFiles | None, data: Any) -> No
     said = f"{files.name}: {its} is not the data's ({data.tokenizer_file}, sha256 {ours[:12]}…)"
     if files.config().get("format") == FORMAT:
         raise InputError(f"{said}: prepare the data with the model's")
-    print(squeeze(f"warning: {said}: unless they give the same tokens, the weights are of others"))
+    print(to_one_line(f"warning: {said}: unless they give the same tokens, the weights are of others"))

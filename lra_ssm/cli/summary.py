@@ -1,12 +1,13 @@
 """What is prepared below a data root, as a table. Needs no torch."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 from lra_ssm.datamodules.storage import MANIFEST, Prepared, load
-from lra_ssm.errors import InputError
+from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import UNFINISHED
-from lra_ssm.tables import table
+from lra_ssm.tables import table, terminal_width
 
 Row = dict[str, str]  # the cells of a table's row, by their columns' names
 _LEFT, _TEXT_LEFT = 4, 5  # so many columns of text; the others are figures
@@ -32,6 +33,20 @@ def open_all(root: Path) -> tuple[list[Prepared], list[str]]:
         except InputError as error:
             damaged.append(str(error))
     return opened, damaged
+
+
+def show_prepared(root: Path) -> None:
+    """Print the table of everything that is prepared below a root."""
+    if root.exists() and not os.access(root, os.R_OK | os.X_OK):
+        raise InputError(f"data root {root}: cannot be read; change its permissions, or choose another with --root")
+    opened, damaged = open_all(root)
+    print("\n\n".join(summary_tables(opened, terminal_width())) or to_one_line(f"nothing is prepared below {root}"))
+    for what in damaged:
+        print(f"damaged: {what}")
+    for path in (left := unfinished(root)):
+        print(f"not finished: {path}")
+    if left:
+        print(to_one_line(f"the same command goes on there; `lra-ssm prepare --clean --root={root}` removes them"))
 
 
 def summary_tables(opened: list[Prepared], width: int | None) -> list[str]:

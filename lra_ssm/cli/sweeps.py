@@ -158,7 +158,7 @@ class _Checks:
 
 
 def _read_options(options: list[str]) -> Any:
-    from lra_ssm.cli.run_options import read_fit_options  # loads torch
+    from lra_ssm.cli.config import read_fit_options  # loads torch
 
     return read_fit_options(options)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jsonargparse.typing import PositiveInt
 
+from lra_ssm.cli.text_stream import TextStream
 from lra_ssm.errors import InputError, printable, squeeze
 
 if TYPE_CHECKING:
@@ -210,8 +211,6 @@ class _Text:
     """
 
     def __init__(self, prompt: str, loaded: LoadedLanguageModel, before: tuple[int, ...], stops: list[str]) -> None:
-        from lra_ssm.datamodules.language.tokenizer import TextStream
-
         ids = loaded.tokenizer.encode([prompt], [False]).tokens.tolist()
         # An empty prompt begins with the end-of-text token, as in transformers.
         self.prompt_ids = [*before, *ids] or [loaded.tokenizer.end_of_text]

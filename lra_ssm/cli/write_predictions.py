@@ -1,6 +1,7 @@
 """What `predict` writes: a callback that makes a CSV file of the predictions of a data module's split."""
 
 import csv
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,18 @@ from torch import Tensor
 
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
+
+
+def check_output_path(file: str, option: str = "--output") -> Path:
+    """Return the file that an option names. Raises InputError if it cannot be written there."""
+    path = Path(file)
+    if path.is_dir():
+        raise InputError(f"{option} {path}: this is a folder")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{option} {path}: its folder does not exist")
+    if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise InputError(f"{option} {path}: its folder cannot be written")
+    return path
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> str:

@@ -6,11 +6,12 @@
 import hashlib
 import json
 import os
+import shutil
 from abc import ABC, abstractmethod
 from collections import ChainMap
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, dataclass_transform, get_args
+from typing import Any, ClassVar, Literal, dataclass_transform, get_args, get_origin
 from weakref import WeakSet
 
 import numpy as np
@@ -32,6 +33,7 @@ from lra_ssm.datamodules.storage import (
     prepare,
     resolve_root,
     save_split,
+    visible_files,
     write_manifest,
 )
 from lra_ssm.errors import InputError, hint
@@ -93,6 +95,8 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
     d_input: int | None = field(default=None, init=False)  # features per position; None for tokens
     per_example: int = field(default=1, init=False)  # sequences per example: 2 for pairs
     inputs: str = field(default="tokens", init=False)  # tokens, characters, bytes; of pixels unit, normalized, …
+    shuffles: bool = field(default=True, init=False)  # whether training examples come in another order in every epoch
+    pads: bool = field(default=False, init=False)  # whether sequences have different lengths
     predict_split: str = field(default="val", init=False)  # what `predict` takes; test only if it is asked for
     bucket_batches: int = field(default=1, init=False)  # a setting where examples have different lengths
 
@@ -101,10 +105,13 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         self.dataset = self.dataset or type(self).__name__.lower()
         self._datasets: dict[str, BatchDataset] = {}
         self._loaders: WeakSet[ResumableLoader] = WeakSet()  # those that are still in use
-        for name in ("batch_size", "bucket_batches"):
-            self.require(getattr(self, name) >= 1, name, "must be at least 1")
-        self.require(self.evaluation_batch_size >= 1, "eval_batch_size", "must be at least 1")
-        self.require(self.num_workers >= 0, "num_workers", "must be at least 0")
+        for each in fields(self):
+            if get_origin(each.type) is Literal and each.init:
+                known = ", ".join(map(str, get_args(each.type)))
+                self.require(getattr(self, each.name) in get_args(each.type), each.name, f"must be one of {known}")
+        for name, least in {"batch_size": 1, "eval_batch_size": 1, "bucket_batches": 1, "num_workers": 0}.items():
+            value = getattr(self, name)
+            self.require(value is None or value >= least, name, f"must be at least {least}")
 
     @abstractmethod
     def open_split(self, name: str) -> BatchDataset:
@@ -127,8 +134,6 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         if not holds:
             raise InputError(f"{type(self).__name__} {name} {getattr(self, name)!r}: {what}")
 
-    # -- what a run records ----------------------------------------------------------------------------------------
-
     def record(self) -> dict[str, Any]:
         """Return everything that decides the batches: {"dataset", "data", "batches", "order"}, settings by effect."""
         kinds: dict[str, dict[str, Any]] = {"data": {}, "batches": {}, "order": {}}
@@ -143,17 +148,10 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         examples = {name: num_examples(split) for name, split in manifest["splits"].items()}
         return {**{key: manifest[key] for key in ("dataset", "inputs", "batches", "source")}, "examples": examples}
 
-    # -- batches ---------------------------------------------------------------------------------------------------
-
     @property
     def evaluation_batch_size(self) -> int:
         """`eval_batch_size`, or its default."""
         return self.batch_size if self.eval_batch_size is None else self.eval_batch_size
-
-    @property
-    def shuffles(self) -> bool:
-        """Whether training examples come in another order in every epoch."""
-        return True
 
     @property
     def longest(self) -> int | None:
@@ -162,9 +160,8 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
 
     def setup(self, stage: str | None = None) -> None:
         """Open the splits of a stage, or all. Raises InputError if one is not prepared, or does not exist."""
-        fit, predict = ("train", "val"), (self.predict_split,)
-        stages = {"fit": fit, "validate": ("val",), "test": ("test",), "predict": predict, None: (*fit, "test")}
-        for name in stages[stage]:
+        stages = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": (self.predict_split,)}
+        for name in stages[stage] if stage else ("train", "val", "test"):
             self._opened(name)
 
     def teardown(self, stage: str | None = None) -> None:
@@ -182,56 +179,48 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         if self.longest is None:
             return self.sample(self.batch_size)
         rows = (self.batch_size, self.per_example) if self.per_example > 1 else (self.batch_size,)
-        if self.d_input is None:
-            inputs = torch.zeros(*rows, self.longest, dtype=torch.int64)
-        else:
-            inputs = torch.zeros(*rows, self.longest, self.d_input)
-        return Batch(inputs, None, torch.zeros(self.batch_size, dtype=torch.int64))
+        tokens = torch.zeros(*rows, self.longest, dtype=torch.int64)
+        inputs = tokens if self.d_input is None else torch.zeros(*rows, self.longest, self.d_input)
+        lengths = torch.full(rows, self.longest) if self.pads else None
+        return Batch(inputs, lengths, torch.zeros(self.batch_size, dtype=torch.int64))
 
     def train_batches(self, world_size: int = 1) -> int:
         """Return the number of batches of an epoch, once prepared. Raises InputError if devices cannot share them."""
-        return len(self._training_order(self._opened("train"), None, 0, world_size))
+        return len(EpochBatches(len(self._opened("train")), self.batch_size, world_size=world_size))
 
     def train_dataloader(self) -> ResumableLoader:
         """Load every example once per epoch, in an order of (shuffle_seed, epoch); see `ResumableLoader`."""
+        seed = None
         # Overfitting means the same batches in every epoch, and in the same order.
-        shuffle = self.shuffles and not getattr(self.trainer, "overfit_batches", 0)
-        seed = self._resolved_shuffle_seed() if shuffle else None
+        if self.shuffles and not getattr(self.trainer, "overfit_batches", 0):
+            of_run = int(os.environ.get("PL_GLOBAL_SEED", 0))
+            seed = of_run if self.shuffle_seed is None else self.shuffle_seed
         trained = self._batches_trained if self.trainer is not None else None
-        dataset = self._opened("train")
-        return self._loader(dataset, self._training_order(dataset, seed, *self._rank()), trained)
+        return self._loader(self._opened("train"), self.batch_size, self.bucket_batches, seed, trained)
 
     def val_dataloader(self) -> ResumableLoader:
         """Load every validation example once: in order, or with bucket_batches the longest first."""
-        return self._evaluation_loader(self._opened("val"), self.bucket_batches)
+        return self._loader(self._opened("val"), self.evaluation_batch_size, self.bucket_batches)
 
     def test_dataloader(self) -> ResumableLoader:
         """Load every test example once, in the same way."""
-        return self._evaluation_loader(self._opened("test"), self.bucket_batches)
+        return self._loader(self._opened("test"), self.evaluation_batch_size, self.bucket_batches)
 
     def predict_dataloader(self) -> ResumableLoader:
         """Load every example of `predict_split` once, in order."""
-        return self._evaluation_loader(self._opened(self.predict_split))
+        return self._loader(self._opened(self.predict_split), self.evaluation_batch_size)
 
     def _opened(self, split: str) -> BatchDataset:
         if split not in self._datasets:
             self._datasets[split] = self.open_split(split)
         return self._datasets[split]
 
-    def _rank(self) -> tuple[int, int]:
-        """This process' rank and the world size."""
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
-
-    def _training_order(self, dataset: BatchDataset, seed: int | None, rank: int, world_size: int) -> EpochBatches:
-        lengths = dataset.lengths if self.bucket_batches > 1 else None
-        return EpochBatches(len(dataset), self.batch_size, seed, rank, world_size, lengths, self.bucket_batches)
-
-    def _evaluation_loader(self, dataset: BatchDataset, pool: int = 1) -> ResumableLoader:
+    def _loader(
+        self, dataset: BatchDataset, batch_size: int, pool: int = 1, seed: int | None = None, trained: Any = None
+    ) -> ResumableLoader:
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
         lengths = dataset.lengths if pool > 1 else None
-        order = EpochBatches(len(dataset), self.evaluation_batch_size, None, *self._rank(), lengths, pool)
-        return self._loader(dataset, order)
-
-    def _loader(self, dataset: BatchDataset, order: EpochBatches, trained: Any = None) -> ResumableLoader:
+        order = EpochBatches(len(dataset), batch_size, seed, rank, world_size, lengths, pool)
         loader = ResumableLoader(dataset, order, self.num_workers, self.pin_memory, trained)
         self._loaders.add(loader)
         return loader
@@ -242,14 +231,8 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         if not self.trainer.training:
             return None
         trained = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        if getattr(self.trainer, "overfit_batches", 0):
-            return trained % int(self.trainer.num_training_batches)
-        return trained
-
-    def _resolved_shuffle_seed(self) -> int:
-        if self.shuffle_seed is not None:
-            return self.shuffle_seed
-        return int(os.environ.get("PL_GLOBAL_SEED", 0))
+        overfits = getattr(self.trainer, "overfit_batches", 0)
+        return trained % int(self.trainer.num_training_batches) if overfits else trained
 
 
 class PreparedData(DataModule):
@@ -284,11 +267,22 @@ class PreparedData(DataModule):
         """Return the batches of an opened split."""
 
     def files(self) -> list[Path]:
-        """Return the files that a user's own `source` stands for: it, or all files below it. Raises InputError."""
+        """Return the files that a user's own `source` stands for: it, or all below it that are not hidden.
+
+        Raises:
+            InputError: there is no such path.
+        """
         path = self.source_path()
-        found = [path] if path.is_file() else sorted(each for each in path.rglob("[!.]*") if each.is_file())
+        found = [path] if path.is_file() else visible_files(path)
         prepared = {each.parent for each in found if each.name == MANIFEST}  # where the root is below the source
         return [each for each in found if each.parent not in prepared]
+
+    def missing(self, what: str, command: str = "", how: str = "downloads them") -> InputError:
+        """Return the error of a source that is not there, with the `lra-ssm prepare` command that gets it."""
+        own = self.kind == "files"
+        where, source = (self.source_path(), self.sources[-1]) if own else (self.data_root, self.source)
+        command = f"lra-ssm prepare {command or type(self).__name__.lower()} --source={source} --root={self.data_root}"
+        return InputError(f"{where}: no {what} below it; `{command}` {how}")
 
     def fetch(self) -> None:
         """Download the source's files below the root, if needed. Only `lra-ssm prepare` calls it: a fit never does."""
@@ -324,6 +318,11 @@ class PreparedData(DataModule):
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
         return self.data_root / self.dataset / f"{self.kind}-{digest[:12]}"
 
+    @property
+    def parts_folder(self) -> Path:
+        """Where parts of a long preparation are until it is done (`parts.Parts`)."""
+        return self.prepared_folder.with_name(f".parts-{self.prepared_folder.name}")
+
     def is_prepared(self) -> bool:
         """Whether there is nothing left to prepare."""
         try:
@@ -338,6 +337,7 @@ class PreparedData(DataModule):
             InputError: the root cannot be used, files are missing or not as published, or invalid settings.
         """
         prepare(self.data_root, self.dataset, self.prepared_folder.name, self.build)
+        shutil.rmtree(self.parts_folder, ignore_errors=True)
 
     def facts(self) -> dict[str, Any]:
         """Return what the manifest says besides the splits."""
@@ -361,19 +361,22 @@ class PreparedData(DataModule):
         return {"inputs": self.inputs, "batches": self.record()["batches"], **names, **self.prepared.manifest}
 
     def describe(self) -> str:
-        manifest = self.prepared.manifest
-        splits = manifest["splits"]
+        splits = self.prepared.manifest["splits"]
         counts = ", ".join(f"{num_examples(entry):,} {name}" for name, entry in splits.items())
-        first = next(iter(splits.values()))
-        parts = [f"{self.dataset} ({self.kind}): {counts}"]
-        parts.append("lengths {min} to {max}, mean {mean:.0f}".format(**first["length"]))
-        if "class_counts" in first:
-            majority = max(first["class_counts"]) / first["examples"]
-            parts.append(f"{self.num_classes} classes, most frequent {majority:.1%}")
-        parts.append(f"inputs as {self.inputs}")
+        counts += " documents" if "documents" in splits["train"] else ""
+        parts = [f"{self.dataset} ({self.kind}): {counts}", *self.details()]
         parts += [f"from {self.source}"] if self.kind == "files" else []
         parts += [f"limit {self.limit}"] if self.limit is not None else []
         return "; ".join(parts)
+
+    def details(self) -> list[str]:
+        """Return what `describe` says of the examples."""
+        first = next(iter(self.prepared.manifest["splits"].values()))
+        parts = ["lengths {min} to {max}, mean {mean:.0f}".format(**first["length"])]
+        if "class_counts" in first:
+            majority = max(first["class_counts"]) / first["examples"]
+            parts.append(f"{self.num_classes} classes, most frequent {majority:.1%}")
+        return [*parts, f"inputs as {self.inputs}"]
 
 
 class ArrayData(PreparedData):
@@ -381,7 +384,9 @@ class ArrayData(PreparedData):
 
     @abstractmethod
     def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
-        """Return the arrays of each split (see `batches.py`); large ones may be memory-mapped files in `folder`.
+        """Return the arrays of each split: see `SequenceDataset` and `ImageDataset`.
+
+        Large ones may be mapped from files in `folder` (`storage.write_array`).
 
         Raises:
             InputError: the source's files are missing or not as published.

@@ -17,9 +17,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from lra_ssm.datamodules.sequences import SequenceData
 from lra_ssm.errors import InputError
 
-Inputs = Literal["characters", "bytes"]
 SPECIALS = ("<pad>", "<unk>", "<eos>")
 PAD_ID, UNK_ID, EOS_ID = range(len(SPECIALS))
 BYTE_VOCABULARY = ("<pad>", *(f"<0x{byte:02X}>" for byte in range(256)))
@@ -78,10 +78,30 @@ class Bytes:
         return data + np.uint16(1) if len(data) else np.array([PAD_ID], np.uint16)
 
 
-def make_encoder(inputs: Inputs, texts: Iterable[str], min_freq: int, max_length: int) -> Characters | Bytes:
-    """Return what makes tokens of texts; `texts` are the training texts, read only for "characters"."""
-    return Characters(texts, min_freq, max_length) if inputs == "characters" else Bytes(max_length)
-
-
 def _code_points(text: str) -> npt.NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+
+
+class CharacterData(SequenceData):
+    """Texts as characters or bytes: what Text and Retrieval have in common. Their docstrings describe the settings."""
+
+    inputs: Literal["characters", "bytes"] = "characters"
+    max_length: int
+    min_freq: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.max_length >= 2, "max_length", "must be at least 2")
+        self.require(self.min_freq >= 1, "min_freq", "must be at least 1")
+
+    def unused_settings(self) -> set[str]:
+        return {"min_freq"} if self.inputs == "bytes" else set()
+
+    def encoder(self, texts: Iterable[str]) -> Characters | Bytes:
+        """Return what makes tokens of texts, and set `vocabulary`; training texts are read only for "characters"."""
+        if self.inputs == "characters":
+            made: Characters | Bytes = Characters(texts, self.min_freq, self.max_length)
+        else:
+            made = Bytes(self.max_length)
+        self.vocabulary = made.vocabulary
+        return made

@@ -93,16 +93,12 @@ class Image(Cifar10):
             "huggingface" for the Hub's uoft-cs/cifar10; or the path of an archive or folder with either.
         inputs: "normalized", as in the public S4 code; "integers" 0 to 255 of TensorFlow's gray, as in LRA's own code.
             Results of the two do not belong in one table.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     inputs: Literal["normalized", "integers"] = "normalized"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.inputs in ("normalized", "integers"), "inputs", "must be normalized or integers")
         self.pixels = "gray" if self.inputs == "normalized" else "gray-lra"
         self.d_input = 1 if self.inputs == "normalized" else None
         self.vocab_size = 256 if self.inputs == "integers" else None
@@ -122,9 +118,6 @@ class SCIFAR(Cifar10):
         grayscale: one channel, as in LRA Image.
         resolution: 32, or 16 or 8 for trials: pixels are means over 2 × 2 or 4 × 4, sequences that much shorter.
         std: of each channel, instead of the one above; StableSSM's public code has (.2023, .1994, .2010).
-
-    Raises:
-        InputError: invalid settings.
     """
 
     inputs = "normalized"
@@ -135,7 +128,6 @@ class SCIFAR(Cifar10):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.resolution in (32, 16, 8), "resolution", "must be 32, 16 or 8")
         self.pixels = "gray" if self.grayscale else "rgb"
         self.d_input = 1 if self.grayscale else 3
         self.std = None if self.std is None else tuple(map(float, self.std))

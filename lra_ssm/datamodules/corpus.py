@@ -7,16 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from lra_ssm.datamodules.download import download
-from lra_ssm.datamodules.imdb import (
-    ARCHIVE,
-    CLASSES,
-    PLACES,
-    find_reviews,
-    is_reviews,
-    read_published,
-    required_reviews,
-)
+from lra_ssm.datamodules.imdb import CLASSES, REVIEWS, fetch_reviews, find_reviews, is_reviews, read_published
 from lra_ssm.datamodules.language.corpus import (
     Document,
     Documents,
@@ -39,8 +30,6 @@ class Corpus(LanguageDataModule):
 
     Which documents are held out depends on each document only: files that are added or removed move no other document.
 
-    Takes what every `LanguageDataModule` takes, and its own:
-
     Args:
         source: a folder of .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, however deep, or such a file; or
             "imdb" for IMDb's labelled reviews, each a document (as for Text).
@@ -57,9 +46,6 @@ class Corpus(LanguageDataModule):
         source_field: of .jsonl and .parquet: the name of a document's source, by which documents are counted; None for
             none.
         empty_documents: a document without text is an "error", or passed over ("skip") and counted.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     sources = ("imdb",)
@@ -81,7 +67,9 @@ class Corpus(LanguageDataModule):
         self._options = ReadOptions(self.documents, *fields, self.split_seed, self.val_fraction, self.test_fraction)
 
     def corpus(self) -> list[Input]:
-        path = self.source_path() if self.kind == "files" else required_reviews(self.data_root, "corpus --source=imdb")
+        path = self.source_path() if self.kind == "files" else find_reviews(self.data_root)
+        if path is None:
+            raise self.missing(REVIEWS)
         reviews = next((place for place in (path, path / "aclImdb") if is_reviews(place)), None)
         if self.splits == "tail":
             return self._head_and_tail(path, reviews)
@@ -99,8 +87,7 @@ class Corpus(LanguageDataModule):
         return {"train"} | ({"val"} if self.val_fraction else set())
 
     def fetch_files(self) -> None:
-        if find_reviews(self.data_root) is None:
-            download(ARCHIVE, self.data_root, PLACES[-1])
+        fetch_reviews(self.data_root)
 
     def _with_splits(self, folder: Path, files: list[tuple[Path, str | None]]) -> list[Input]:
         """Files that name splits, or do not, or whose names are ignored ("hash")."""

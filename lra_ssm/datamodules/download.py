@@ -1,7 +1,6 @@
 """Files from elsewhere: one download, archives read in one pass, the Hub's files, the Long Range Arena's archive."""
 
 import hashlib
-import json
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +56,7 @@ def download(file: Remote, root: Path, below: str = "") -> Path:
                     code = error.code if isinstance(error, HTTPError) else 500
                     if code == 416:  # the part is longer than the file
                         part.unlink(missing_ok=True)
-                    if attempt == _TRIES - 1 or (code < 500 and code not in (408, 416, 429)):
+                    if attempt == _TRIES - 1 or code in (401, 403, 404, 410):
                         raise InputError(f"{file.url}: cannot be downloaded to {path} ({error})") from error
                     time.sleep(2**attempt)
             if wrong := _wrong(file, part):
@@ -176,7 +175,7 @@ class Hub:
 
     def is_complete(self, root: Path) -> bool:
         """Whether `fetch` has ended there."""
-        return (self.path(root) / ".complete").is_file()
+        return self.path(root).is_dir()
 
     def fetch(self, root: Path) -> Path:
         """Download the files if they are not complete. Raises InputError: offline, or no such files."""
@@ -184,23 +183,18 @@ class Hub:
 
         ensure_root(root)
         folder = self.path(root)
+        part = folder.with_name(f"{folder.name}.part")
         with locked(folder.with_name(f"{folder.name}.lock"), "downloads this dataset"):
-            if self.is_complete(root):
-                return folder
-            try:
-                snapshot_download(
-                    self.repository,
-                    repo_type="dataset",
-                    revision=self.revision,
-                    allow_patterns=list(self.patterns),
-                    local_dir=folder,
-                )
-            except Exception as error:  # huggingface_hub's, or of the libraries below it
-                name = f"{self.repository}@{self.revision[:12]}"
-                raise InputError(f"{name}: cannot be downloaded ({one_reason(error)})") from error
-            if not any(folder.rglob("*.*")):
-                raise InputError(f"{self.repository}: has no files {', '.join(self.patterns)}")
-            (folder / ".complete").write_text(json.dumps({"revision": self.revision}))
+            if not folder.is_dir():
+                of, wanted = self.revision, list(self.patterns)
+                try:
+                    snapshot_download(
+                        self.repository, repo_type="dataset", revision=of, allow_patterns=wanted, local_dir=part
+                    )
+                    part.rename(folder)
+                except Exception as error:  # huggingface_hub's, or of the libraries below it
+                    name = f"{self.repository}@{self.revision[:12]}"
+                    raise InputError(f"{name}: cannot be downloaded ({one_reason(error)})") from error
         return folder
 
 
@@ -209,28 +203,37 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
     return sorted(path for path in folder.rglob("*.parquet") if path.name.startswith((f"{split}-", f"{split}.")))
 
 
-def read_parquet(paths: Sequence[Path], *columns: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the values of these columns of each row.
+def read_parquet(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield ("FILE: row N", the values by column) of each row; of a column "a.b" the value of a has only b.
 
     Raises:
-        InputError: a file is missing or damaged, or has no such column.
+        InputError: the file is missing or damaged, or has no such column.
     """
     from pyarrow.parquet import ParquetFile
 
-    for path in paths:
-        try:
-            for rows in ParquetFile(path).iter_batches(1024, columns=list(columns)):
-                yield from zip(*(rows.column(name).to_pylist() for name in columns), strict=True)
-        except InputError:
-            raise
-        except Exception as error:  # pyarrow's own kinds
-            raise InputError(f"{path}: cannot be read as parquet with {columns} ({one_reason(error)})") from error
+    begin = 0
+    try:
+        # Column chunks come through a buffer, not whole: a row group may be larger than memory.
+        file = ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+        names = file.schema_arrow.names
+        for name in columns:
+            if name.partition(".")[0] not in names:
+                raise InputError(f"{path}: has no column {name!r}; it has {', '.join(names)}")
+        for batch in file.iter_batches(1024, columns=list(columns), use_threads=False):
+            for row, record in enumerate(batch.to_pylist(), start=begin):
+                yield f"{path}: row {row}", record
+            begin += len(batch)
+    except InputError:
+        raise
+    except Exception as error:  # pyarrow's own kinds
+        raise InputError(f"{path}: cannot be read, or is broken off or damaged ({one_reason(error)})") from error
 
 
 # -- the Long Range Arena's archive ------------------------------------------------------------------------------------
 
 # No digest or size is published.
 LRA = Remote("https://storage.googleapis.com/long-range-arena/lra_release.gz", "lra_release.gz")
+LRA_DOWNLOAD = "downloads LRA's archive (more than 7 GB)"  # of a `lra-ssm prepare` command
 # The archive has some folders twice, below lra_release/ and lra_release/lra_release/; the inner ones are complete.
 LRA_INNER = "lra_release/lra_release"
 

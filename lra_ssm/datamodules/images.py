@@ -109,23 +109,16 @@ class PublishedImages(ImageData):
         for place in self.places if self.source == "original" else ():
             if (found := self.read(self.data_root / place)) is not None:
                 return found
-        name = type(self).__name__.lower()
-        raise InputError(
-            f"{self.data_root}: no files of {name} ({self.source}) below it; `lra-ssm prepare {name}"
-            f" --source={self.source} --root={self.data_root}` downloads them"
-        )
+        raise self.missing(f"files of {type(self).__name__}")
 
     def _read_hub(self, folder: Path) -> dict[str, Labelled]:
         found = {}
         for split in ("train", "test"):
-            paths = parquet_files(folder, split)
-            images, labels = list[Pixels](), list[int]()
-            for image, label in with_bar(
-                read_parquet(paths, *self.columns), f"reading {split}", self.published_counts[split]
-            ):
-                name = f"{folder}: {split}, example {len(images)}"
-                images.append(decode_image(image["bytes"], self.mode, self.published_size, name))
-                labels.append(label)
+            images, labels, (image, label) = list[Pixels](), list[int](), self.columns
+            rows = (row for path in parquet_files(folder, split) for row in read_parquet(path, image, label))
+            for where, row in with_bar(rows, f"reading {split}", self.published_counts[split]):
+                images.append(decode_image(row[image]["bytes"], self.mode, self.published_size, where))
+                labels.append(row[label])
             if not images:
                 raise InputError(f"{folder}: has no parquet files of {split}")
             found[split] = np.stack(images), np.array(labels)
@@ -134,14 +127,10 @@ class PublishedImages(ImageData):
     def fetch(self) -> None:
         if self.source == "huggingface":
             self.hub.fetch(self.data_root)
-        elif self.source == "original" and not self._is_elsewhere():
+        own = (self.data_root / place / marker for place in self.places[1:] for marker in self.markers)
+        if self.source == "original" and not any(file.exists() for file in own):
             for file in self.downloads:
                 download(file, self.data_root, self.places[0])
-
-    def _is_elsewhere(self) -> bool:
-        """Whether a user's own files are below the root."""
-        files = (self.data_root / place / marker for place in self.places[1:] for marker in self.markers)
-        return any(file.exists() for file in files)
 
 
 class ImageDataset(BatchDataset):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lra_ssm.bars import with_bar
-from lra_ssm.datamodules.download import Remote, read_archive
+from lra_ssm.datamodules.download import Remote, download, read_archive
 from lra_ssm.errors import InputError
 
 # Stanford's page names no digest; this is the one that other libraries check (paddlepaddle, torchtext, …).
@@ -22,6 +22,7 @@ ARCHIVE = Remote(
     84_125_825,
 )
 PLACES = ("", "imdb", "text", "text/download")  # below the data root
+REVIEWS = "IMDb reviews (aclImdb/ or aclImdb*.tar.gz)"  # what is missing, for messages
 CLASSES = ("neg", "pos")
 
 _MEMBER = re.compile(r"(?:^|/)(train|test)/(neg|pos)/([^/.][^/]*\.txt)$")
@@ -38,14 +39,10 @@ def find_reviews(root: Path) -> Path | None:
     return None
 
 
-def required_reviews(root: Path, command: str) -> Path:
-    """Return `find_reviews`. Raises InputError, naming the `lra-ssm prepare` command that downloads them."""
-    if (found := find_reviews(root)) is not None:
-        return found
-    raise InputError(
-        f"{root}: no IMDb reviews (aclImdb/ or aclImdb*.tar.gz) here or in {', '.join(filter(None, PLACES))} below it;"
-        f" `lra-ssm prepare {command} --root={root}` downloads them"
-    )
+def fetch_reviews(root: Path) -> None:
+    """Download Stanford's archive below the data root if there is neither folder nor archive."""
+    if find_reviews(root) is None:
+        download(ARCHIVE, root, PLACES[-1])
 
 
 def is_reviews(path: Path) -> bool:

@@ -48,9 +48,6 @@ class MNIST(PublishedImages):
             works used, by a note in the public S4 code.
         mean: subtracted from pixels in [0, 1]; StableSSM's public code has .1307, and .3081 for std.
         std: the difference is divided by this.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     dataset = "mnist"
@@ -73,8 +70,6 @@ class MNIST(PublishedImages):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = ("none", "bitreversal", "random")
-        self.require(self.permutation in known, "permutation", "must be none, bitreversal or random")
         self.require(math.isfinite(self.mean), "mean", "must be a finite number")
         self.require(0 < self.std < math.inf, "std", "must be greater than 0, and finite")
         self.inputs = "unit" if (self.mean, self.std) == (0, 1) else "normalized"
@@ -95,14 +90,13 @@ class MNIST(PublishedImages):
         return images
 
     def read(self, path: Path) -> dict[str, Labelled] | None:
-        for folder in (path, path / "raw", path / "MNIST" / "raw"):
-            found = {name: _find(folder, name) for name in MD5}
-            missing = [name for name, file in found.items() if file is None]
-            if len(missing) < len(MD5):
-                if missing:
-                    raise InputError(f"{folder / missing[0]}: is missing; MNIST is the four files {', '.join(MD5)}")
-                return {"train": _read_pair(found, "train"), "test": _read_pair(found, "t10k")}
-        return None
+        found = {name: _find(path, name) for name in MD5}
+        missing = [name for name, file in found.items() if file is None]
+        if len(missing) == len(MD5):
+            return None
+        if missing:
+            raise InputError(f"{path / missing[0]}: is missing; MNIST is the four files {', '.join(MD5)}")
+        return {"train": _read_pair(found, "train"), "test": _read_pair(found, "t10k")}
 
 
 def bitreversal_permutation(num: int) -> npt.NDArray[np.int64]:

@@ -7,7 +7,6 @@ share a file system can make different parts. A part must depend only on its num
 """
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from lra_ssm.datamodules.storage import Array
+from lra_ssm.datamodules.storage import Array, write_array
 from lra_ssm.errors import InputError
 from lra_ssm.files import new_folder, write_json
 
-PARTS = ".parts-"
 RECORD = "part.json"
 
 
@@ -72,16 +70,7 @@ class Parts:
         """Concatenate an array of the parts, or of some in this order, into a new .npy file; return it, mapped."""
         arrays = self.mapped(name, numbers)
         shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
-        joined = np.lib.format.open_memmap(path, "w+", arrays[0].dtype, shape)
-        start = 0
-        for array in arrays:
-            joined[start : start + len(array)] = array
-            start += len(array)
-        return joined
-
-    def remove(self) -> None:
-        """Remove all parts, which the prepared data has taken over."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        return write_array(path, arrays[0].dtype, shape, arrays)
 
     def _part(self, number: int) -> Path:
         return self.folder / f"{number:06d}"

@@ -8,27 +8,21 @@ Sources: Radev et al., "The ACL Anthology Network corpus" (2013); Tay et al., "L
 inputs are those of the S4 code (state-spaces/s4, src/dataloaders/lra.py).
 """
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.characters import Inputs, make_encoder
-from lra_ssm.datamodules.download import fetch_lra, find_lra
-from lra_ssm.datamodules.sequences import SequenceData
+from lra_ssm.datamodules.characters import CharacterData
+from lra_ssm.datamodules.download import LRA_DOWNLOAD, fetch_lra, find_lra
 from lra_ssm.datamodules.storage import read_lines
 from lra_ssm.errors import InputError
 
-log = logging.getLogger(__name__)
-
 FOLDER = "tsv_data"
 NAMES = {"train": "new_aan_pairs.train.tsv", "val": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}
-# The first from the S4 code's configuration, the others from memory.
-PUBLISHED_COUNTS = {"train": 147_086, "val": 18_090, "test": 17_437}
 LABELS = {b"0": 0, b"0.0": 0, b"1": 1, b"1.0": 1}
 
 
-class Retrieval(SequenceData):
+class Retrieval(CharacterData):
     """AAN pairs. Batches are `Batch`: inputs (B, 2, L), lengths (B, 2) and labels (B,), all int64.
 
     Pairs keep the order of their files. With bucket_batches a pair is as long as its longer document.
@@ -40,9 +34,6 @@ class Retrieval(SequenceData):
         max_length: a longer document is cut to it, `<eos>` included. 4000 in both codes.
         min_freq: characters that occur less often in the training documents, each cut to max_length − 1, are `<unk>`
             (only for "characters").
-
-    Raises:
-        InputError: invalid settings.
     """
 
     dataset = "retrieval"
@@ -53,39 +44,21 @@ class Retrieval(SequenceData):
 
     source: str = "lra"
     batch_size: int = 64
-    inputs: Inputs = "characters"
     max_length: int = 4000
     min_freq: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.inputs in ("characters", "bytes"), "inputs", "must be characters or bytes")
-        self.require(self.max_length >= 2, "max_length", "must be at least 2")
-        self.require(self.min_freq >= 1, "min_freq", "must be at least 1")
-
-    def unused_settings(self) -> set[str]:
-        return {"min_freq"} if self.inputs == "bytes" else set()
 
     def examples(self) -> Iterator[tuple[str, Any, int]]:
         files = dict(zip(NAMES, self.files(), strict=True))
         texts = (text for _, *pair in read_pairs(files["train"]) for text in pair)
-        encoder = make_encoder(self.inputs, texts, self.min_freq, self.max_length)
-        self.vocabulary = encoder.vocabulary
-        counts = dict.fromkeys(files, 0)
+        encoder = self.encoder(texts)
         for split, path in files.items():
             for label, first, second in read_pairs(path):
-                counts[split] += 1
                 yield split, (encoder.encode(first), encoder.encode(second)), label
-        if counts != PUBLISHED_COUNTS:
-            log.warning("AAN files hold %s pairs; the published ones hold %s", counts, PUBLISHED_COUNTS)
 
     def files(self) -> list[Path]:
         root = self.source_path() if self.kind == "files" else self.data_root
         if (folder := find_lra(root, FOLDER, [*NAMES.values()], ("aan", "retrieval"))) is None:
-            raise InputError(
-                f"{root}: no files of Retrieval ({', '.join(NAMES.values())}) in it; `lra-ssm prepare retrieval"
-                f" --root={self.data_root}` downloads LRA's archive (more than 7 GB)"
-            )
+            raise self.missing(f"files of Retrieval ({', '.join(NAMES.values())})", how=LRA_DOWNLOAD)
         return [folder / name for name in NAMES.values()]
 
     def fetch(self) -> None:

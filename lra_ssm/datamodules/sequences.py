@@ -13,14 +13,14 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 
 from lra_ssm.datamodules.base import ArrayData, setting
 from lra_ssm.datamodules.batches import NOT_SCORED, AnyBatch, Batch, BatchDataset, TokenBatch, pad
-from lra_ssm.datamodules.storage import Array, IntArray, Split
+from lra_ssm.datamodules.storage import Array, Growing, IntArray, Split
 from lra_ssm.errors import InputError
 
 SPLITS = ("train", "val", "test")
@@ -35,6 +35,8 @@ class SequenceData(ArrayData):
     Args:
         bucket_batches: batches of sequences of similar length, by sorting within pools of this many; 1 does not.
     """
+
+    pads = True
 
     bucket_batches: int = setting(default=1, affects="order")
     vocabulary: tuple[str, ...] | None = field(default=None, init=False)
@@ -65,12 +67,6 @@ class SequenceData(ArrayData):
     def make_dataset(self, split: Split, name: str) -> BatchDataset:
         return SequenceDataset(split, self.per_example)
 
-    def largest_batch(self) -> AnyBatch:
-        batch = super().largest_batch()
-        if self.longest is None:
-            return batch
-        return batch._replace(lengths=torch.full(batch.inputs.shape[: 1 + (self.per_example > 1)], self.longest))
-
     def facts(self) -> dict[str, Any]:
         facts = super().facts() | {"per_example": self.per_example, "max_length": self.max_length}
         if self.vocabulary is not None:
@@ -79,32 +75,28 @@ class SequenceData(ArrayData):
 
     def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
         writers: dict[str, _SequenceWriter] = {}
-        try:
-            for name, inputs, answer in self.examples():
-                if name not in writers:
-                    if name not in ("train", "val", "test"):
-                        raise InputError(
-                            f"{type(self).__name__}: {name!r} is not a split; they are train, val and test"
-                        )
-                    writers[name] = _SequenceWriter(self, folder / f".{name}", name)
-                if self.limit is None or writers[name].count < self.limit:
-                    writers[name].add(inputs if self.per_example > 1 else (inputs,), answer)
-        finally:
-            for writer in writers.values():
-                writer.file.close()
+        for name, inputs, answer in self.examples():
+            if name not in writers:
+                if name not in SPLITS:
+                    raise InputError(f"{type(self).__name__}: {name!r} is not a split; they are train, val and test")
+                writers[name] = _SequenceWriter(self, folder, name)
+            if self.limit is None or len(writers[name].answers) < self.limit:
+                writers[name].add(inputs if self.per_example > 1 else (inputs,), answer)
         if "train" not in writers:
             raise InputError(f"{type(self).__name__}: there are no training examples")
         return {name: writers[name].arrays() for name in SPLITS if name in writers}
 
 
 class _SequenceWriter:
-    """Collects the examples of a split, the inputs in a temporary file, and checks each of them."""
+    """Collects the examples of a split and checks each of them."""
 
-    def __init__(self, data: SequenceData, path: Path, split: str) -> None:
-        self.data, self.split, self.path, self.count = data, split, path, 0
-        self.file: BinaryIO = open(path, "wb")
+    def __init__(self, data: SequenceData, folder: Path, split: str) -> None:
+        self.data, self.split = data, split
         self.vocab_size = data.vocab_size if data.vocabulary is None else len(data.vocabulary)
-        self.dtype = np.dtype(np.float32 if self.vocab_size is None else token_dtype(self.vocab_size))
+        if self.vocab_size is None:
+            self.inputs = Growing(folder, np.float32, (data.d_input or 1,))
+        else:
+            self.inputs = Growing(folder, token_dtype(self.vocab_size))
         self.ends, self.answers = [0], list[Any]()
 
     def add(self, sequences: tuple[Any, ...], answer: Any) -> None:
@@ -122,35 +114,33 @@ class _SequenceWriter:
                 values = values.reshape(len(values), -1)
                 if values.shape[1] != self.data.d_input:
                     raise self.error(f"{values.shape[1]} features per position; d_input is {self.data.d_input}")
-            self.file.write(np.ascontiguousarray(values, self.dtype).data)
-            self.ends.append(self.ends[-1] + len(values))
-        if answer is not None and np.ndim(answer) and self.data.num_outputs is None:
-            answer = np.asarray(answer)
-            self.check(np.where(answer == NOT_SCORED, 0, answer), self.data.num_classes or 0, "target")
-            if len(answer) != self.ends[-1] - self.ends[-2]:
-                raise self.error(f"{len(answer)} targets for {self.ends[-1] - self.ends[-2]} positions")
+            self.inputs.append(values)
+            self.ends.append(len(self.inputs))
+        if answer is not None and self.data.num_outputs is None:
+            answer, positions = np.asarray(answer), self.ends[-1] - self.ends[-2]
+            if answer.ndim and len(answer) != positions:
+                raise self.error(f"{len(answer)} targets for {positions} positions")
+            scored = np.where(answer == NOT_SCORED, 0, answer) if answer.ndim else answer
+            self.check(scored, self.data.num_classes or 0, "target" if answer.ndim else "label")
         self.answers.append(answer)
-        self.count += 1
 
     def check(self, values: Array, size: int, what: str) -> None:
         if values.dtype.kind not in "iu":
-            raise self.error(f"its {what}s are {values.dtype}; they must be integers")
+            raise self.error(f"{what}s are {values.dtype}; they must be integers")
         if (low := values.min()) < 0 or (high := values.max()) >= size:
             raise self.error(f"{what} {low if low < 0 else high} is not one of 0 to {size - 1}")
 
     def error(self, what: str) -> InputError:
-        return InputError(f"{type(self.data).__name__}: split {self.split}, example {self.count}: {what}")
+        return InputError(f"{type(self.data).__name__}: split {self.split}, example {len(self.answers)}: {what}")
 
     def arrays(self) -> dict[str, Array]:
-        """Return all examples; the inputs are mapped from the temporary file, which is removed."""
-        shape = (self.ends[-1],) if self.vocab_size is not None else (self.ends[-1], self.data.d_input or 1)
-        inputs: Array = np.memmap(self.path, self.dtype, "r", shape=shape)
-        self.path.unlink()
-        arrays = {"features" if self.vocab_size is None else "tokens": inputs, "offsets": np.array(self.ends)}
+        """Return all examples; the inputs are mapped from a temporary file."""
+        name = "features" if self.vocab_size is None else "tokens"
+        arrays = {name: self.inputs.array(), "offsets": np.array(self.ends)}
         if self.answers[0] is None:
             return arrays
         if self.data.num_outputs is not None:
-            return arrays | {"labels": np.array(self.answers, np.float32).reshape(self.count, -1)}
+            return arrays | {"labels": np.array(self.answers, np.float32).reshape(len(self.answers), -1)}
         if np.ndim(self.answers[0]):
             return arrays | {"targets": np.concatenate(self.answers).astype(np.int32)}
         return arrays | {"labels": np.array(self.answers, np.int64)}

@@ -8,17 +8,11 @@ windows a step are derived from their figure 7: about 28,830 steps an epoch. Sou
 627B token cleaned and deduplicated version of RedPajama" (2023).
 """
 
-import logging
-from collections.abc import Mapping
-from typing import Any
-
 from lra_ssm.datamodules.download import Hub
 from lra_ssm.datamodules.language.corpus import EmptyDocuments, Input, ReadOptions
 from lra_ssm.datamodules.language.files import FORMS, file_inputs, find_files, split_of
 from lra_ssm.datamodules.language.module import LanguageDataModule
 from lra_ssm.errors import InputError
-
-log = logging.getLogger(__name__)
 
 HUB = Hub(
     "DKYoon/SlimPajama-6B",
@@ -26,16 +20,12 @@ HUB = Hub(
     ("data/train-*.parquet", "data/validation-*.parquet", "data/test-*.parquet"),
     "slimpajama/download",
 )
-# As the dataset's card counts them; other counts are worth a warning.
-PUBLISHED_DOCUMENTS = {"train": 5_489_000, "val": 9_347, "test": 9_346}
 
 
 class SlimPajama(LanguageDataModule):
     """SlimPajama, 6 billion tokens of it. Batches are `batches.TokenBatch`.
 
     A fit never downloads: `lra-ssm prepare slimpajama6b` does (14 GB). Documents keep the names of their sources.
-
-    Takes what every `LanguageDataModule` takes, and its own:
 
     Args:
         source: "huggingface" for the Hub's sample at a pinned revision; or a folder in SlimPajama's schema (.jsonl.zst
@@ -54,10 +44,7 @@ class SlimPajama(LanguageDataModule):
     def corpus(self) -> list[Input]:
         path = self.source_path() if self.kind == "files" else HUB.path(self.data_root)
         if self.kind != "files" and not HUB.is_complete(self.data_root):
-            raise InputError(
-                f"{self.data_root}: no copy of the Hub's {HUB.repository} below it; `lra-ssm prepare slimpajama6b"
-                f" --root={self.data_root}` downloads it"
-            )
+            raise self.missing(f"copy of the Hub's {HUB.repository}", "slimpajama6b")
         files = [(file, split_of(file, path)) for file in find_files(path, FORMS[1:])]
         stray = [file for file, split in files if split is None]
         if stray or not {"train", "val"} <= {split for _, split in files}:
@@ -71,9 +58,3 @@ class SlimPajama(LanguageDataModule):
 
     def fetch_files(self) -> None:
         HUB.fetch(self.data_root)
-
-    def compare_published(self, splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        counts = {name: entry["documents"] for name, entry in splits.items()}
-        if self.kind != "files" and counts != PUBLISHED_DOCUMENTS:
-            log.warning("%s: %s documents; its card counts %s", HUB.repository, counts, PUBLISHED_DOCUMENTS)
-        return {"published_counts": counts == PUBLISHED_DOCUMENTS}

@@ -3,7 +3,7 @@
     <root>/<dataset>/<name>/manifest.json            settings, source, vocabulary; per split its arrays and counts
     <root>/<dataset>/<name>/<split>_<array>.npy      one file per array of a split
 
-Which arrays a split has is the dataset's decision: see `SequenceDataset` and `ImageDataset` in `batches.py`.
+The dataset decides which arrays a split has: see `SequenceDataset` (sequences.py) and `ImageDataset` (images.py).
 """
 
 import errno
@@ -11,10 +11,11 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ ENVIRONMENT_VARIABLE = "LRA_SSM_DATA"
 MANIFEST = "manifest.json"
 FORMAT = 5  # part of the hash in a prepared folder's name: data of another format is prepared again
 LOCK = ".lock"
+_MAX_DEPTH = 32  # folders; the system follows about 40 links
 
 
 # -- the data root -----------------------------------------------------------------------------------------------------
@@ -42,25 +44,19 @@ def resolve_root(root: str | os.PathLike[str] | None = None) -> Path:
     return Path(os.path.abspath(os.path.expanduser(chosen)))
 
 
-def ensure_root(root: Path) -> bool:
-    """Create the data root if only it is missing; return whether this call created it.
+def ensure_root(root: Path) -> None:
+    """Create the data root if only it is missing.
 
     Raises:
-        InputError: its parent is missing, it is a file, or it cannot be written; nothing is created then.
+        InputError: its parent is missing, it is a file, or it cannot be written.
     """
-    hint = f"choose another with --data.root or {ENVIRONMENT_VARIABLE}"
-    created = not root.exists()
-    if created and not root.parent.is_dir():
-        raise InputError(f"data root {root}: its parent folder {root.parent} does not exist; create it, or {hint}")
+    hint = f"its parent folder must exist, or choose another with --data.root or {ENVIRONMENT_VARIABLE}"
     try:
-        root.mkdir(exist_ok=True)  # another process may be faster
-    except FileExistsError as error:
-        raise InputError(f"data root {root}: is a file, not a folder; {hint}") from error
+        root.mkdir(exist_ok=True)
     except OSError as error:
         raise InputError(f"data root {root}: cannot be created ({error.strerror}); {hint}") from error
     if not os.access(root, os.W_OK | os.X_OK):
-        raise InputError(f"data root {root}: cannot be written; change its permissions, or {hint}")
-    return created
+        raise InputError(f"data root {root}: cannot be written; choose another with --data.root")
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -87,7 +83,8 @@ def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) 
     target = folder / name
     if (target / MANIFEST).is_file():
         return target
-    created_root = ensure_root(root)
+    created = not root.exists()
+    ensure_root(root)
     with locked(folder / LOCK, "prepares this dataset", keep=True):
         for leftover in folder.glob(f"{UNFINISHED}*"):
             leftover.unlink() if leftover.is_file() else shutil.rmtree(leftover, ignore_errors=True)
@@ -97,35 +94,68 @@ def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) 
             with new_folder(target) as temporary:
                 build(temporary)
         except BaseException as error:
-            _remove_if_unused(folder)
-            if created_root:
-                with suppress(OSError):  # not empty
-                    root.rmdir()
+            if [entry.name for entry in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+                with suppress(OSError):  # not empty: a process that has just come put its own lock there
+                    folder.rmdir()
+                    if created:
+                        root.rmdir()
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
                 raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
             raise
     return target
 
 
-def _remove_if_unused(folder: Path) -> None:
-    """Remove the dataset's folder if it holds only the lock, which is held."""
-    if [entry.name for entry in folder.iterdir()] == [LOCK]:
-        (folder / LOCK).unlink()
-        with suppress(OSError):  # a process that has just come put its own lock there
-            folder.rmdir()
+def write_array(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...], blocks: Iterable[Array]) -> Array:
+    """Write blocks, which concatenated have this shape, as a .npy file; return it, mapped.
+
+    Not written through a memory map: on a full disk that would kill the process instead of raising an error.
+    """
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+        for block in blocks:
+            file.write(np.ascontiguousarray(block, dtype).data)
+    return np.load(path, mmap_mode="r")
+
+
+class Growing:
+    """An array that grows, in a temporary file in a folder, where memory may not hold it.
+
+    Args:
+        folder: where the file is, without a name: it goes with the process.
+        dtype: of the array.
+        row: the shape of one row.
+    """
+
+    def __init__(self, folder: Path, dtype: npt.DTypeLike, row: tuple[int, ...] = ()) -> None:
+        self._file, self._dtype, self._row, self._size = TemporaryFile(dir=folder), np.dtype(dtype), row, 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def append(self, rows: Array) -> None:
+        """Append rows (n, *row)."""
+        self._file.write(np.ascontiguousarray(rows, self._dtype).data)
+        self._size += len(rows)
+
+    def array(self) -> Array:
+        """Return all rows, mapped from the file."""
+        self._file.flush()
+        if not self._size:  # an empty file cannot be mapped
+            return np.empty((0, *self._row), self._dtype)
+        return np.memmap(self._file, self._dtype, "r", shape=(self._size, *self._row))
 
 
 def save_split(folder: Path, name: str, arrays: Mapping[str, Array]) -> dict[str, Any]:
     """Write the arrays of a split as <name>_<array>.npy and return their entries for the manifest.
 
-    An array that is already memory-mapped from its own file there (`np.lib.format.open_memmap`) is only flushed.
+    An array that is already mapped from its own file there (`write_array`) is not written again.
     """
     entries = {}
     for key, array in arrays.items():
         path = folder / f"{name}_{key}.npy"
-        if isinstance(array, np.memmap) and array.filename is not None and Path(array.filename) == path:
-            array.flush()
-        else:
+        if not (isinstance(array, np.memmap) and array.filename is not None and Path(array.filename) == path):
             np.save(path, array)
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -261,6 +291,26 @@ def num_examples(split: Mapping[str, Any]) -> int:
 
 
 # -- a user's files ----------------------------------------------------------------------------------------------------
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """Return the files below a folder, sorted by their paths, but for those that are hidden or in hidden folders.
+
+    Raises:
+        InputError: a link leads back to a folder above it.
+        OSError: a folder cannot be read.
+    """
+    found = list[Path]()
+    for place, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place, name) for name in names if not name.startswith(".")]
+        if len(Path(place).relative_to(folder).parts) > _MAX_DEPTH:
+            raise InputError(f"{place}: lies too many folders deep; does a link lead back?")
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def fingerprint(paths: list[Path]) -> str:

@@ -16,19 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from lra_ssm.bars import with_bar
-from lra_ssm.datamodules.characters import Inputs, make_encoder
-from lra_ssm.datamodules.download import Hub, download, parquet_files, read_parquet
+from lra_ssm.datamodules.characters import CharacterData
+from lra_ssm.datamodules.download import Hub, parquet_files, read_parquet
 from lra_ssm.datamodules.imdb import (
-    ARCHIVE,
     CLASSES,
-    PLACES,
+    REVIEWS,
     Reviews,
     check_classes,
+    fetch_reviews,
     find_reviews,
     read_published,
-    required_reviews,
 )
-from lra_ssm.datamodules.sequences import SequenceData
 from lra_ssm.errors import InputError
 
 # The revision that several public repositories pin.
@@ -41,7 +39,7 @@ HUB = Hub(
 ORDER_SEED = 42  # of the order in which every split is written
 
 
-class Text(SequenceData):
+class Text(CharacterData):
     """IMDb reviews. Batches are `Batch`: inputs (B, L), lengths (B,) and labels (B,), all int64.
 
     Splits are stored in a random order that only the texts and labels decide: by class, as the sources have them, a
@@ -61,9 +59,6 @@ class Text(SequenceData):
             have it: what is selected by it is selected on the test set.
         val_fraction: of the training reviews, held out, half of each class.
         split_seed: decides with the reviews' texts, and nothing else, which ones are held out.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     dataset = "text"
@@ -73,7 +68,6 @@ class Text(SequenceData):
 
     source: str = "original"
     batch_size: int = 16
-    inputs: Inputs = "characters"
     max_length: int = 4096
     min_freq: int = 15
     validation: Literal["held_out", "test"] = "held_out"
@@ -82,21 +76,15 @@ class Text(SequenceData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.inputs in ("characters", "bytes"), "inputs", "must be characters or bytes")
-        self.require(self.max_length >= 2, "max_length", "must be at least 2")
-        self.require(self.min_freq >= 1, "min_freq", "must be at least 1")
-        self.require(self.validation in ("held_out", "test"), "validation", "must be held_out or test")
         self.require(0 < self.val_fraction < 1, "val_fraction", "must be between 0 and 1")
         self.require(0 <= self.split_seed < 1 << 64, "split_seed", "must be from 0 to 2^64 - 1")
 
     def unused_settings(self) -> set[str]:
-        unused = {"val_fraction", "split_seed"} if self.validation == "test" else set()
-        return unused | ({"min_freq"} if self.inputs == "bytes" else set())
+        return super().unused_settings() | ({"val_fraction", "split_seed"} if self.validation == "test" else set())
 
     def examples(self) -> Iterator[tuple[str, Any, int]]:
         reviews = {split: _mixed(found) for split, found in read_reviews(self._found()).items()}
-        encoder = make_encoder(self.inputs, (text for text, _ in reviews["train"]), self.min_freq, self.max_length)
-        self.vocabulary = encoder.vocabulary
+        encoder = self.encoder(text for text, _ in reviews["train"])
         splits = {"train": reviews["train"], "val": reviews["test"], "test": reviews["test"]}
         if self.validation == "held_out":
             held_out = self._held_out(reviews["train"])
@@ -130,8 +118,8 @@ class Text(SequenceData):
         return folders if all(map(Path.is_dir, folders)) else super().files()
 
     def fetch(self) -> None:
-        if self.source == "original" and find_reviews(self.data_root) is None:
-            download(ARCHIVE, self.data_root, PLACES[-1])
+        if self.source == "original":
+            fetch_reviews(self.data_root)
         if self.source == "huggingface":
             HUB.fetch(self.data_root)
 
@@ -141,12 +129,11 @@ class Text(SequenceData):
             path = self.source_path()
             return path / "aclImdb" if (path / "aclImdb").is_dir() else path
         if self.source == "original":
-            return required_reviews(self.data_root, "text")
+            if (found := find_reviews(self.data_root)) is None:
+                raise self.missing(REVIEWS)
+            return found
         if not HUB.is_complete(self.data_root):
-            raise InputError(
-                f"{self.data_root}: no copy of the Hub's {HUB.repository} below it; `lra-ssm prepare text"
-                f" --source=huggingface --root={self.data_root}` gets it"
-            )
+            raise self.missing(f"copy of the Hub's {HUB.repository}")
         return HUB.path(self.data_root)
 
 
@@ -159,10 +146,10 @@ def read_reviews(path: Path) -> dict[str, Reviews]:
     """
     if not (path.is_dir() and parquet_files(path, "train")):
         return read_published(path)
-    splits = ("train", "test")
-    reviews: dict[str, Reviews] = {
-        split: [*read_parquet(parquet_files(path, split), "text", "label")] for split in splits
-    }
+    reviews = dict[str, Reviews]()
+    for split in ("train", "test"):
+        rows = (row for file in parquet_files(path, split) for _, row in read_parquet(file, "text", "label"))
+        reviews[split] = [(row["text"], row["label"]) for row in rows]
     check_classes(reviews, path)
     return reviews
 

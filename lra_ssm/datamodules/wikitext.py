@@ -1,6 +1,6 @@
 """WikiText-103 and WikiText-2 for language models; documents are articles.
 
-    wikitext-103{,-raw}-v1.zip, or its folder with wiki.{train,valid,test}.{tokens,raw} (or {train,valid,test}.txt)
+    wikitext-103{,-raw}-v1.zip, or its folder with wiki.{train,valid,test}.{tokens,raw}
     wikitext-103{,-raw}-v1/{train,validation,test}-*.parquet    the Hub's Salesforce/wikitext, one line per row
 
 WikiText-2 the same. Lines stay as the files have them, blank ones (" \\n") too, so that a line end for each makes
@@ -11,10 +11,9 @@ vocabulary of the training split (267,735 of WikiText-103). Source: Merity et al
 
 import logging
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 from lra_ssm.datamodules.download import Hub, Remote, download, read_parquet
@@ -63,8 +62,6 @@ class WikiText(LanguageDataModule):
 
     A fit never downloads: `lra-ssm prepare wikitext103` does.
 
-    Takes what every `LanguageDataModule` takes, and its own:
-
     Args:
         source: "original" for the published archive or its folder below the root (there, or in wikitext or
             wikitext/download); "huggingface" for the Hub's Salesforce/wikitext; or a path to either.
@@ -73,9 +70,6 @@ class WikiText(LanguageDataModule):
         documents: "article" for end-of-text after each article; "line" for one after each line that is not blank, as
             in code that takes the Hub's rows for documents. States are dropped at articles in both.
         empty_documents: blank lines that no article has are an "error", or passed over ("skip") and counted.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     sources = ("original", "huggingface")
@@ -89,13 +83,15 @@ class WikiText(LanguageDataModule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.version in ("103", "2"), "version", "must be 103 or 2")
-        self.require(self.level in ("word", "raw"), "level", "must be word or raw")
-        self.require(self.documents in ("article", "line"), "documents", "must be article or line")
         words = self.documents == "line" and self.spec.kind == "words"
         self.require(not words, "documents", "line is for other tokenizers: 'words' ends every line, blank ones too")
         self.dataset = f"wikitext{self.version}"
         self.folder = f"wikitext-{self.version}{'-raw' if self.level == 'raw' else ''}"  # the published name
+
+    @property
+    def is_word_level(self) -> bool:
+        """Its published perplexities are per word, whatever the tokenizer."""
+        return True
 
     @property
     def hub(self) -> Hub:
@@ -106,17 +102,23 @@ class WikiText(LanguageDataModule):
     def corpus(self) -> list[Input]:
         path = self.source_path() if self.kind == "files" else self._found()
         if path is None:
-            options = "".join(
-                f" --{name}={value}" for name, value, usual in
-                (("level", self.level, "word"), ("source", self.source, "original"), ("root", self.root, None))
-                if value != usual
-            )  # fmt: skip
-            what = f"{self.folder}/ or {self.folder}-v1.zip"
-            what = "copy of the Hub's wikitext" if self.source == "huggingface" else what
-            raise InputError(
-                f"{self.data_root}: no {what} below it; `lra-ssm prepare {self.dataset}{options}` downloads it"
+            raise self.missing(
+                f"{self.folder}-v1.zip, its folder, or copy of the Hub's wikitext",
+                f"{self.dataset} --level={self.level}",
             )
-        return self._of_archive(path) if path.is_file() else self._of_folder(path)
+        if path.is_file():
+            return [Input([path], partial(self._of_archive, path, split)) for split in SPLITS]
+        inputs = []
+        for split, (_, name) in SPLITS.items():
+            folder = next(
+                (path / below for below in (f"{self.folder}-v1", self.folder) if (path / below).is_dir()), path
+            )
+            files = [*folder.glob(self._file_of(split)), *sorted(folder.glob(f"{name}-*.parquet"))]
+            if not files:
+                raise InputError(f"{folder}: has no {self._file_of(split)}, nor the Hub's {name}-*.parquet")
+            # The Hub's rows are lines, and an article may go on in the next file.
+            inputs.append(Input(files, partial(self._of_files, files, split)))
+        return inputs
 
     def fetch_files(self) -> None:
         if self.source == "huggingface":
@@ -130,13 +132,12 @@ class WikiText(LanguageDataModule):
     def compare_published(self, splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         if self.documents == "line":  # published are counts with blank lines
             return {}
+        counted = 1 if self.level == "raw" else 2  # of raw text only the lines are published
         same = True
-        for split, (lines, tokens) in PUBLISHED[self.version].items():
+        for split, published in PUBLISHED[self.version].items():
             has = splits[split]["lines"], splits[split]["lines"] + splits[split]["words"]
-            if has[0] != lines or (self.level == "word" and has[1] != tokens):
-                others = "others" if self.level == "raw" else f"{tokens:,}"
-                what = f"{split} has {has[0]:,} lines and {has[1]:,} tokens; published are {lines:,} and {others}"
-                log.warning("%s: %s", self.folder, what)
+            if has[:counted] != published[:counted]:
+                log.warning("%s: %s has lines, tokens %s; published are %s", self.folder, split, has, published)
                 same = False
         return {"published_counts": same}
 
@@ -147,51 +148,28 @@ class WikiText(LanguageDataModule):
         paths = (self.data_root / place / name for place in PLACES for name in (self.folder, f"{self.folder}-v1.zip"))
         return next((path for path in paths if path.exists()), None)
 
-    def _of_archive(self, path: Path) -> list[Input]:
+    def _file_of(self, split: str) -> str:
+        """A split's published file."""
+        return f"wiki.{SPLITS[split][0]}.{'raw' if self.level == 'raw' else 'tokens'}"
+
+    def _options(self) -> ReadOptions:
+        return ReadOptions("article", empty_documents=self.empty_documents, end_lines=self.documents == "line")
+
+    def _of_archive(self, path: Path, split: str) -> Iterator[Segment]:
+        member = f"{self.folder}/{self._file_of(split)}"
         try:
-            with zipfile.ZipFile(path) as archive:
-                members = archive.namelist()
-        except (OSError, zipfile.BadZipFile) as error:
-            raise InputError(f"{path}: cannot be read as WikiText's zip archive ({error})") from error
-        inputs = []
-        for split, (name, _) in SPLITS.items():
-            wanted = f"wiki.{name}.{'raw' if self.level == 'raw' else 'tokens'}"
-            found = [member for member in members if PurePosixPath(member).name == wanted]
-            if len(found) != 1:
-                has = len(found) or "no"
-                raise InputError(f"{path}: holds {has} {wanted}; expected the archive {self.folder}-v1.zip")
-            inputs.append(Input([path], partial(self._read, path, split, found[0])))
-        return inputs
+            with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+                documents = read_text(cast(BinaryIO, file), f"{path}: {member}", "article", split)
+                yield from segments(documents, self._options())
+        except InputError:
+            raise
+        except Exception as error:  # damaged archives give errors of many kinds
+            raise InputError(f"{path}: {member} cannot be read ({one_reason(error)})") from error
 
-    def _of_folder(self, path: Path) -> list[Input]:
-        suffixes = ("wiki.{}.raw", "wiki.{}.tokens", "{}.txt")[self.level == "word" :]
-        layouts = [*((pattern, 0) for pattern in suffixes), ("{}-*.parquet", 1)]
-        own = self.folder
-        for folder in (path, path / own, path / f"{own}-v1", path / own / f"{own}-v1"):
-            for pattern, of in layouts:
-                files = {split: sorted(folder.glob(pattern.format(names[of]))) for split, names in SPLITS.items()}
-                if not any(files.values()):
-                    continue
-                for split, found in files.items():
-                    if not found:
-                        name = folder / pattern.format(SPLITS[split][of])
-                        raise InputError(f"{name}: missing; WikiText needs all splits")
-                # The Hub's rows are lines, and an article may go on in the next file.
-                return [Input(found, partial(self._read, found, split)) for split, found in files.items()]
-        names = "wiki.{train,valid,test}.tokens or .raw, {train,valid,test}.txt, the published zip or the Hub's parquet"
-        raise InputError(f"{path}: holds no {own}; expected {names}")
-
-    def _read(self, source: Path | list[Path], split: str, member: str = "") -> Iterator[Segment]:
-        options = ReadOptions("article", empty_documents=self.empty_documents, end_lines=self.documents == "line")
-        if isinstance(source, Path):
-            try:
-                with zipfile.ZipFile(source) as archive, archive.open(member) as file:
-                    yield from segments(read_text(cast(BinaryIO, file), str(source), "article", split), options)
-            except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-                raise InputError(f"{source}: {member} is broken off or damaged ({one_reason(error)})") from error
-        elif source[0].suffix == ".parquet":
-            lines = (line or _BLANK for (line,) in read_parquet(source, "text"))
-            yield from segments(text_documents(lines, str(source[0]), "article", split), options)
+    def _of_files(self, files: list[Path], split: str) -> Iterator[Segment]:
+        if files[0].suffix == ".parquet":
+            lines = (row["text"] or _BLANK for file in files for _, row in read_parquet(file, "text"))
+            yield from segments(text_documents(lines, str(files[0]), "article", split), self._options())
         else:
-            with open(source[0], "rb") as file:
-                yield from segments(read_text(file, str(source[0]), "article", split), options)
+            with open(files[0], "rb") as file:
+                yield from segments(read_text(file, str(files[0]), "article", split), self._options())

@@ -2,9 +2,9 @@
 
 With a Trainer of one's own, after `lightning.seed_everything`:
 
-    run = Run.of(task, data, trainer={"max_epochs": 3}, experiment="mine")
-    trainer = Trainer(**run.trainer_arguments())
-    run.fit(trainer, task, data)
+    run = Run("runs/mine/a")
+    trainer = Trainer(**run.trainer_arguments(max_epochs=3))
+    metrics = run.fit(trainer, task, data)
 
 Importing this package loads no lightning; `Run` and `CheckpointSettings` do, on first use.
 """
@@ -19,8 +19,12 @@ __all__ = ["CheckpointSettings", "Run"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from lra_ssm.runs import run
+    if name == "CheckpointSettings":
+        from lra_ssm.runs.saving import CheckpointSettings
 
-        return getattr(run, name)
+        return CheckpointSettings
+    if name == "Run":
+        from lra_ssm.runs.run import Run
+
+        return Run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,7 +27,6 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lra_ssm.checkpoints import check_shapes
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.runs.checkpoints import DamagedCheckpoint, check_resumable, load_checkpoint
-from lra_ssm.runs.identity import AS_BEFORE
 from lra_ssm.runs.provenance import code_version
 from lra_ssm.runs.record import data_digests
 from lra_ssm.runs.source import SOURCE, changed
@@ -93,18 +92,8 @@ def check_checkpoint(
 def differing_settings(task: Any, state: dict[str, Any]) -> str:
     """The hyperparameters that are others in the checkpoint than in the model, as text; empty if none is."""
     ours, theirs = dict(task.hparams), state.get("hyper_parameters")
-    theirs = _with_later(theirs) if isinstance(theirs, dict) else {}
+    theirs = theirs if isinstance(theirs, dict) else {}
     return ", ".join(_differences("", ours, theirs))
-
-
-def _with_later(settings: dict[str, Any]) -> dict[str, Any]:
-    """A task's settings with those that came after the checkpoint, as it was without them."""
-
-    def of(part: str) -> dict[str, Any]:
-        return {name.removeprefix(part): value for name, value in AS_BEFORE.items() if name.startswith(part)}
-
-    found, optimizer = of("model.") | settings, settings.get("optimizer")
-    return found | {"optimizer": of("optimizer.") | optimizer} if isinstance(optimizer, dict) else found
 
 
 def _differences(path: str, ours: Any, theirs: Any) -> list[str]:

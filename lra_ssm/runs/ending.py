@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lra_ssm.errors import InputError, UserCodeError, in_user_code, raised_here, squeeze
+from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import one_reason
 from lra_ssm.runs.signals import Ended, Signals, Stopped, listening
 
@@ -49,8 +49,7 @@ def ending(command: str | None = None) -> Iterator[Signals]:
             failure = input_error(error)
             if signals.run is not None:
                 signals.run.fail(str(failure or repr(error)))
-            ours = isinstance(failure, UserCodeError) or isinstance(error, RuntimeError)
-            if failure in (None, error) or command is None and not ours:  # Python's callers catch what was raised
+            if failure in (None, error) or command is None:  # Python's callers catch what was raised
                 raise
             raise failure from error
         finally:
@@ -77,6 +76,4 @@ def input_error(error: BaseException) -> InputError | None:
     if "wandb" in sys.modules and isinstance(error, sys.modules["wandb"].Error):
         more = "trainer.logger.offline=true (or WANDB_MODE=offline) needs no account and no server"
         return InputError(f"wandb: {said.rstrip('. ')}; {more}")
-    if isinstance(error, ValueError) and raised_here(error) and not in_user_code(error):
-        return UserCodeError(str(error))
-    return in_user_code(error)
+    return None

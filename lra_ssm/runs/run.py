@@ -1,275 +1,318 @@
-"""A run: a fit in its directory. What the Trainer gets, what is recorded at its start and at its end."""
+"""A run: a fit in its directory, from a command or from a notebook."""
 
 import os
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
-from weakref import WeakSet
+from typing import Any, Protocol
 
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
-from lightning.pytorch.utilities import rank_zero_only
 
-from lra_ssm.callbacks import LEARNING_RATE, fit_callbacks
-from lra_ssm.errors import InputError, UserCodeError, squeeze
-from lra_ssm.files import write_json
-from lra_ssm.progress import of_one_batch, quiet, shown_by_us
-from lra_ssm.runs.checkpoints import AtomicCheckpointIO
-from lra_ssm.runs.checks import check_callbacks, check_end, check_same_data, load_checkpoint, newest
+from lra_ssm.callbacks import fit_callbacks
+from lra_ssm.errors import InputError, to_one_line
+from lra_ssm.files import replacing, sha256, write_json
+from lra_ssm.progress import of_one_batch, quiet
+from lra_ssm.runs import start
+from lra_ssm.runs.checks import check_end, check_same_data, load_checkpoint, newest
 from lra_ssm.runs.curves import draw_curves
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.ending import ending
-from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, described, plain, plain_trainer, run_identities
+from lra_ssm.runs.identity import (
+    CHECKPOINT_NEUTRAL,
+    DATA_NEUTRAL,
+    OPTIONS_NEUTRAL,
+    SEED,
+    TRAINER_NEUTRAL,
+    differences,
+    plain,
+    set_beyond_defaults,
+    what_counts,
+)
 from lra_ssm.runs.logged import latest
 from lra_ssm.runs.metrics import ROWS, CSVRunLogger, WriteProgress
 from lra_ssm.runs.provenance import code_version, ended, environment, now
 from lra_ssm.runs.record import INPUTS, read_object
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Ended, Stopped
-from lra_ssm.runs.source import changed_inputs, data_fingerprint, other_code, user_source, weights_fingerprint
-from lra_ssm.runs.start import fit
+from lra_ssm.runs.source import (
+    changed_inputs,
+    changed_weights,
+    data_fingerprint,
+    other_code,
+    user_source,
+    weights_fingerprint,
+)
 from lra_ssm.runs.stopping import EndFit
+from lra_ssm.runs.trainer import (
+    as_list,
+    changed_compute,
+    chosen_loggers,
+    final_metrics,
+    is_first_process,
+    results,
+    show_metrics,
+    trainer_arguments,
+)
 from lra_ssm.runs.wandb_logging import attach, finish, identify, summarize
 from lra_ssm.tables import wrapped
 
-# Set by the first process for the ones that Lightning starts beside it (DDP): they share its run directory.
-_RUN_PATH = "LRA_SSM_RUN_PATH"
+CONFIG = "lra_ssm_config"  # in a checkpoint: the run's resolved configuration
+
+
+class Weights(Protocol):
+    """Weights that a new run starts from, if not a checkpoint's that the Trainer loads."""
+
+    def load(self, task: LightningModule) -> None: ...
+
+    def check_tokenizer(self, data: LightningDataModule) -> None: ...
+
+
+def choose_directory(folder: Path, run_id: str, fresh: bool = False) -> Path:
+    """Return <folder>/<run_id>; with `fresh` the first of <run_id>-2, -3, … that is not finished.
+
+    An unfinished fresh run is resumed by the same command, as any other."""
+    path, number = folder / run_id, 2
+    while fresh and (number == 2 or Run(path).finished):
+        path = folder / f"{run_id}-{number}"
+        number += 1
+    return path
 
 
 class Run(RunDirectory):
-    """A fit in its run directory. Nothing is written before `begin`, which holds the directory until `close`."""
+    """A fit in its directory, which is locked from its start to its end; nothing is written before.
 
-    config: dict[str, Any] = {}  # what its identity is made of, as plain values
-    given: dict[str, Any] = {}  # its Trainer's arguments, without what a run adds
-    seed: int = 0
-    checkpoints: CheckpointSettings = DEFAULT_CHECKPOINTS
-    checkpoint: Path | None = None  # where it starts from, if not anew
-    begun_from: str | None = None  # whose weights a new run takes
-    source: dict[str, str] = {}  # digests of the user's code
-    _outer: str | None = None
-    _begun = False  # whether this attempt stands in the record
-    _loggers: Sequence[Any] = ()
+    From a notebook, where its user names it:
 
-    @classmethod
-    def find(
-        cls, runs_dir: str | Path, experiment: str, run_id: str, fresh: bool = False, former: Sequence[str] = ()
-    ) -> Self:
-        """See `RunDirectory.find`; in a process that Lightning started beside this run (DDP), the first one's."""
-        path = Path(os.environ.get(_RUN_PATH, ""))
-        beside = int(os.environ.get("LOCAL_RANK") or 0) > 0 and path.parent == Path(runs_dir) / experiment
-        same = any(path.name == i or path.name.startswith(f"{i}-") for i in (run_id, *former))
-        return cls(path) if beside and same else super().find(runs_dir, experiment, run_id, fresh, former)
+        run = Run("runs/mine/a")
+        trainer = Trainer(**run.trainer_arguments(max_epochs=3))
+        metrics = run.fit(trainer, task, data)
 
-    @classmethod
-    def of_config(
-        cls,
-        config: dict[str, Any],
-        neutral: Mapping[str, Sequence[str]],
-        runs_dir: str | Path = "runs",
-        fresh: bool = False,
-        objects: Sequence[Any] = (),
-    ) -> Self:
-        """The run of a resolved configuration, new or to be resumed.
+    Args:
+        path: the directory.
+        checkpoints: which checkpoints it keeps.
+        config: the resolved configuration; None to record what the Trainer, the task and the data say of themselves.
+        neutral: names that cannot change a result, by section of the configuration.
+    """
 
-        Args:
-            config, neutral: as of `run_identity`; "experiment" and the seed are in the configuration.
-            fresh: as of `RunDirectory.find`.
-            objects: whose classes decide the result beside those that the configuration names.
-        """
-        run_id, *former = run_identities(config, neutral)
-        run = cls.find(runs_dir, config["experiment"], run_id, fresh, former)
-        run.config, run.seed, run.source = config, config[SEED], user_source(config, objects)
-        return run
-
-    @classmethod
-    def of(
-        cls,
-        task: LightningModule,
-        data: LightningDataModule,
-        trainer: dict[str, Any],
-        experiment: str = "default",
-        runs_dir: str | Path = "runs",
+    def __init__(
+        self,
+        path: str | Path,
         checkpoints: CheckpointSettings = DEFAULT_CHECKPOINTS,
-        settings: dict[str, Any] | None = None,
-        fresh: bool = False,
-    ) -> Self:
-        """The run of these objects, new or to be resumed; of `fit` below.
+        config: dict[str, Any] | None = None,
+        neutral: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        super().__init__(path)
+        self.checkpoints, self.config = checkpoints, config
+        self.neutral = neutral or {"": OPTIONS_NEUTRAL, "checkpoint": CHECKPOINT_NEUTRAL, "data": DATA_NEUTRAL}
+        self.checkpoint: Path | None = None  # that the fit goes on from
+        self.source: dict[str, str] = {}  # digests of the user's code
+        self._given: dict[str, Any] = {}  # the Trainer's arguments
+        self._begun = False  # whether this attempt is in the record
+        self._loggers: Sequence[Any] = ()
 
-        Its identity is made of the seed, the task's hyperparameters, the data's `record()` or hyperparameters, the
-        Trainer's arguments, and `settings`: whatever else decides the result.
-        Raises InputError where `lightning.seed_everything` was not called before, where something could not be told
-        apart from another of its kind, and for a Trainer without an end or with fast_dev_run, which leaves nothing.
+    # -- the Trainer -----------------------------------------------------------------------------------------------
+
+    def trainer_arguments(self, **given: Any) -> dict[str, Any]:
+        """Return the arguments of a Trainer: those that are given, and what a run adds to them.
+
+        Seeds by step, a stop on NaN, the table of groups, throughput; progress.json, best.ckpt and last.ckpt;
+        metrics.csv next to the loggers that are given, unless `logger` is False.
+        Raises InputError for a callback that overrules the configuration, a Trainer without an end, and fast_dev_run.
         """
         quiet()
-        seed = os.environ.get("PL_GLOBAL_SEED")
-        if not seed:
-            raise InputError("a run's identity has a seed: call lightning.seed_everything(…) before the task is built")
-        check_end(trainer)
-        if trainer.get("fast_dev_run"):
+        check_end(given)
+        if given.get("fast_dev_run"):
             raise InputError("fast_dev_run leaves nothing: give it to a Trainer without a run")
-        config = {
-            "experiment": experiment,
-            SEED: int(seed),
-            "trainer": plain_trainer(trainer),
-            "model": described(task, "the task", settings),
-            "data": described(data, "the data", settings),
-            "checkpoint": plain(asdict(checkpoints), "checkpoint"),
-            "settings": plain(settings or {}, "settings"),
-        }
-        own = () if hasattr(data, "record") else getattr(data, "neutral_settings", DATA_NEUTRAL)
-        neutral = {"": ("experiment",), "checkpoint": checkpoints.neutral, "data": own}
-        run = cls.of_config(config, neutral, runs_dir, fresh, [task, *task.modules(), data])
-        run.given, run.checkpoints = trainer, checkpoints
-        return run
-
-    def trainer_arguments(self) -> dict[str, Any]:
-        """Arguments of a Trainer of one's own: those that `of` was given, with what a run adds to them.
-
-        Seeds by step, stop on NaN, the table of groups, throughput; progress.json, best.ckpt and last.ckpt; metrics.csv
-        beside the loggers that are given, which False switches off."""
-        best = SaveBest(
-            dirpath=self.best.parent,
-            filename=self.best.stem,
-            monitor=self.checkpoints.monitor,
-            mode=self.checkpoints.mode,
-            enable_version_counter=False,
-            save_on_train_epoch_end=False,
-        )
-        last = SaveLast(self.last, self.checkpoints.every_n_steps, code_version(), self.source)
-        progress = WriteProgress(self.path / "progress.json", self.checkpoints.monitor)
-        given = as_list(self.given.get("callbacks"))
-        for callback in given:
+        self._given, callbacks = given, as_list(given.get("callbacks"))
+        for callback in callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:  # else one below a logger's name
                 callback.dirpath = str(self.path / "own_checkpoints")
-        own = fit_callbacks(self.seed, given)
-        logger = self.given.get("logger")
+        best = SaveBest(
+            dirpath=self.best.parent, filename=self.best.stem, monitor=self.checkpoints.monitor,
+            mode=self.checkpoints.mode, enable_version_counter=False, save_on_train_epoch_end=False,
+        )  # fmt: skip
+        last = SaveLast(self.last, self.checkpoints.every_n_steps, code_version(), self.source)
+        progress = WriteProgress(self.path / "progress.json", self.checkpoints.monitor)
+        seed = int(os.environ.get("PL_GLOBAL_SEED") or 0)
+        added = [*fit_callbacks(seed, callbacks), progress, best, last, EndFit(last)]
+        logger = given.get("logger")
         # Ours is last: `self.logger` in a module is the one that its user chose.
         loggers = logger is not False and [*chosen_loggers(logger), CSVRunLogger(self.path / "metrics.csv")]
-        added = [*own, progress, best, last, EndFit(last)]
-        ours = trainer_arguments(self.given, added, loggers)
-        return {**ours, "enable_checkpointing": True, "default_root_dir": str(self.path)}
+        return {
+            **trainer_arguments(given, added, loggers),
+            "enable_checkpointing": True,
+            "default_root_dir": str(self.path),
+        }
 
     # -- a fit, from its start to its end --------------------------------------------------------------------------
 
-    def fit(self, trainer: Trainer, task: LightningModule, data: LightningDataModule) -> dict[str, float]:
-        """Trains, or goes on from last.ckpt, in the run's directory; a finished run is not trained again.
+    def fit(
+        self,
+        trainer: Trainer,
+        task: LightningModule,
+        data: LightningDataModule | None,
+        *,
+        ckpt_path: str | None = None,
+        init_from: tuple[str, Weights] | None = None,
+        prepare: Callable[[], None] | None = None,
+        strict: bool = False,
+        command: str | None = None,
+    ) -> dict[str, float]:
+        """Train, or go on from last.ckpt, and return the final metrics; a finished run is not trained again.
 
-        Returns the final metrics. Raises InputError for what does not fit together, before anything is written.
-        Interrupted from the keyboard, it saves the step and raises KeyboardInterrupt; by another signal SystemExit.
+        Args:
+            trainer: made of `trainer_arguments`.
+            ckpt_path: a checkpoint of another run that a new run goes on from.
+            init_from: a name and the weights that a new run starts from.
+            prepare: prepares the data, if not `data.prepare_data`.
+            strict: refuse to go on with other code than the checkpoint's.
+            command: the command that fits; None in a notebook.
+
+        Raises:
+            InputError: something does not fit together; nothing is written then but prepared data.
+            KeyboardInterrupt, SystemExit: a signal came, and the step is saved.
         """
+        self._describe(trainer, task, data)
+        if changed := self._changed_settings():
+            remedy = "give the same to resume it, or --fresh" if command else "give this one another name"
+            if not (self.finished and command):
+                raise InputError(f"{self.path} began with other settings: {changed}; {remedy}")
+            print(to_one_line(f"warning: a default has changed since this run was trained: {changed}"))
         if self.finished:
-            return self.say_finished("fresh=True", changed_inputs(self.record, lambda: data, None))
-        self._check_parts(trainer, task, data)
-        self.checkpoint = newest(self.last, self.before_last)
-        if self.checkpoint is None and task in _fitted:
-            raise InputError("this task was trained before, and there is no checkpoint to go on from: build it anew")
-        _fitted.add(task)
+            return self.report_finished(data, init_from and init_from[0])
         try:
-            with ending() as signals:
-                return fit(trainer, task, data, signals, self)
-        except UserCodeError as failure:
-            if failure.__cause__ is None:
-                raise
-            theirs = failure.__cause__
-            theirs.add_note(str(failure))  # the traceback ends with what says most
+            with ending(command) as signals:
+                self.checkpoint = newest(self.last, self.before_last)
+                own = self.checkpoint is not None
+                if own and init_from and (changed := changed_weights(self.record, init_from[0])):
+                    print(to_one_line(f"warning: {self.path} began with {changed}: it goes on from its own"))
+                elif not own and ckpt_path:
+                    self.checkpoint = check_begun_from(Path(ckpt_path), self.config or {}, self.neutral)
+                weights = init_from[1] if init_from and self.checkpoint is None else None
+                start.make_ready(
+                    trainer, task, data, signals, self, self.checkpoint, weights, prepare, self.source, strict
+                )
+                start.check_before_fit(trainer, task, data)
+                self.begin(trainer, task, data, own, init_from[0] if weights and init_from else None)
+                start.train(trainer, task, data, self.checkpoint)
+                return self.end(trainer)
         except Ended as end:
+            if command is not None:
+                raise
             keyboard = isinstance(end, Stopped) and end.signum == signal.SIGINT
             raise (KeyboardInterrupt if keyboard else SystemExit(end.code)) from None
-        raise theirs  # out here, where it keeps its own context
 
-    def _check_parts(self, trainer: Trainer, task: LightningModule, data: LightningDataModule) -> None:
-        """These are what the run was made of. Raises InputError."""
-        if not self.config:
-            raise InputError("Run.of makes the runs that fit takes")
-        for what, thing in {"model": task, "data": data}.items():
-            if described(thing, what, self.config["settings"]) != self.config[what]:
-                raise InputError(
-                    f"{self.path} is a run of another {type(thing).__name__}: Run.of was given other settings"
-                )
+    def _describe(self, trainer: Trainer, task: LightningModule, data: Any) -> None:
+        """Set the configuration of a notebook's run, and the digests of the user's code. Raises InputError."""
         if not any(isinstance(c, SaveLast) and c.path == self.last for c in trainer.callbacks):  # type: ignore[attr-defined]
-            raise InputError("this Trainer keeps nothing in the run: make it of run.trainer_arguments()")
-        for name, default in _DEFAULTS.items():
-            expected = default if self.given.get(name) is None else self.given[name]
-            if expected is not ... and getattr(trainer, name) != expected:
-                raise InputError(f"this Trainer's {name} is {getattr(trainer, name)}, the run's another")
-        if os.environ.get("PL_GLOBAL_SEED") != str(self.seed):
-            raise InputError(f"the seed is {os.environ.get('PL_GLOBAL_SEED')}, the run's is {self.seed}")
+            raise InputError("this Trainer keeps nothing in the run: make it of run.trainer_arguments(…)")
+        if self.config is None:
+            seed = os.environ.get("PL_GLOBAL_SEED")
+            if not seed:
+                raise InputError("a run records its seed: call lightning.seed_everything(…) before the task is built")
+            self.config = {
+                "experiment": self.path.parent.name,
+                SEED: int(seed),
+                "trainer": {name: plain(value) for name, value in self._given.items() if name not in TRAINER_NEUTRAL},
+                "model": _described(task),
+                "data": _described(data),
+                "checkpoint": plain(self.checkpoints),
+            }
+            self.neutral = {**self.neutral, "data": getattr(data, "neutral_settings", DATA_NEUTRAL)}
+        objects = [task, *task.modules(), *([data] if data is not None else [])]
+        self.source = user_source(self.config, objects)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, SaveLast):
+                callback.made_by |= {"lra_ssm_source": self.source, CONFIG: self.config}
 
-    def say_finished(self, again: str, inputs: str = "") -> dict[str, float]:
-        """Prints and returns a finished run's metrics.
+    def _changed_settings(self) -> str:
+        """Which settings differ from those that the run began with: a default may have changed."""
+        file = self.path / "config.yaml"
+        before = yaml.safe_load(file.read_text()) if file.is_file() else None
+        if not isinstance(before, dict):
+            return ""
+        began, now_ = (what_counts({"trainer": {}, **each}, self.neutral) for each in (before, self.config or {}))
+        return ", ".join(differences(began, now_))
 
-        again: what trains it again; inputs: which data or weights are others than those that it was trained with."""
-        said = f"is finished ({again} trains it again)"
-        if inputs:
-            said = f"was trained with {inputs}; {again} trains with what there is now"
-        print(f"{self.path} {said}{other_code(self.record, self.source)}")
-        metrics = self.record.get("metrics", {})
-        show_metrics(metrics, self.record.get("of_last_batch", ()))
+    def report_finished(self, data: Any = None, init_from: str | None = None) -> dict[str, float]:
+        """Print and return a finished run's metrics, and say if its data, weights or code differ from what there is."""
+        record = self.record
+        again = "--fresh trains it again"
+        message = f"{self.path} is finished ({again})"
+        if inputs := changed_inputs(record, lambda: data, init_from):
+            message = f"{self.path} was trained with {inputs}; --fresh trains with what there is now"
+        if stop := record.get("stop"):
+            message += f"; it {stop}"
+        print(to_one_line(f"{message}{other_code(record, self.source)}"))
+        metrics = record.get("metrics", {})
+        show_metrics(metrics, record.get("of_last_batch", ()))
         return metrics
 
-    def begin(self, trainer: Trainer, task: LightningModule, data: Any = None) -> None:
-        """Takes the directory and writes what the run starts from: config.yaml, and the record.
+    def begin(self, trainer: Trainer, task: LightningModule, data: Any, own: bool, init_from: str | None) -> None:
+        """Lock the directory and write what the run starts from: config.yaml and run.json. Only the first process does.
 
-        In the first process alone. Raises InputError where another process holds the directory or has trained it
-        meanwhile, or where the run was begun with other data.
+        Raises InputError if another process holds the directory or has trained it meanwhile, or if the run began with
+        other data.
         """
         if not is_first_process():
             return
         manifest = data.manifest() if hasattr(data, "manifest") else None
-        own = self.checkpoint in (self.last, self.before_last)
         if own and manifest is not None:
             check_same_data(self.path, self.record.get("data") or {}, manifest)
         self.lock()
         if self.finished or (self.last.is_file() or self.before_last.is_file()) != own:
             self.release()
             raise InputError(f"{self.path} was trained by another process just now; start again")
-        self._outer, os.environ[_RUN_PATH] = os.environ.get(_RUN_PATH), str(self.path)
-        self.save_config(yaml.safe_dump(self.config, sort_keys=False))
-        self.set_damaged_record_aside()
-        record = self._record_of_start(task, data)
+        with replacing(self.path / "config.yaml") as file:
+            yaml.safe_dump(self.config, file, sort_keys=False)
+        record = self._record_of_start(task, data, own, init_from)
         self._loggers = trainer.loggers
         if in_wandb := identify(trainer.loggers, self, {**self.record, **record}) or self.record.get("wandb"):
             record["wandb"] = in_wandb
         if manifest is not None:
             record["data"] = manifest
-            print(wrapped(squeeze(data.describe())))
+            print(wrapped(to_one_line(data.describe())))
         write_json(self.path / "run.json", record)  # without the reason or the metrics of a start before
         self._begun = True
         print(f"run {self.path}" + (f", going on from {self.checkpoint}" if self.checkpoint else ""), flush=True)
-        if changed := _changed_compute(record["starts"]):
+        if changed := changed_compute(record["starts"]):
             print(f"note: it computes in another way than before: {changed}")
         state = load_checkpoint(self.checkpoint) if self.checkpoint else {}
         for logger in trainer.loggers:
             if isinstance(logger, CSVRunLogger):
                 logger.forget_from(int(state.get("global_step", 0)), state.get(ROWS, 0) if own else 0)
-            logger.log_hyperparams(self.config)  # Lightning logs the model's settings alone
+            logger.log_hyperparams(self.config)  # type: ignore[arg-type]  # Lightning logs only the model's settings
         used = data.provenance() if hasattr(data, "provenance") else None
         attach(trainer.loggers, {"run": str(self.path), **record["starts"][-1], "data": used})
 
-    def _record_of_start(self, task: LightningModule, data: Any) -> dict[str, Any]:
-        # A killed attempt has left no end, but when it wrote last how far it was.
-        before = ended(self.record.get("starts", []), read_object(self.path / "progress.json").get("time"))
-        resumed = self.checkpoint in (self.last, self.before_last)
-        recorded = self.record.get(INPUTS, {}).get("weights", {})
-        weights = recorded if resumed else weights_fingerprint(self.begun_from)
+    def _record_of_start(self, task: LightningModule, data: Any, own: bool, init_from: str | None) -> dict[str, Any]:
+        assert self.config is not None
+        before = self.record
+        # A killed attempt has left no end, but the time when it last wrote how far it was.
+        attempts = ended(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
+        weights = before.get(INPUTS, {}).get("weights", {}) if own else weights_fingerprint(init_from)
+        began_from = before.get("ckpt_path") if own else None
+        if self.checkpoint and not own:
+            began_from = {"file": str(self.checkpoint), "sha256": sha256(self.checkpoint)}
         return {
             INPUTS: {"data": data_fingerprint(data), "weights": weights},
             "run_id": self.path.name,
             "experiment": self.config["experiment"],
+            "identity": set_beyond_defaults(self.config, self.neutral),
             "status": "started",
-            "starts": [*before, {**environment(), "source": self.source, "compute": self.config.get("compute")}],
+            "starts": [*attempts, {**environment(), "source": self.source, "compute": self.config.get("compute")}],
             "parameters": sum(p.numel() for p in task.parameters()),
-            "neutral": list(getattr(data, "neutral_settings", DATA_NEUTRAL)),  # of data's settings
+            "neutral": list(self.neutral["data"]),  # of the data's settings
+            **({"ckpt_path": began_from} if began_from else {}),
         }
 
     def end(self, trainer: Trainer) -> dict[str, float]:
-        """Records how the fit ended; returns its metrics, the best one by name among them."""
-        # Nothing is logged where the last step was done before: its record was lost with a kill, or damaged.
-        metrics = final_metrics(trainer) or _results(latest(self.path / "metrics.csv"), "step", "epoch")
+        """Record how the fit ended; return its metrics, the best one by name among them."""
+        # Nothing is logged if the last step was made before a kill: then metrics.csv has it.
+        metrics = final_metrics(trainer) or results(latest(self.path / "metrics.csv"), "step", "epoch")
         batch = sorted(of_one_batch(trainer) & metrics.keys())
         if not trainer.is_global_zero or trainer.interrupted:
             return metrics
@@ -279,118 +322,79 @@ class Run(RunDirectory):
         timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
         left = [timer.time_remaining() for timer in timers]
         status = "stopped by max_time" if any(t is not None and t <= 0 for t in left) else "finished"
-        self.write_record(status=status, metrics=metrics, of_last_batch=batch, **self._ended())
+        result: dict[str, Any] = {"status": status, "metrics": metrics, "of_last_batch": batch}
+        if stop := next((c.reason for c in trainer.callbacks if getattr(c, "reason", "")), ""):  # type: ignore[attr-defined]
+            result["stop"] = stop
+        if self.best.is_file():
+            result["best"] = {"file": self.best.name, "sha256": sha256(self.best)}
+        self.write_record(**result, **self._ended())
         summarize(trainer.loggers, metrics)
         self.draw_curves()
         if status == "finished":
             self.before_last.unlink(missing_ok=True)
-        print(f"{status}: {self.path}")
+        print(f"{status}: {self.path}" + (f" ({stop})" if stop else ""))
         show_metrics(metrics, batch)
         return metrics
 
     def draw_curves(self) -> None:
-        """Draws metrics.csv as curves.png. A picture that cannot be drawn is no reason for a run to fail."""
+        """Draw metrics.csv as curves.png. A picture that cannot be drawn is not a reason for a run to fail."""
         if not self._begun:
             return
         try:
             draw_curves(self.path / "metrics.csv", self.path / "curves.png")
         except Exception as error:
-            print(squeeze(f"warning: {self.path / 'curves.png'} could not be drawn: {error}"))
+            print(to_one_line(f"warning: {self.path / 'curves.png'} could not be drawn: {error}"))
 
     def fail(self, reason: str) -> None:
-        """Records why the run cannot go on, where this process holds it."""
+        """Record why the run cannot go on, if this process holds it."""
         if self.held:
             with suppress(OSError):  # such as the full disk that is the reason
-                self.write_record(status="failed", reason=reason, **self._ended())
+                self.write_record(status="failed", reason=to_one_line(reason), **self._ended())
             self.draw_curves()
 
     def _ended(self) -> dict[str, Any]:
-        """For the record: its attempts, this one ended; nothing before it was begun."""
-        if not self._begun:
-            return {}
-        return {"starts": ended(self.record.get("starts", []), now())}
+        """For the record: its attempts, this one ended; nothing before it began."""
+        return {"starts": ended(self.record.get("starts", []), now())} if self._begun else {}
 
     def close(self) -> None:
-        """Gives the directory back; a run that was begun and has not ended is recorded as interrupted."""
-        if not self.held:
-            return
-        os.environ.pop(_RUN_PATH, None)
-        if self._outer is not None:  # of a run within which this one was begun
-            os.environ[_RUN_PATH] = self._outer
+        """Release the directory; a run that began and has not ended is recorded as interrupted."""
         try:
-            if self.record.get("status") == "started":
+            if self.held and self.record.get("status") == "started":
                 self.write_record(status="interrupted", **self._ended())
-        except OSError:
+        except (OSError, InputError):
             pass
         finally:
             self.release()
 
     def finish_loggers(self, code: int) -> None:
-        """Ends wandb's run, if there is one. It may wait for a server: everything else is done before, and given back.
-
-        code: 0 where the run came to its end, by which wandb calls it finished; else it is failed there."""
+        """End wandb's run, if there is one, last: it may wait for a server. code: 0 if the run came to its end."""
         finish(self._loggers, code)
 
 
-_fitted: WeakSet[LightningModule] = WeakSet()  # tasks that a run has begun to train
-# What a Trainer may not have otherwise than the run: with the default where none is given (... where it depends).
-_DEFAULTS = {"max_epochs": ..., "max_steps": -1, "accumulate_grad_batches": 1, "gradient_clip_val": None}
+def check_begun_from(checkpoint: Path, config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> Path:
+    """Return the checkpoint of another run if it was made with the same task and data settings.
+
+    Raises InputError if there is none, or if they differ.
+    """
+    if not checkpoint.is_file():
+        raise InputError(f"checkpoint {checkpoint} does not exist")
+    before = load_checkpoint(checkpoint).get(CONFIG)
+    if isinstance(before, dict):
+        theirs, ours = (what_counts({"trainer": {}, **each}, neutral) for each in (before, config))
+        changed = [
+            line for name in ("model", "data") for line in differences(theirs.get(name), ours.get(name), name=name)
+        ]
+        if changed:
+            raise InputError(
+                f"{checkpoint} was made with other settings: {', '.join(changed)}; give the same to go on with it, or"
+                " --init_from to start from its weights"
+            )
+    return checkpoint
 
 
-def is_first_process() -> bool:
-    """Whether this is the process that writes, of those that train together."""
-    return getattr(rank_zero_only, "rank", 0) == 0
-
-
-def trainer_arguments(
-    given: Mapping[str, Any], added: Sequence[Any], loggers: Any, scoring: bool = False
-) -> dict[str, Any]:
-    """What a Trainer of ours is given: the user's arguments, with our callbacks behind theirs, and checkpoints that
-    are written whole; scoring: as of `AtomicCheckpointIO`.
-
-    Raises InputError for a callback that would overrule the configuration."""
-    own = as_list(given.get("callbacks"))
-    check_callbacks(own)
-    return {
-        **given,
-        "callbacks": [*own, *shown_by_us(given, own), *added],
-        "enable_model_summary": False,  # ours is among the callbacks, or the user's
-        "logger": loggers,
-        "plugins": [*as_list(given.get("plugins")), AtomicCheckpointIO(scoring)],
-    }
-
-
-def final_metrics(trainer: Trainer) -> dict[str, float]:
-    """What was logged, by name."""
-    return _results({name: float(value) for name, value in trainer.callback_metrics.items()})
-
-
-def _results(logged: Mapping[str, float], *others: str) -> dict[str, float]:
-    """By name; learning rates are no result."""
-    return {n: logged[n] for n in sorted(logged) if n not in others and not n.startswith(LEARNING_RATE)}
-
-
-def chosen_loggers(logger: Any) -> list[Any]:
-    """The loggers that a configuration names."""
-    return [] if logger in (None, True, False) else as_list(logger)
-
-
-def as_list(value: Any) -> list[Any]:
-    """What a Trainer takes as one or several, or None, as a list."""
-    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
-
-
-def show_metrics(metrics: dict[str, float], of_last_batch: Collection[str] = ()) -> None:
-    """One line each, values under each other; those of one batch are marked."""
-    width = max(map(len, metrics), default=0)
-    for name, value in metrics.items():
-        print(f"  {name:<{width}}  {value:<10.6g}{'of the last batch' if name in of_last_batch else ''}".rstrip())
-
-
-def _changed_compute(starts: Sequence[dict[str, Any]]) -> str:
-    """Which settings of how it computes are others at the last start than at the one before, as text."""
-    if len(starts) < 2:
-        return ""
-    before, now = (start.get("compute") or {} for start in starts[-2:])
-    changed = [name for name in now if before.get(name, now[name]) != now[name]]
-    return ", ".join(f"compute.{name} {before[name]} -> {now[name]}" for name in changed)
+def _described(thing: Any) -> dict[str, Any] | None:
+    """A task or a data module as a configuration has it: what it records of itself, else its hyperparameters."""
+    if thing is None:
+        return None
+    settings = thing.record() if hasattr(thing, "record") else dict(thing.hparams)
+    return {"class_path": f"{type(thing).__module__}.{type(thing).__qualname__}", "init_args": plain(settings)}

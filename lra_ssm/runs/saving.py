@@ -4,7 +4,7 @@ import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checkpoints import load_checkpoint
-from lra_ssm.runs.directory import previous
-from lra_ssm.runs.identity import CHECKPOINT_NEUTRAL
 from lra_ssm.runs.metrics import ROWS, CSVRunLogger
 
 # Of an optimizer's state, what has its parameter's shape in each of torch's optimizers.
@@ -35,8 +33,6 @@ class CheckpointSettings:
     Raises:
         InputError: never saving.
     """
-
-    neutral: ClassVar = CHECKPOINT_NEUTRAL
 
     every_n_steps: int = 500
     monitor: str = "val/accuracy"
@@ -172,6 +168,11 @@ class SaveLast(Checkpoint):
         checkpoint.update(self.made_by)
         logs = [logger for logger in trainer.loggers if isinstance(logger, CSVRunLogger)]
         checkpoint[ROWS] = sum(log.rows_before(trainer.global_step) for log in logs)
+
+
+def previous(path: Path) -> Path:
+    """Where the checkpoint before the last one is kept."""
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
 def keep_as_previous(path: Path) -> None:

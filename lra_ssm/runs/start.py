@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
@@ -28,47 +28,18 @@ from lra_ssm.runs.cost import warn_of_memory
 from lra_ssm.runs.signals import Signals
 
 
-class Weights(Protocol):
-    """Where weights come from, if not from a checkpoint that the Trainer loads."""
-
-    def load(self, task: LightningModule) -> None: ...
-
-    def check_tokenizer(self, data: LightningDataModule) -> None: ...
-
-
-def fit(
-    trainer: Trainer,
-    task: LightningModule,
-    data: LightningDataModule | None,
-    signals: Signals,
-    run: Any = None,
-    weights: Weights | None = None,
-    prepare: Callable[[], None] | None = None,
-    strict: bool = False,
-) -> dict[str, float]:
-    """Trains, or resumes, and returns the final metrics.
-
-    Args:
-        trainer: made of the run's `trainer_arguments`.
-        task, data: what is trained, and on what; None where the task loads its own data.
-        signals: of the `ending` that this is called in.
-        run: a `Run`, identity and directory, `run.checkpoint` what is resumed; None for a fit that leaves nothing.
-        weights, prepare, strict: as of `make_ready`.
-
-    Raises:
-        InputError: something does not fit together. Nothing is written then but prepared data.
-    """
-    checkpoint, source = (run.checkpoint, run.source) if run is not None else (None, None)
-    make_ready(trainer, task, data, signals, run, checkpoint, weights, prepare, source, strict)
+def check_before_fit(trainer: Trainer, task: LightningModule, data: LightningDataModule | None) -> None:
+    """Raises InputError if the batches do not fit the Trainer, or the network does not take them."""
     check_batches(trainer, data)
     try_network(task, data, trainer)
     warn_of_memory(trainer, task, data)
-    if run is not None:
-        run.begin(trainer, task, data)  # takes the directory, and writes the record
+
+
+def train(trainer: Trainer, task: LightningModule, data: LightningDataModule | None, checkpoint: Path | None) -> None:
+    """Train, from a checkpoint if there is one."""
     wait_for_no_bar(trainer)
     with restoring(checkpoint):
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint and str(checkpoint), **tensors_alone(trainer.fit))
-    return run.end(trainer) if run is not None else {}
 
 
 def make_ready(
@@ -78,7 +49,7 @@ def make_ready(
     signals: Signals,
     run: Any = None,
     checkpoint: Path | None = None,
-    weights: Weights | None = None,
+    weights: Any = None,
     prepare: Callable[[], None] | None = None,
     source: dict[str, str] | None = None,
     strict: bool = False,

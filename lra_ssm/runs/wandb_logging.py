@@ -10,12 +10,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.loggers import WandbLogger
 
 from lra_ssm.errors import squeeze
-from lra_ssm.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from lra_ssm.runs.directory import RunDirectory
 
 SECONDS = {
     # For what is not uploaded at a run's end. wandb itself waits for days, and a job for its time limit; `wandb sync`
@@ -26,7 +28,7 @@ SECONDS = {
 }
 
 
-def identify(loggers: Sequence[Any], run: RunDirectory, record: Mapping[str, Any]) -> dict[str, str] | None:
+def identify(loggers: Sequence[Any], run: "RunDirectory", record: Mapping[str, Any]) -> dict[str, str] | None:
     """Gives the loggers what they go on with in wandb; returns what the record keeps of it, None without such a logger.
 
     record: the run's, its first start among it.
@@ -64,7 +66,7 @@ def _settings() -> dict[str, Any]:
     return {name: s for name, s in SECONDS.items() if name in known and f"WANDB_{name.upper()}" not in os.environ}
 
 
-def _id(run: RunDirectory, record: Mapping[str, Any]) -> str:
+def _id(run: "RunDirectory", record: Mapping[str, Any]) -> str:
     """The one that was used before, else one of the run's first start: the same settings in another experiment, or
     trained anew where a run was deleted, are another run."""
     if before := record.get("wandb", {}).get("id"):

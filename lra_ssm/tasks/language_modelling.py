@@ -47,8 +47,8 @@ class LanguageModelling(NetworkTask):
     are averaged over batches: one with fewer tokens, such as the last of an epoch, counts as much as the others.
 
     Logged of validation and test, over all tokens that are scored: `loss`, nats per token, and `perplexity`; and over a
-    whole split of data that has `text_counts`, `word_perplexity`, exp(nats / words separated by whitespace), and
-    `bits_per_byte` of its UTF-8: these compare across tokenizers.
+    whole split of data that has `text_counts`, `bits_per_byte` of its UTF-8, and of word-level data (`is_word_level`)
+    `word_perplexity`, exp(nats / words separated by whitespace): these compare across tokenizers.
 
     Args:
         network: a specification: a `LanguageModel`, or any class whose instances map (inputs, lengths) to logits
@@ -201,11 +201,13 @@ class LanguageModelling(NetworkTask):
         metric.reset()
         loss = nll / tokens
         found = {"loss": loss, "perplexity": loss.exp()}
-        counts = getattr(getattr(self._trainer, "datamodule", None), "text_counts", None)
+        data = getattr(self._trainer, "datamodule", None)
+        counts = getattr(data, "text_counts", None)
         if counts is not None:
             text = counts(split)
             if text.tokens == int(tokens):  # the whole split, and nothing but it
-                found["word_perplexity"] = (nll / text.words).exp()
+                if getattr(data, "is_word_level", False):
+                    found["word_perplexity"] = (nll / text.words).exp()
                 found["bits_per_byte"] = nll / (text.bytes * math.log(2))
         # All processes have the same; told to make it so, Lightning has nothing to warn of.
         found = {f"{split}/{name}": value.float() for name, value in found.items()}

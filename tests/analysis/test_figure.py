@@ -105,14 +105,6 @@ def test_unstable_eigenvalues_are_counted(measured):
     assert axes.get_title(loc="right") == "2 with |λ| ≥ 1"
 
 
-def test_many_parameters_are_reduced_to_the_largest(measured):
-    ratio = next(iter(measured[S6].layers[0].ratios.values()))
-    ratios = {f"weight{i}": ratio._replace(norm=1.0 + i) for i in range(40)}
-    network = replace(measured[S6], layers=[replace(measured[S6].layers[0], ratios=ratios)])
-    (axes,) = panels(draw([network]))["Gradient over weight"]
-    assert [label.get_text() for label in axes.get_yticklabels()] == [f"weight{i}" for i in range(28, 40)]
-
-
 def test_a_long_sequence_is_drawn_to_its_end(measured):
     """Its Δ is 1 in the first part and 3 in the longer rest."""
     delta = torch.cat([torch.ones(120_000, 10), torch.full((180_000, 10), 3.0)])

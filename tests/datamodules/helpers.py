@@ -1,6 +1,5 @@
 """Small data in the published layouts, and a tiny prepared dataset."""
 
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,14 +68,3 @@ def tiny_dataset(root: Path, **settings: Any) -> Prepared:
     data = Tiny(root=str(root), **settings)
     data.prepare_data()
     return data.prepared
-
-
-def damaged(data: bytes, rng: random.Random) -> bytes:
-    """With a few bits, bytes or pieces of it changed; where it says something rather than in its pixels."""
-    changed = bytearray(data)
-    for _ in range(rng.choice([1, 1, 2, 8])):
-        at = rng.choice([rng.randrange(min(200, len(changed))), -1 - rng.randrange(400), rng.randrange(len(changed))])
-        at %= max(len(changed), 1)
-        piece = rng.choice([bytes([changed[at] ^ 1 << rng.randrange(8)]), rng.randbytes(1), b"", data[at : at + 9] * 2])
-        changed[at : at + rng.choice([1, 1, 1, 5])] = piece
-    return bytes(changed[: rng.choice([len(changed)] * 9 + [rng.randrange(len(changed))])])

@@ -1,9 +1,7 @@
 """Downloads, archives, the Hub's files, LRA's archive."""
 
 import hashlib
-import io
 import random
-import tarfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from lra_ssm.datamodules.download import (
     unpack,
 )
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import LINES, damaged
+from tests.datamodules.helpers import LINES
 from tests.datamodules.image_helpers import write_tar
 from tests.datamodules.server import Site, serving
 
@@ -137,27 +135,14 @@ def test_archives_are_read_and_unpacked(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["any.name", "target"]
 
 
-@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
-def test_damaged_archives_are_one_line(tmp_path: Path, kind: str) -> None:
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode=f"w:{kind}") as tar:
-        for name, data in FILES.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    archive = tmp_path / "archive"
-    changed = [damaged(whole.getvalue(), random.Random(seed)) for seed in range(20)]
-    for data in [b"", b"no archive", whole.getvalue()[:-40], *changed]:
+def test_damaged_archives_are_one_line(tmp_path: Path) -> None:
+    archive = write_tar(tmp_path / "archive", FILES)
+    whole = archive.read_bytes()
+    for data in [b"", b"no archive", whole[:-40], whole[:30] + b"xx" + whole[32:]]:
         archive.write_bytes(data)
-        try:
+        with pytest.raises(InputError, match=f"^{archive}: cannot be unpacked") as error:
             unpack(archive, "top", tmp_path / "target")
-        except InputError as error:
-            assert str(error).startswith(f"{archive}: ") and str(error).isprintable()
-            assert [path.name for path in tmp_path.iterdir()] == ["archive"]
-        else:
-            for file in (tmp_path / "target").rglob("*.txt"):
-                file.unlink()
-            (tmp_path / "target").rename(tmp_path.parent / f"{kind}-{random.random()}")
+        assert str(error.value).isprintable() and [path.name for path in tmp_path.iterdir()] == ["archive"]
 
 
 @pytest.mark.parametrize("name", ["top/../../out.txt", "top//etc/out.txt"])
@@ -238,12 +223,13 @@ def test_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     expected = {"repo_type": "dataset", "revision": "0123456789abcdef", "allow_patterns": ["data/*.parquet"]}
     assert calls == [("owner/name", expected)]
     (file,) = parquet_files(folder, "train")
-    assert file.name.startswith("train-") and [*read_parquet([file], "label", "text")] == [(0, "a"), (1, "b")]
-    with pytest.raises(InputError, match="train-.*: cannot be read as parquet with .*absent"):
-        list(read_parquet([file], "absent"))
+    rows = [(f"{file}: row 0", {"label": 0, "text": "a"}), (f"{file}: row 1", {"label": 1, "text": "b"})]
+    assert file.name.startswith("train-") and [*read_parquet(file, "label", "text")] == rows
+    with pytest.raises(InputError, match="train-.*: has no column 'absent'; it has text, label"):
+        list(read_parquet(file, "absent"))
     file.write_bytes(b"x")
-    with pytest.raises(InputError, match="cannot be read as parquet") as error:
-        list(read_parquet([file], "text"))
+    with pytest.raises(InputError, match="cannot be read, or is broken off or damaged") as error:
+        list(read_parquet(file, "text"))
     assert "\n" not in str(error.value)
 
 

@@ -17,7 +17,7 @@ from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.sequences import SequenceDataset
 from lra_ssm.datamodules.storage import Prepared
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import tiny_dataset
+from tests.datamodules.helpers import Tiny, tiny_dataset
 from tests.each import each
 
 NUM_TRAIN, NUM_VAL, BATCH = 26, 6, 4
@@ -124,15 +124,6 @@ def test_batches_that_cannot_be_shared() -> None:
         EpochBatches(3, 4, 0, 0, 4)
 
 
-@pytest.mark.parametrize("num_workers", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_workers_change_nothing(tiny: Prepared, num_workers: int) -> None:
-    def batches(workers: int) -> list[Batch]:
-        return list(loader(tiny, workers))
-
-    for one, other in zip(batches(0), batches(num_workers), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_iterating_leaves_the_global_generators_alone(tiny: Prepared, num_workers: int) -> None:
     def states() -> list[Any]:
@@ -167,6 +158,52 @@ def test_state_of_other_data_is_refused(tiny: Prepared) -> None:
     for key, value in (("batch_size", 8), ("shuffle_seed", 8), ("num_examples", 25), ("bucket_batches", 9)):
         with pytest.raises(InputError, match=f"{key} {value}"):
             loader(tiny).load_state_dict(state | {key: value})
+
+
+# -- without a trainer -------------------------------------------------------------------------------------------------
+
+
+def epoch(number: int) -> list[list[int]]:
+    return list(EpochBatches(NUM_TRAIN, BATCH, 7).batches(number))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_pass_is_the_next_epoch(tiny: Prepared, num_workers: int) -> None:
+    loading = loader(tiny, num_workers)
+    assert [labels(loading) for _ in range(3)] == [epoch(0), epoch(1), epoch(2)]
+    for number in (5, 2, 2, 0):  # unless it is set
+        loading.set_epoch(number)
+        assert labels(loading) == epoch(number)
+    assert labels(loading) == epoch(1)  # and goes on from there
+    loading.batch_sampler.sampler.set_epoch(9)  # Lightning's way
+    assert labels(loading) == epoch(9)
+    loading.close()
+    validation = ResumableLoader(SequenceDataset(tiny.split("val")), EpochBatches(NUM_VAL, BATCH))
+    assert labels(validation) == labels(validation) == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_an_abandoned_pass_was_one(tiny: Prepared) -> None:
+    loading = loader(tiny)
+    iter(loading)  # of which nobody asked a batch: no pass
+    first = iter(loading)
+    assert labels([next(first), next(first)]) == epoch(0)[:2]
+    assert labels(loading) == epoch(1)
+
+
+def test_a_loop_after_a_fit_and_a_trainer_that_has_the_loader_alone(tmp_path: Path) -> None:
+    data = Tiny(root=str(tmp_path), batch_size=BATCH, shuffle_seed=7)
+    data.prepare_data()
+    data.setup("fit")
+    quiet: Any = dict(enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, logger=False)
+    models = Model(), Model()
+    trainer = L.Trainer(accelerator="cpu", max_epochs=1, limit_train_batches=3, limit_val_batches=0, **quiet)
+    trainer.fit(models[0], data)
+    loading = data.train_dataloader()  # the trainer is still the data's, but trains no more
+    assert models[0].trained == epoch(0)[:3] and [labels(loading), labels(loading)] == [epoch(0), epoch(1)]
+    data.trainer = None
+    alone = L.Trainer(accelerator="cpu", max_epochs=2, limit_val_batches=0, **quiet)
+    alone.fit(models[1], data.train_dataloader())
+    assert models[1].trained == epoch(0) + epoch(1)
 
 
 # -- inside Lightning --------------------------------------------------------------------------------------------

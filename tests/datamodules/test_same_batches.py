@@ -94,7 +94,7 @@ def wikitext(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wikitext")
     for name, source in (("train", "test"), ("valid", "valid"), ("test", "test")):
         lines = (REAL / f"{source}.txt").read_text(encoding="utf-8").splitlines(keepends=True)
-        (folder / f"{name}.txt").write_text("".join(lines[:LINES]), encoding="utf-8")
+        (folder / f"wiki.{name}.tokens").write_text("".join(lines[:LINES]), encoding="utf-8")
     return folder, tmp_path_factory.mktemp("root")
 
 

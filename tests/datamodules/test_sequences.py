@@ -130,24 +130,6 @@ def test_targets_at_positions(tmp_path: Path) -> None:
     assert found.lengths.tolist() == [2, 3, 4]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_every_document_once_and_buckets_pad_less(tmp_path: Path, num_workers: int) -> None:
-    def padding(**settings: Any) -> int:
-        data = prepared(Documents(root=str(tmp_path), num_workers=num_workers, **settings), "fit")
-        batches = list(data.train_dataloader())
-        data.teardown()
-        assert sorted(torch.cat([b.inputs[:, 0] for b in batches]).tolist()) == [d[0] for d in DOCUMENTS]
-        return sum(b.inputs.numel() - int(b.lengths.sum()) for b in batches)
-
-    assert padding(bucket_batches=100) < padding()
-
-
-def test_a_checkpoint_of_other_buckets_is_refused(tmp_path: Path) -> None:
-    state = prepared(Documents(root=str(tmp_path), bucket_batches=9), "fit").train_dataloader().state_dict()
-    with pytest.raises(InputError, match="cannot resume in the middle of the data: .*bucket_batches 9"):
-        prepared(Documents(root=str(tmp_path)), "fit").train_dataloader().load_state_dict(state)
-
-
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +198,11 @@ def test_a_users_file_identifies_the_data(tmp_path: Path) -> None:
     changed = Csv(root=str(tmp_path / "root"), source=str(file))
     assert changed.source_digests() != digests and changed.prepared_folder != folder and not changed.is_prepared()
     assert list(digests) == [str(file)]
+    of_folder = Csv(root=str(tmp_path / "root"), source=str(tmp_path))
+    digests = of_folder.source_digests()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "index").touch()
+    assert of_folder.source_digests() == digests
     file.unlink()
     assert not changed.is_prepared()
     with pytest.raises(InputError, match="Csv source '.*my.csv': must be an existing file or folder"):
@@ -243,7 +230,8 @@ wrong: list[Any] = []
         (("train", [1, 4], 0), "split train, example 1: token 4 is not one of 0 to 3"),
         (("train", [-1], 0), "split train, example 1: token -1 is not one of 0 to 3"),
         (("train", np.array([300]), 0), "split train, example 1: token 300"),
-        (("train", [0.5], 0), "split train, example 1: its tokens are float64; they must be integers"),
+        (("train", [0.5], 0), "split train, example 1: tokens are float64; they must be integers"),
+        (("train", [1], 0.7), "split train, example 1: labels are float64; they must be integers"),
         (("val", [], 0), "split val, example 0: an empty sequence"),
         (("val", [1] * 5, 0), "split val, example 0: 5 positions; max_length is 4"),
         (("train", [1], 3), "split train, example 1: label 3 is not one of 0 to 2"),

@@ -19,6 +19,7 @@ from lra_ssm.datamodules.storage import (
     resolve_root,
     save_split,
     verify,
+    write_array,
     write_manifest,
 )
 from lra_ssm.errors import InputError
@@ -87,7 +88,7 @@ def test_only_one_of_four_processes_builds(tmp_path: Path) -> None:
     check_whole(tmp_path / "root")
 
 
-def test_a_failure_leaves_nothing_and_waiting_processes_go_on(tmp_path: Path) -> None:
+def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         (folder / "half").write_text("x")
         raise InputError("no")
@@ -100,25 +101,6 @@ def test_a_failure_leaves_nothing_and_waiting_processes_go_on(tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         prepare(root, "made", "data", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
     assert sorted(path.name for path in (root / "made").iterdir()) == [".lock", "other"]
-
-    # Processes that wait for the lock of a failing one find it gone, with its folder, and each take a new one.
-    slow = (
-        "import sys, time, pathlib; from lra_ssm.datamodules.storage import prepare\n"
-        "from lra_ssm.errors import InputError\n"
-        "def build(folder):\n  print('in', flush=True); time.sleep(.2); print('out', flush=True)\n"
-        "  raise InputError('no')\n"
-        "try: prepare(pathlib.Path(sys.argv[1]), 'd', 'n', build)\n"
-        "except InputError: print('refused', flush=True)\n"
-    )
-    log = tmp_path / "log"
-    with open(log, "w") as file:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", slow, str(tmp_path / "fresh")]
-        started = [subprocess.Popen(command, stdout=file, env=environment) for _ in range(3)]
-        assert [process.wait() for process in started] == [0] * 3
-    events = [line for line in log.read_text().split() if line != "refused"]
-    assert events == ["in", "out"] * 3
-    assert not list(tmp_path.glob("fresh/*"))
 
 
 def test_prepared_data_is_never_built_again(tmp_path: Path) -> None:
@@ -139,8 +121,7 @@ def test_the_manifest_describes_arrays_that_numpy_can_read(tmp_path: Path) -> No
 
 
 def test_arrays_that_were_written_in_place_are_kept(tmp_path: Path) -> None:
-    images = np.lib.format.open_memmap(tmp_path / "train_images.npy", "w+", np.uint8, (3, 4))
-    images[:] = 7
+    images = write_array(tmp_path / "train_images.npy", np.uint8, (3, 4), [np.full((n, 4), 7) for n in (1, 2)])
     inode = (tmp_path / "train_images.npy").stat().st_ino
     arrays = save_split(tmp_path, "train", {"images": images})
     assert (tmp_path / "train_images.npy").stat().st_ino == inode and arrays["images"]["shape"] == [3, 4]
@@ -210,17 +191,11 @@ def test_the_root_is_argument_then_environment_then_data(tmp_path: Path, monkeyp
 
 
 def test_the_root_is_created_if_only_it_is_missing(tmp_path: Path) -> None:
-    assert ensure_root(tmp_path / "root") is True and ensure_root(tmp_path / "root") is False
-    with pytest.raises(InputError, match="its parent folder .*absent does not exist"):
+    ensure_root(tmp_path / "root")
+    ensure_root(tmp_path / "root")
+    with pytest.raises(InputError, match="cannot be created .No such file or directory.; its parent"):
         ensure_root(tmp_path / "absent" / "root")
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is a file"):
+    with pytest.raises(InputError, match="cannot be created .File exists."):
         ensure_root(tmp_path / "file")
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody can write to")
-def test_a_root_that_nobody_can_create() -> None:
-    with pytest.raises(InputError, match="cannot be created") as error:
-        prepare(Path("/proc/lra-ssm"), "d", "n", lambda folder: None)
-    assert "\n" not in str(error.value)

@@ -1,8 +1,6 @@
 """LRA's Text: layouts of IMDb's reviews, tokens, the reviews that are held out."""
 
-import io
 import random
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,8 @@ from lra_ssm.datamodules.characters import EOS_ID, SPECIALS
 from lra_ssm.datamodules.text import HUB, read_reviews
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import sequences
-from tests.datamodules.image_helpers import real_data
+from tests.datamodules.image_helpers import real_data, write_tar
+from tests.datamodules.language import corpora
 
 WORDS = 'a bad "good" film, isn\'t it? <br /> Überraschung naïve 映画 \U0001f3ac'.split(" ")
 TINY = {f"{split}/{name}/0_1.txt": "x" for split in ("train", "test") for name in ("neg", "pos")}
@@ -51,25 +50,17 @@ def write_archive(path: Path, reviews: dict[str, str], extra: dict[str, bytes] |
     names = list(members)
     random.Random(1).shuffle(names)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz") as archive:
-        for name in names:
-            info = tarfile.TarInfo(name)
-            info.size = len(members[name])
-            archive.addfile(info, io.BytesIO(members[name]))
-    return path
+    return write_tar(path, {name: members[name] for name in names})
 
 
 def write_parquet(folder: Path, reviews: dict[str, str]) -> Path:
-    import pyarrow
-    import pyarrow.parquet
-
-    folder.mkdir(parents=True)
     for split in ("train", "test"):
         rows = [
             {"text": text, "label": int("/pos/" in name)} for name, text in reviews.items() if name.startswith(split)
         ]
         random.Random(2).shuffle(rows)
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{split}-00000-of-00001.parquet")
+        columns = {name: [row[name] for row in rows] for name in ("text", "label")}
+        corpora.write_parquet(folder / f"{split}-00000-of-00001.parquet", columns)
     return folder
 
 
@@ -97,8 +88,7 @@ def test_layouts_and_orders_make_no_difference(tmp_path: Path) -> None:
         write_folder(tmp_path / f"folder{place}" / place / "aclImdb", reviews)
         write_archive(tmp_path / f"archive{place}" / place / "aclImdb_v1.tar.gz", reviews)
         found += [prepared(tmp_path / f"{kind}{place}") for kind in ("folder", "archive")]
-    parquet = write_parquet(HUB.path(tmp_path / "hub"), reviews)
-    (parquet / ".complete").touch()
+    write_parquet(HUB.path(tmp_path / "hub"), reviews)
     found.append(prepared(tmp_path / "hub", source="huggingface"))
     for source in ("folder", "folder/aclImdb", "archive/aclImdb_v1.tar.gz", "hub/text"):
         found.append(prepared(tmp_path / "root", source=str(tmp_path / source)))
@@ -164,7 +154,7 @@ def test_every_split_is_mixed_and_limited_to_its_first_reviews(tmp_path: Path) -
 
 
 def test_missing_and_wrong_files_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no IMDb reviews .*`lra-ssm prepare text --root=.*` downloads them"):
+    with pytest.raises(InputError, match="no IMDb reviews .*`lra-ssm prepare text --source=original --root=.*`"):
         prepared(tmp_path)
     with pytest.raises(InputError, match=r"no copy of the Hub's stanfordnlp/imdb .*--source=huggingface"):
         prepared(tmp_path, source="huggingface")

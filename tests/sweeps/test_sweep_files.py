@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lra_ssm.cli.run_options import read_fit_options
+from lra_ssm.cli.config import read_fit_options
 from lra_ssm.ops.parameterization import FORMS
 from lra_ssm.sweeps.sweep import read_sweep
 from tests.each import each

@@ -28,8 +28,9 @@ class Counts(NamedTuple):
 class Data(L.LightningDataModule):
     """Batches as they are, with what a data module of text says of them."""
 
-    def __init__(self, batches, carries=False, counts=None):
+    def __init__(self, batches, carries=False, counts=None, is_word_level=True):
         super().__init__()
+        self.is_word_level = is_word_level
         self.batches, self.carries_state, self.eval_carries_state = batches, carries, carries
         if counts is not None:
             self.text_counts = lambda split: counts
@@ -72,6 +73,8 @@ def test_per_word_and_bits_per_byte_are_of_a_whole_split_alone():
     assert found["test/word_perplexity"] == pytest.approx(math.exp(total / 5), rel=1e-4)
     assert found["test/bits_per_byte"] == pytest.approx(total / (40 * math.log(2)), rel=1e-5)
     assert "test/word_perplexity" not in evaluated(lm, Data(batches, counts=Counts(tokens=16, words=5, bytes=40)))
+    found = evaluated(lm, Data(batches, counts=Counts(tokens=15, words=5, bytes=40), is_word_level=False))
+    assert "test/word_perplexity" not in found and "test/bits_per_byte" in found
 
 
 def test_padding_and_what_is_not_scored_count_nothing():

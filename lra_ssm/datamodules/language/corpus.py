@@ -16,7 +16,6 @@ from lra_ssm.errors import InputError
 log = logging.getLogger(__name__)
 
 TEXT_SIZE = 1 << 20  # characters: longer documents are cut where that changes no token
-MAX_TEXT_SIZE = 64 << 20  # characters of a document without a place to cut
 SPLITS = ("train", "val", "test")
 SEPARATOR = "<|endoftext|>"  # between documents of plain text, as TinyStories has it
 
@@ -111,10 +110,6 @@ class ReadOptions:
 CUT = re.compile(r"(?<=\S)\n(?=\S)")
 
 
-class _BadDocumentError(Exception):
-    """What is wrong with a document; `segments` says where it is."""
-
-
 def cut(blocks: Iterable[str]) -> Iterator[str]:
     """Yield a document in parts: at most TEXT_SIZE characters, or up to the first place to cut behind them."""
     rest = ""
@@ -123,30 +118,26 @@ def cut(blocks: Iterable[str]) -> Iterator[str]:
         while len(rest) > TEXT_SIZE and (place := _place_to_cut(rest)):
             yield rest[:place]
             rest = rest[place:]
-        if len(rest) > MAX_TEXT_SIZE:
-            raise _BadDocumentError(
-                f"{MAX_TEXT_SIZE:,} characters of a document without a place to cut it (a line that ends and begins"
-                ' without white space); documents="line", "paragraph" or "article" make several documents of a file'
-            )
     yield rest
 
 
 def _place_to_cut(text: str) -> int:
     """The last place within TEXT_SIZE characters, else the first one behind them; 0 if there is none."""
     end = text.rfind("\n", 0, TEXT_SIZE)
-    while end > 0:
-        if CUT.match(text, end):
-            return end + 1
+    while end > 0 and not CUT.match(text, end):
         end = text.rfind("\n", 0, end)
-    found = CUT.search(text, TEXT_SIZE - 1)
-    return found.end() if found else 0
+    if end <= 0:  # `find` is much faster than the expression's search: a text may be one line of 100 MB
+        end = text.find("\n", TEXT_SIZE)
+        while end > 0 and not CUT.match(text, end):
+            end = text.find("\n", end + 1)
+    return max(end + 1, 0)
 
 
 def segments(documents: Iterable[Document], options: ReadOptions) -> Iterator[Segment]:
     """Yield the segments of documents in order.
 
     Raises:
-        InputError: a document is empty and must not be, or cannot be cut; names file and line.
+        InputError: a document is empty and must not be; names file and line.
     """
     for document in documents:
         split, first = document.split, True
@@ -156,7 +147,8 @@ def segments(documents: Iterable[Document], options: ReadOptions) -> Iterator[Se
                 last = following is None
                 if first and last and not text.strip():
                     if options.empty_documents == "error":
-                        raise _BadDocumentError("an empty document; empty_documents=skip passes over such")
+                        what = "an empty document; empty_documents=skip passes over such"
+                        raise InputError(f"{document.where}: {what}")
                     yield Segment("", document.source, "", True, True)
                     break
                 text.encode()  # half of a surrogate pair, which JSON can spell out, would fail later, without a place
@@ -167,8 +159,6 @@ def segments(documents: Iterable[Document], options: ReadOptions) -> Iterator[Se
         except UnicodeEncodeError as error:
             half = f"\\u{ord(error.object[error.start]):04x}"
             raise InputError(f"{document.where}: half of a surrogate pair ({half}) is not a character") from None
-        except _BadDocumentError as error:
-            raise InputError(f"{document.where}: {error}") from None
 
 
 def _ended_lines(segment: Segment) -> Iterator[Segment]:

@@ -8,14 +8,15 @@
 import io
 import json
 import logging
-import os
 import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lra_ssm.datamodules.download import read_parquet
 from lra_ssm.datamodules.language.corpus import TEXT_SIZE, Document, Input, ReadOptions, Segment, read_text, segments
+from lra_ssm.datamodules.storage import visible_files
 from lra_ssm.errors import InputError
 from lra_ssm.files import one_reason
 
@@ -37,13 +38,14 @@ def read_file(path: Path, options: ReadOptions, split: str | None = None) -> Ite
             with open(path, "rb") as file:
                 yield from read_text(file, str(path), options.documents, split)
             return
-        for where, record in _rows(path, options) if path.suffix == ".parquet" else _json_lines(path):
+        columns = [name for name in (options.text_field, options.source_field) if name is not None]
+        for where, record in read_parquet(path, *columns) if path.suffix == ".parquet" else _json_lines(path):
             text = _field(record, options.text_field, where)
             source = "" if options.source_field is None else _field(record, options.source_field, where)
             yield Document(_blocks(text), where, split, source)
     except InputError:
         raise
-    except Exception as error:  # pyarrow raises many kinds for a damaged file
+    except Exception as error:  # of many kinds for a damaged file
         raise InputError(f"{path}: cannot be read, or is broken off or damaged ({one_reason(error)})") from error
 
 
@@ -70,23 +72,6 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"{path}:{number}", record
 
 
-def _rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, Any]]:
-    import pyarrow.parquet
-
-    names = [name for name in (options.text_field, options.source_field) if name is not None]
-    # Column chunks come through a buffer, not whole: a row group may be larger than memory.
-    file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
-    columns = file.schema_arrow.names
-    for name in names:
-        if name.partition(".")[0] not in columns:
-            raise InputError(f"{path}: has no column {name!r}; it has {', '.join(columns)}")
-    begin = 0
-    for batch in file.iter_batches(1024, columns=names, use_threads=False):
-        for row, record in enumerate(batch.to_pylist(), start=begin):
-            yield f"{path}: row {row}", record
-        begin += len(batch)
-
-
 def _field(record: Any, name: str, where: str) -> str:
     """A text in a record; "" for null, as dumps of tables have it."""
     value = record
@@ -108,38 +93,23 @@ _SPLIT_NAMES = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _IGNORED = (".md", ".lock", "files.json")  # what lies next to files and is never meant
-_MAX_DEPTH = 32  # folders; the system follows about 40 links
 
 
 def find_files(folder: Path, forms: tuple[str, ...] = FORMS) -> list[Path]:
-    """Return all files of these forms below a folder, sorted by their paths; hidden files and folders are passed over.
+    """Return all files of these forms below a folder, sorted by their paths; hidden ones are passed over.
 
     Raises:
-        InputError: there are none, a folder cannot be read, or a link leads nowhere.
+        InputError: there are none.
     """
-    found, others = list[Path](), list[str]()
-    for place, folders, names in os.walk(folder, onerror=_unreadable, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(place, name) for name in names if not name.startswith(".")):
-            if path.name.endswith(forms):
-                if not path.is_file():
-                    raise InputError(f"{path}: is a link to nothing, or not a file")
-                found.append(path)
-            elif not path.name.endswith(_IGNORED):
-                others.append(str(path.relative_to(folder)))
-        if len(Path(place).relative_to(folder).parts) > _MAX_DEPTH:
-            raise InputError(f"{place}: lies too many folders deep; does a link lead back?")
-    others = [*sorted(others)[:3], *([f"and {len(others) - 3} more"] if len(others) > 3 else [])]
+    files = visible_files(folder)
+    found = [path for path in files if path.name.endswith(forms)]
+    others = [str(path.relative_to(folder)) for path in files if not path.name.endswith((*forms, *_IGNORED))]
+    others = [*others[:3], *([f"and {len(others) - 3} more"] if len(others) > 3 else [])]
     if not found:
-        has = f"; it has {', '.join(others)}" if others else ""
-        raise InputError(f"{folder}: holds no files in {', '.join(forms)}{has}")
+        raise InputError(f"{folder}: holds no files in {', '.join(forms)}; it has {', '.join(others) or 'none'}")
     if others:
         log.warning("%s: passing over %s: not one of %s", folder, ", ".join(others), ", ".join(forms))
-    return sorted(found, key=lambda path: path.relative_to(folder).parts)
-
-
-def _unreadable(error: OSError) -> None:
-    raise InputError(f"{error.filename}: cannot be read ({error.strerror})")
+    return found
 
 
 def split_of(path: Path, folder: Path) -> str | None:

@@ -3,12 +3,13 @@
 L length of a window.
 """
 
+import shutil
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -19,12 +20,8 @@ from lra_ssm.datamodules.language.prepare import Preparation, TextCounts
 from lra_ssm.datamodules.language.tokenizer_spec import parse_tokenizer
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
 from lra_ssm.datamodules.loader import ResumableLoader
-from lra_ssm.datamodules.parts import PARTS, Parts
 from lra_ssm.datamodules.storage import Split, ensure_root, prepare, write_manifest
 from lra_ssm.errors import InputError
-
-Order = Literal["shuffled", "streams"]
-Evaluation = Literal["windows", "streams", "sliding"]
 
 
 class LanguageDataModule(PreparedData):
@@ -44,9 +41,6 @@ class LanguageDataModule(PreparedData):
         evaluation: "windows" for one after the other, each by itself; "streams" for states carried on over
             eval_batch_size rows; "sliding" for windows that overlap.
         eval_stride: of "sliding": each window scores so many tokens, which have length − eval_stride before them.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     limit: None = field(default=None, init=False)
@@ -56,22 +50,21 @@ class LanguageDataModule(PreparedData):
     # Unlike elsewhere: evaluation in streams depends on how many there are.
     eval_batch_size: int | None = setting(default=None, affects="batches")
     length: int = setting(default=1024, affects="batches")
-    order: Order = setting(default="shuffled", affects="order")
+    order: Literal["shuffled", "streams"] = setting(default="shuffled", affects="order")
     isolate: bool = setting(default=True, affects="batches")
-    evaluation: Evaluation = setting(default="windows", affects="batches")
+    evaluation: Literal["windows", "streams", "sliding"] = setting(default="windows", affects="batches")
     eval_stride: int | None = setting(default=None, affects="batches")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.length >= 1, "length", "must be at least 1")
-        for name, known in (("order", get_args(Order)), ("evaluation", get_args(Evaluation))):
-            self.require(getattr(self, name) in known, name, f"must be one of {', '.join(known)}")
         stride = self.eval_stride
         if self.evaluation == "sliding":
             fits = stride is not None and 1 <= stride <= self.length
             self.require(fits, "eval_stride", f"sliding evaluation needs one from 1 to length, {self.length}")
         else:
             self.require(stride is None, "eval_stride", f"is only for sliding evaluation, not {self.evaluation!r}")
+        self.shuffles = self.order == "shuffled"
         self.spec = parse_tokenizer(self.tokenizer, self.end_of_text)
         named = self.spec.kind in ("file", "hub")
         self.require(self.end_of_text is None or named, "end_of_text", "is only for a tokenizer.json")
@@ -129,23 +122,13 @@ class LanguageDataModule(PreparedData):
         if self.kind != "files":
             self.fetch_files()
 
-    def prepare_data(self) -> None:
-        """Tokenize the corpus, on all cores, once; other processes wait for it. A killed preparation goes on.
-
-        Raises:
-            InputError: bad input, no such tokenizer, or the root cannot be used.
-        """
-        super().prepare_data()
-        if (parts := self._parts_folder).exists():
-            Parts(parts, 0).remove()
-
     def build(self, folder: Path) -> None:
         preparation = self._preparation()
         try:
             preparation.tokenize()
             self._finish(folder)
         except InputError:  # another corpus or tokenizer will do; these parts are of no use
-            preparation.parts.remove()
+            shutil.rmtree(self.parts_folder, ignore_errors=True)
             raise
 
     def tokenize(self, shard: tuple[int, int]) -> str:
@@ -181,11 +164,7 @@ class LanguageDataModule(PreparedData):
         write_manifest(folder, {"dataset": self.dataset, **facts, "source": facts["source"] | source, **made})
 
     def _preparation(self) -> Preparation:
-        return Preparation(self._parts_folder, self.dataset, self._corpus, self.spec)
-
-    @property
-    def _parts_folder(self) -> Path:
-        return self.data_root / self.dataset / f"{PARTS}{self.prepared_folder.name}"
+        return Preparation(self.parts_folder, self.dataset, self._corpus, self.spec)
 
     # -- what a task asks for --------------------------------------------------------------------------------------
 
@@ -214,15 +193,16 @@ class LanguageDataModule(PreparedData):
         """The sha256 of the tokenizer's file, once prepared."""
         return str(self.prepared.manifest["tokenizer"]["sha256"])
 
+    @property
+    def is_word_level(self) -> bool:
+        """Whether results on this data are stated per word: a vocabulary of words, or a benchmark of words."""
+        return self.spec.kind == "words"
+
     def text_counts(self, name: str) -> TextCounts:
         """Return how much text a split holds, once prepared: bits per byte are loss · tokens / (bytes · ln 2)."""
         return TextCounts.of(self.prepared.split(name).entry)
 
     # -- loaders ---------------------------------------------------------------------------------------------------
-
-    @property
-    def shuffles(self) -> bool:
-        return self.order == "shuffled"
 
     def largest_batch(self) -> TokenBatch:
         tokens = torch.zeros(self.batch_size, self.length, dtype=torch.int64)
@@ -244,7 +224,9 @@ class LanguageDataModule(PreparedData):
 
     def predict_dataloader(self) -> ResumableLoader:
         """Load every token of `predict_split` once, in the order of evaluation."""
-        return self._evaluation_loader(self.evaluation_windows(self.prepared.split(self.predict_split)))
+        return self._loader(
+            self.evaluation_windows(self.prepared.split(self.predict_split)), self.evaluation_batch_size
+        )
 
     # -- what a result depends on ----------------------------------------------------------------------------------
 
@@ -253,16 +235,13 @@ class LanguageDataModule(PreparedData):
         tokens = {name: split["tokens"] for name, split in manifest["splits"].items()}
         return {**super().provenance(), "tokens": tokens, "tokenizer": manifest["tokenizer"]}
 
-    def describe(self) -> str:
+    def details(self) -> list[str]:
         manifest = self.prepared.manifest
         splits = manifest["splits"]
-        documents = ", ".join(f"{entry['documents']:,} {name}" for name, entry in splits.items())
         tokens = ", ".join(f"{entry['tokens']:,} {name}" for name, entry in splits.items())
         size = sum(entry["bytes"] for entry in splits.values()) / sum(entry["tokens"] for entry in splits.values())
-        parts = [f"{self.dataset} ({self.kind}): {documents} documents", f"{tokens} tokens"]
-        parts.append(f"vocabulary of {manifest['vocab_size']:,}, {size:.2f} bytes a token")
-        parts += [f"from {self.source}"] if self.kind == "files" else []
-        return "; ".join([*parts, f"{self.order} in windows of {self.length:,}"])
+        vocabulary = f"vocabulary of {manifest['vocab_size']:,}, {size:.2f} bytes a token"
+        return [f"{tokens} tokens", vocabulary, f"{self.order} in windows of {self.length:,}"]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tokenizer, which travels with checkpoints."""
@@ -276,15 +255,12 @@ class LanguageDataModule(PreparedData):
         Raises:
             InputError: it is not the data's: the network knows other tokens.
         """
-        stored, ours = state.get("tokenizer", {}), self.tokenizer_digest
-        theirs, end = stored.get("sha256"), stored.get("end_of_text")
-        if theirs not in (None, ours):
+        if not (stored := state.get("tokenizer")):
+            return
+        theirs, ours = stored["sha256"], self.tokenizer_digest
+        if (theirs, stored["end_of_text"]) != (ours, self.end_of_text_id):
             raise InputError(
-                f"the checkpoint's tokenizer (sha256 {theirs[:12]}…) is not the data's ({self.tokenizer_file}, sha256"
-                f" {ours[:12]}…): prepare the data with the checkpoint's"
-            )
-        if end not in (None, self.end_of_text_id):
-            raise InputError(
-                f"the checkpoint's documents end with token {end}, the data's with {self.end_of_text_id}"
-                f" ({self.tokenizer_file}): prepare the data with the checkpoint's end_of_text"
+                f"the checkpoint's tokenizer (sha256 {theirs[:12]}…, end of text {stored['end_of_text']}) is not the"
+                f" data's ({self.tokenizer_file}, sha256 {ours[:12]}…, end of text {self.end_of_text_id}): prepare the"
+                " data with the checkpoint's"
             )

@@ -6,12 +6,11 @@ machines that share a file system can make different parts. A part is one large 
 
 import json
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from lra_ssm.datamodules.language.files import in_parts
 from lra_ssm.datamodules.language.tokenizer import TextTokenizer
 from lra_ssm.datamodules.language.tokenizer_spec import TokenizerSpec, load_tokenizer, train_tokenizer
 from lra_ssm.datamodules.parts import Parts
-from lra_ssm.datamodules.storage import Array, file_entry, save_split
+from lra_ssm.datamodules.storage import Array, Growing, file_entry, save_split
 from lra_ssm.errors import InputError
 from lra_ssm.files import locked, write_json
 
@@ -115,19 +114,19 @@ class Preparation:
             numbers = [number for number, record in enumerate(records) if split in record["splits"]]
             if not numbers:
                 continue
-            names = {key: f"{split}_{key}" for key in ("tokens", "starts")}
-            arrays = {key: self.parts.join(folder / f"{name}.npy", name, numbers) for key, name in names.items()}
-            sources, begin, first = defaultdict[str, TextCounts](TextCounts), 0, 0
-            for number in numbers:  # a part counts its documents' starts from its own first token
-                of_part = records[number]["splits"][split]
-                arrays["starts"][first : first + of_part["starts"]] += begin
-                first += of_part["starts"]
-                for name, counts in of_part["sources"].items():
+            tokens = self.parts.join(folder / f"{split}_tokens.npy", f"{split}_tokens", numbers)
+            # A part counts its documents' starts from its own first token.
+            sizes = [len(part) for part in self.parts.mapped(f"{split}_tokens", numbers)]
+            begins = np.cumsum([0, *sizes[:-1]])
+            starts = np.concatenate([*map(np.add, self.parts.mapped(f"{split}_starts", numbers), begins)])
+            sources = defaultdict[str, TextCounts](TextCounts)
+            for number in numbers:
+                for name, counts in records[number]["splits"][split].items():
                     sources[name] = add_counts((sources[name], TextCounts(*counts)))
-                    begin += TextCounts(*counts).tokens
             by_source = {name: sources[name]._asdict() for name in sorted(sources)}
             total = add_counts(sources.values())._asdict()
-            splits[split] = {**total, "sources": by_source, "arrays": save_split(folder, split, arrays)}
+            arrays = save_split(folder, split, {"tokens": tokens, "starts": starts})
+            splits[split] = {**total, "sources": by_source, "arrays": arrays}
         return {
             "vocab_size": tokenizer.vocab_size,
             "end_of_text": tokenizer.end_of_text,
@@ -153,53 +152,42 @@ class Preparation:
         size = sum(each.size for each in inputs)
         with Bar(f"reading {self.dataset} for its tokenizer", size, in_bytes=True) as bar:
             found = _read(inputs, bar)
-            return train_tokenizer(self.spec, (segment.text for segment in found if segment.split == "train"), size)
+            return train_tokenizer(self.spec, (segment.text for segment in found if segment.split == "train"))
 
     def _part(self, tokenizer: TextTokenizer, bar: Bar, number: int) -> tuple[dict[str, Array], dict[str, Any]]:
         """The arrays of a part, tokens and starts of each split, and its counts."""
         writers, empty = dict[str, _SplitWriter](), 0
-        for found in _batches(_read(self.inputs[number], bar)):
-            batch = [segment for segment in found if segment.text]
-            empty += len(found) - len(batch)
-            tokens, lengths = tokenizer.encode([each.text for each in batch], [each.last for each in batch])
-            splits = np.array([each.split for each in batch])
-            firsts = np.array([each.first for each in batch], dtype=bool)
-            for split in np.unique(splits).tolist():
-                if split not in writers:
-                    writers[split] = _SplitWriter(tokenizer.dtype)
-                chosen = splits == split
-                begins = np.cumsum(lengths[chosen]) - lengths[chosen]
-                writers[split].append(tokens[np.repeat(chosen, lengths)], begins[firsts[chosen]])
-            for each, length in zip(batch, lengths.tolist(), strict=True):
-                writers[each.split].count(each, length)
+        for batch in _batches(_read(self.inputs[number], bar)):
+            for split in dict.fromkeys(segment.split for segment in batch):
+                found = [segment for segment in batch if segment.split == split and segment.text]
+                if found and split not in writers:
+                    writers[split] = _SplitWriter(self.folder, tokenizer)
+                if found:
+                    writers[split].append(found)
+            empty += sum(not segment.text for segment in batch)
         arrays, records = dict[str, Array](), dict[str, Any]()
         for split, writer in writers.items():
-            arrays[f"{split}_tokens"], arrays[f"{split}_starts"] = writer.tokens(), np.concatenate(writer.starts)
-            records[split] = {"starts": len(arrays[f"{split}_starts"]), "sources": writer.sources}
+            arrays[f"{split}_tokens"], arrays[f"{split}_starts"] = writer.tokens.array(), np.concatenate(writer.starts)
+            records[split] = writer.sources
         return arrays, {"splits": records, "empty": empty}
 
 
 class _SplitWriter:
-    """Collects what a split has of a part, the tokens in a temporary file."""
+    """Collects what a split has of a part."""
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._file: BinaryIO = tempfile.TemporaryFile()
-        self._dtype, self._size = dtype, 0
+    def __init__(self, folder: Path, tokenizer: TextTokenizer) -> None:
+        self.tokenizer, self.tokens = tokenizer, Growing(folder, tokenizer.dtype)
         self.starts = list[Array]()
         self.sources = defaultdict[str, TextCounts](TextCounts)
 
-    def append(self, tokens: Array, starts: Array) -> None:
-        self.starts.append(starts + self._size)
-        self._size += len(tokens)
-        self._file.write(np.ascontiguousarray(tokens, self._dtype).data)
-
-    def count(self, segment: Segment, tokens: int) -> None:
-        of_segment = TextCounts.of_segment(segment, tokens)
-        self.sources[segment.source] = add_counts((self.sources[segment.source], of_segment))
-
-    def tokens(self) -> Array:
-        self._file.flush()
-        return np.memmap(self._file, self._dtype, "r", shape=(self._size,))
+    def append(self, found: list[Segment]) -> None:
+        tokens, lengths = self.tokenizer.encode([each.text for each in found], [each.last for each in found])
+        begins = len(self.tokens) + np.cumsum(lengths) - lengths
+        self.starts.append(begins[np.array([each.first for each in found])])
+        self.tokens.append(tokens)
+        for each, length in zip(found, lengths.tolist(), strict=True):
+            counts = TextCounts.of_segment(each, length)
+            self.sources[each.source] = add_counts((self.sources[each.source], counts))
 
 
 def _read(inputs: list[Input], bar: Bar) -> Iterator[Segment]:

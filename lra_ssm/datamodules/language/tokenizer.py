@@ -36,7 +36,6 @@ END_OF_TEXT = "<|endoftext|>"  # of a BPE that is made here
 # What well-known tokenizers call the end of a text, the most particular first.
 KNOWN_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "[EOS]", "[SEP]", "<|im_end|>")
 _CODE_POINTS = 0x110000  # Unicode has no more
-_REPLACEMENT = "\ufffd"  # what `decode` gives for bytes that are not a whole character
 
 
 class Encoded(NamedTuple):
@@ -141,7 +140,7 @@ class CharacterTokenizer(TextTokenizer):
         return (self._ids[np.frombuffer(text.encode("utf-32-le"), "<u4")] for text in texts)
 
     def decode(self, ids: Iterable[int] | Array) -> str:
-        return "".join(self._names[i] for i in _in_range(ids, self.vocab_size))
+        return "".join(self._names[i] for i in ids)
 
     def unknown(self, text: str) -> list[str]:
         return [character for character in dict.fromkeys(text) if self._ids[ord(character)] == 1]
@@ -160,18 +159,11 @@ class ByteTokenizer(TextTokenizer):
         return (np.frombuffer(text.encode(), np.uint8) for text in texts)
 
     def decode(self, ids: Iterable[int] | Array) -> str:
-        parts = "".join(map(chr, _in_range(ids, self.vocab_size))).split(chr(self.end_of_text))
+        parts = "".join(map(chr, ids)).split(chr(self.end_of_text))
         return EOS.join(part.encode("latin-1").decode("utf-8", "replace") for part in parts)
 
     def content(self) -> bytes:
         return b'{"kind": "bytes"}\n'
-
-
-def _in_range(ids: Iterable[int] | Array, vocab_size: int) -> list[int]:
-    found = [int(i) for i in ids]
-    if wrong := [i for i in found if not 0 <= i < vocab_size]:
-        raise InputError(f"token {wrong[0]} is not one of 0 to {vocab_size - 1}")
-    return found
 
 
 class SubwordTokenizer(TextTokenizer):
@@ -187,7 +179,7 @@ class SubwordTokenizer(TextTokenizer):
         named: the token that ends texts by a file next to it.
 
     Raises:
-        InputError: it is not such a file, tokens' ids are not 0 … n − 1, or no token is known to end texts.
+        InputError: it is not such a file, or no token is known to end texts.
     """
 
     file = TOKENIZER
@@ -195,14 +187,10 @@ class SubwordTokenizer(TextTokenizer):
     def __init__(self, data: bytes, end_of_text: str | int | None, name: str, named: str | None = None) -> None:
         self._data, self._name, self._tokenizer = data, name, _read(data, name)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        ids = {*vocabulary.values()}
-        if (last := max(ids, default=-1)) >= len(ids):
-            hole = next(i for i in range(last) if i not in ids)
-            raise InputError(f"{name}: its vocabulary has a hole: no id is {hole}")
         model = json.loads(data)["model"]
         self.ends_lines = model.get("type") == "WordLevel" and LINE_END in vocabulary
         self.end_of_text_name = LINE_END if self.ends_lines else self._end_of_text(end_of_text, named, vocabulary)
-        super().__init__(len(ids), vocabulary[self.end_of_text_name])
+        super().__init__(max(vocabulary.values()) + 1, vocabulary[self.end_of_text_name])
         unknown = model.get("unk_token"), model.get("unk_id")  # by name, or in a Unigram model by id
         self._unknown = vocabulary.get(unknown[0] or "", unknown[1])
         first = self._tokenizer.encode("a")
@@ -269,15 +257,13 @@ class SubwordTokenizer(TextTokenizer):
         """Which token of the vocabulary ends texts."""
         by_id: dict[Any, str] = {id_: token for token, id_ in vocabulary.items()}
         wanted = (named, *KNOWN_END_TOKENS) if given is None else (by_id.get(given, given),)
-        if (token := next((token for token in wanted if token in vocabulary), None)) is not None:
-            return str(token)
+        for token in wanted:
+            if token in vocabulary:
+                return str(token)
         special = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
-        if given is not None:
-            known = hint(str(given), special, "special are")
-            raise InputError(f"{self._name}: end_of_text {given!r} is not one of its tokens; {known}")
-        known = ", ".join(special[:20]) or "it has none"
-        what = f"give end_of_text, one of its special tokens ({known})"
-        raise InputError(f"{self._name}: which token ends a text is not known; {what}")
+        what = f"end_of_text {given!r} is not one of its tokens"
+        what = "which token ends a text is not known; give end_of_text" if given is None else what
+        raise InputError(f"{self._name}: {what}; {hint(str(given), special, 'special are')}")
 
 
 def _use_threads() -> None:
@@ -331,39 +317,3 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return SubwordTokenizer(tokenizer.to_str().encode(), END_OF_TEXT, f"bpe:{vocab_size}")
-
-
-# -- tokens one by one -------------------------------------------------------------------------------------------------
-
-
-class TextStream:
-    """The text of tokens that come one by one.
-
-    A character whose bytes are divided between tokens is held back until it is whole. What a token costs does not grow
-    with the text.
-
-    Args:
-        before: tokens that the text goes on from; their text is not repeated.
-    """
-
-    def __init__(self, tokenizer: TextTokenizer, before: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        # A token may read otherwise at the beginning of a text (without its space): the ones before are decoded again.
-        self._before, self._held = list(before), list[int]()
-
-    def add(self, token: int) -> str:
-        """Return the text that is certain with this token; empty where the next one decides."""
-        self._held.append(token)
-        text = self._text()
-        return "" if text.endswith(_REPLACEMENT) else self._release(text)
-
-    def rest(self) -> str:
-        """Return what was held back, where no further token comes."""
-        return self._release(self._text()) if self._held else ""
-
-    def _text(self) -> str:
-        return self._tokenizer.decode(self._before + self._held)[len(self._tokenizer.decode(self._before)) :]
-
-    def _release(self, text: str) -> str:
-        self._before, self._held = self._held, []
-        return text

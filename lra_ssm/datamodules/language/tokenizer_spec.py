@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,6 @@ from lra_ssm.files import one_reason
 KINDS = ("bytes", "characters", "words", "bpe:16000")
 MIN_BPE = 257  # all bytes, and the end of text
 MAX_BPE = 1 << 24
-BPE_BYTES = 1_000_000_000  # of text that a BPE is trained on at most
 _CONFIG = "tokenizer_config.json"  # next to a tokenizer.json
 _HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./-]+)?", re.ASCII)
 
@@ -104,25 +103,18 @@ def parse_tokenizer(text: str, end_of_text: str | None = None) -> TokenizerSpec:
     if not _HUB.fullmatch(text) or text.endswith(".json"):
         valid = f"{', '.join(KINDS)}, a tokenizer.json, a folder with one, or a name of the hub"
         raise InputError(f"tokenizer {text!r}: there is no such path; it must be {valid}")
-    near = hint(text, KINDS)
-    if near.startswith("did you mean"):
+    if (near := hint(text, KINDS)).startswith("did you mean"):
         raise InputError(f"tokenizer {text!r}: {near}")
     return TokenizerSpec(text, "hub", end_of_text=end_of_text)
 
 
-def train_tokenizer(spec: TokenizerSpec, texts: Iterable[str], size: int = 0) -> TextTokenizer:
-    """Return a tokenizer made from the training documents.
+def train_tokenizer(spec: TokenizerSpec, texts: Iterable[str]) -> TextTokenizer:
+    """Return a tokenizer (words, characters or bpe) made from the training documents, or their segments, in order.
 
     Memory is bounded by the distinct words (characters), not by the texts.
-
-    Args:
-        spec: words, characters or bpe.
-        texts: the documents, or their segments, in order; read once.
-        size: their bytes, about; where a BPE would read more than BPE_BYTES, it takes about so many, evenly from
-            beginning to end. 0: all.
     """
     if spec.kind == "bpe":
-        return train_bpe(evenly(texts, size, BPE_BYTES), spec.size)
+        return train_bpe(texts, spec.size)
     counts = Counter[str]()
     for text in texts:
         counts.update(text.split() if spec.kind == "words" else text)
@@ -130,17 +122,6 @@ def train_tokenizer(spec: TokenizerSpec, texts: Iterable[str], size: int = 0) ->
         return CharacterTokenizer(sorted(counts, key=lambda character: (-counts[character], character)))
     ranked = [word for word, _ in counts.most_common()]
     return words_of(ranked if UNK in counts else [*ranked, UNK])
-
-
-def evenly(texts: Iterable[str], size: int, most: int) -> Iterator[str]:
-    """Yield about `most` bytes of texts of `size` bytes together, from their whole length."""
-    seen = taken = 0
-    for text in texts:
-        length = len(text.encode())
-        if size <= most or taken * size <= seen * most:
-            taken += length
-            yield text
-        seen += length
 
 
 def load_tokenizer(path: Path, end_of_text: str | int | None = None) -> TextTokenizer:
@@ -168,25 +149,20 @@ def read_tokenizer(
     content = _parsed(data, name)
     if "kind" not in content:
         return SubwordTokenizer(data, end_of_text, name, named_end)
-    kind, tokens = content["kind"], content.get("tokens")
-    if kind == "bytes":
-        return ByteTokenizer()
-    if kind == "characters" and isinstance(tokens, list) and len({*map(str, tokens)}) == len(tokens):
-        if all(isinstance(token, str) and len(token) == 1 for token in tokens):
-            return CharacterTokenizer(tokens)
-    raise InputError(f"{name}: is not a saved vocabulary of bytes or characters")
+    try:
+        return ByteTokenizer() if content["kind"] == "bytes" else CharacterTokenizer(content["tokens"])
+    except (KeyError, TypeError) as error:  # no tokens, or not characters
+        raise InputError(f"{name}: is not a saved vocabulary of bytes or characters") from error
 
 
 def _file_of(path: Path) -> Path:
     """The file that a tokenizer is in. Raises InputError if the folder has none."""
     if not path.is_dir():
         return path
-    names = sorted(entry.name for entry in path.iterdir())
     for name in (VOCABULARY, TOKENIZER):
-        if name in names:
+        if (path / name).is_file():
             return path / name
-    has = f"{', '.join(names[:5])}, which {'are' if names[1:] else 'is'} not loaded" if names else "nothing"
-    raise InputError(f"{path}: has no {TOKENIZER}, the form of tokenizer that runs no code; it has {has}")
+    raise InputError(f"{path}: has no {TOKENIZER}, the form of tokenizer that runs no code")
 
 
 def _named_end(path: Path) -> str | None:

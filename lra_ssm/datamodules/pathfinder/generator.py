@@ -4,6 +4,7 @@
     block.images, block.labels, block.geometry
 
 `Pathfinder` (module.py) prepares many blocks as a dataset; docs/pathfinder.md writes them as LRA's archive has them.
+Worker processes import only this: neither torch nor lightning.
 
 Sources: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units" (2018), with
 the algorithm of its public generator; Tay et al., "Long Range Arena" (2021).
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lra_ssm.datamodules.parts import Parts
 from lra_ssm.datamodules.pathfinder.drawing import (
     DEGREES,
     FULL,
@@ -100,6 +102,21 @@ def generate_block(settings: PathfinderSettings, seed: int, block: int, size: in
             part = Paddles(*(array[first : first + CHUNK] for array in contours))
             images[chunk] = _finish(settings, tables, part, chunk, geometry, rng)
     return PathfinderBlock(images, labels.astype(np.uint8), geometry)
+
+
+def draw_block(parts: Parts, settings: PathfinderSettings, seed: int, numbered: tuple[int, int]) -> int:
+    """Draw a block, given by its number and its size, as the part of that number; return its size.
+
+    The part has `images` (size, H, W) uint8 and `labels` (size,) int64.
+    """
+    number, size = numbered
+
+    def draw(block: int) -> tuple[dict[str, Bytes | Ints], dict[str, int]]:
+        drawn = generate_block(settings, seed, block, size)
+        return {"images": drawn.images, "labels": drawn.labels.astype(np.int64)}, {"images": size}
+
+    parts.write(number, draw)
+    return size
 
 
 def _finish(

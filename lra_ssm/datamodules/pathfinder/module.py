@@ -16,17 +16,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.bars import Bar
+from lra_ssm.bars import Bar, with_bar
 from lra_ssm.datamodules.base import setting
 from lra_ssm.datamodules.download import fetch_lra, find_lra
 from lra_ssm.datamodules.images import ImageData, Pixels, PixelSequence, random_split
-from lra_ssm.datamodules.parts import PARTS, Parts
-from lra_ssm.datamodules.pathfinder.blocks import draw_block
-from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION
+from lra_ssm.datamodules.parts import Parts
+from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, draw_block
 from lra_ssm.datamodules.pathfinder.reader import metadata_files, read_images, read_listing
-from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SIZES, settings_for
+from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, settings_for
 from lra_ssm.datamodules.processes import ordered_map
-from lra_ssm.datamodules.storage import Array, IntArray
+from lra_ssm.datamodules.storage import Array, IntArray, write_array
 from lra_ssm.errors import InputError
 from lra_ssm.machine import available_cores
 
@@ -58,9 +57,6 @@ class Pathfinder(ImageData):
         inputs: "unit": pixels in [0, 1], as in the S4 code; "symmetric": in [−1, 1], as in S5's; "integers": 0 to 255,
             as in LRA's own.
         split: 80, 10 and 10 % of all images, "random", as in the public S4 code, or in "file_order", as in LRA's.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     dataset = "pathfinder"
@@ -81,9 +77,6 @@ class Pathfinder(ImageData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (("resolution", SIZES), ("difficulty", DIFFICULTIES), ("inputs", SCALINGS)):
-            self.require(getattr(self, name) in known, name, f"must be one of {', '.join(map(str, known))}")
-        self.require(self.split in ("random", "file_order"), "split", "must be random or file_order")
         self.require(self.num_images >= LEAST, "num_images", f"must be at least {LEAST}, so that no split is empty")
         self.image_size = (self.resolution, self.resolution)
         self.d_input = None if self.inputs == "integers" else 1
@@ -118,31 +111,20 @@ class Pathfinder(ImageData):
 
     # -- generated -------------------------------------------------------------------------------------------------
 
-    def prepare_data(self) -> None:
-        super().prepare_data()
-        self._parts().remove()
-
     @property
     def num_drawn(self) -> int:
         """How many images are generated: four fifths of them are for training."""
         return self.num_images if self.limit is None else min(self.num_images, max(LEAST, -(-self.limit * 5 // 4)))
 
-    def _parts(self) -> Parts:
-        folder = self.prepared_folder
-        return Parts(folder.with_name(PARTS + folder.name), -(-self.num_drawn // self.block_size))
-
     def _draw(self) -> tuple[Labels, Load]:
-        parts, count, block_size = self._parts(), self.num_drawn, self.block_size
+        count, block_size = self.num_drawn, self.block_size
+        parts = Parts(self.parts_folder, -(-count // block_size))
         missing = {number: min(block_size, count - number * block_size) for number in parts.missing()}
         existing = count - sum(missing.values())
         draw = partial(draw_block, parts, settings_for(self.resolution, self.difficulty), self.generator_seed)
         workers = max(1, min(available_cores(), len(missing)))
-        with (
-            closing(ordered_map(draw, missing.items(), workers)) as sizes,
-            Bar(f"drawing {count:,} Pathfinder images", count, done=existing) as bar,
-        ):
-            if len(missing) > 1:  # the first block may take half a minute
-                bar.start(f"{existing:,}/{count:,}")
+        bar = Bar(f"drawing {count:,} Pathfinder images", count, done=existing)
+        with closing(ordered_map(draw, missing.items(), workers)) as sizes, bar:
             for size in sizes:
                 bar.advance(size)
         blocks = parts.mapped("images")
@@ -186,22 +168,15 @@ class Pathfinder(ImageData):
         if root.name in DIFFICULTIES and root.name != self.difficulty:
             raise InputError(f"{root}: is named after another difficulty than {self.difficulty}; set it to {root.name}")
         if (folder := self._find(root)) is None:
-            settings = f"--source=lra --resolution={self.resolution} --difficulty={self.difficulty}"
-            raise InputError(
-                f"{root}: no Pathfinder images (metadata/ and imgs/) in it or in {self._task} below it;"
-                f" `lra-ssm prepare pathfinder {settings} --root={self.data_root}` downloads LRA's archive (more than"
-                " 7 GB), and source generated needs no files"
-            )
+            command = f"pathfinder --resolution={self.resolution} --difficulty={self.difficulty}"
+            what = f"Pathfinder images (metadata/ and imgs/) in it, or in {self._task}"
+            how = "downloads LRA's archive (more than 7 GB); source generated needs no files"
+            raise self.missing(what, command, how)
         return folder
 
 
 def _write_images(path: Path, numbers: IntArray, load: Load, shape: tuple[int, ...]) -> Array:
     """Write images as a .npy file, some at a time; return it, mapped."""
-    with open(path, "wb") as file, Bar(f"writing {len(numbers):,} images", len(numbers)) as bar:
-        # Not written through a memory map: on a full disk that would kill the process instead of raising an error.
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        for start in range(0, len(numbers), CHUNK):
-            images = load(numbers[start : start + CHUNK])
-            file.write(np.ascontiguousarray(images).data)
-            bar.advance(len(images))
-    return np.load(path, mmap_mode="r")
+    chunks = np.split(numbers, range(CHUNK, len(numbers), CHUNK))
+    images = (load(chunk) for chunk in with_bar(chunks, f"writing {len(numbers):,} images", len(chunks)))
+    return write_array(path, np.uint8, shape, images)

@@ -9,8 +9,6 @@ writes real .npy files. Images are in the order of the metadata files' numbers a
 
 import io
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,6 @@ from lra_ssm.datamodules.images import Pixels, decode_image
 from lra_ssm.errors import InputError
 from lra_ssm.files import one_reason
 
-READERS = 8  # threads: network disks answer late
 LABELS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 
 
@@ -44,27 +41,27 @@ def read_listing(folder: Path) -> tuple[list[Path], npt.NDArray[np.int64], int]:
     Raises:
         InputError: metadata is not as published (names file and line), or an image is missing.
     """
-    paths, labels = list[Path](), list[int]()
+    paths, labels, left_out = list[Path](), list[int](), 0
     for file in metadata_files(folder):
         for number, row in enumerate(_rows(file), 1):
             if len(row) < 4 or row[3] not in LABELS:
                 what = " ".join(row)[:100]
                 raise InputError(f"{file}:{number}: {what!r} is not folder, file, number and label (0 or 1)")
-            paths.append(folder / row[0] / row[1])
+            path = folder / row[0] / row[1]
+            if not path.is_file():
+                raise InputError(f"{path}: is listed in the metadata but missing")
+            if not path.stat().st_size:
+                left_out += 1
+                continue
+            paths.append(path)
             labels.append(LABELS[row[3]])
-    with ThreadPoolExecutor(READERS) as pool:
-        sizes = np.array([*pool.map(_size, paths)], dtype=np.int64)
-    kept = np.flatnonzero(sizes)
-    return [paths[index] for index in kept], np.array(labels, dtype=np.int64)[kept], len(paths) - len(kept)
+    return paths, np.array(labels, dtype=np.int64), left_out
 
 
 def read_images(paths: Sequence[Path], resolution: int) -> Pixels:
     """Decode images: (n, resolution, resolution, 1) uint8. Raises InputError if one is damaged or of another size."""
-    with ThreadPoolExecutor(READERS) as pool:
-        files = [*pool.map(Path.read_bytes, paths)]
-    # Not in the threads: Pillow keeps Python's lock while it decodes small images.
-    decode = partial(decode_image, mode="L", size=(resolution, resolution))
-    return np.stack([decode(data, name=str(path)) for data, path in zip(files, paths, strict=True)])
+    size = resolution, resolution
+    return np.stack([decode_image(path.read_bytes(), "L", size, str(path)) for path in paths])
 
 
 def _rows(file: Path) -> list[list[str]]:
@@ -76,10 +73,3 @@ def _rows(file: Path) -> list[list[str]]:
         return [line.split() for line in data.decode().splitlines()]
     except Exception as error:  # where a header is damaged, any error of Python's parser
         raise InputError(f"{file}: is neither text nor a .npy file of strings ({one_reason(error)})") from error
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{path}: is listed in the metadata but missing") from None

@@ -7,8 +7,6 @@ reader (google-research/long-range-arena, lra_benchmarks/data/pathfinder.py) nam
 
 from typing import Any, NamedTuple
 
-from lra_ssm.errors import InputError
-
 # Difficulty, which is a folder's name in LRA's archive, by the number of paddles in a contour. LRA's task uses 14.
 DIFFICULTIES: dict[str, int] = {"curv_baseline": 6, "curv_contour_length_9": 9, "curv_contour_length_14": 14}
 HARD = "curv_contour_length_14"
@@ -68,14 +66,7 @@ def settings_for(size: int, difficulty: str = HARD) -> PathfinderSettings:
         size: 32, 64, 128 or 256 pixels.
         difficulty: a key of DIFFICULTIES. LRA publishes its parameters for contours of 14 paddles alone; the others
             differ in `contour_length` and what is computed from it: the number of distractors too, as in LRA's list.
-
-    Raises:
-        InputError: another size or difficulty.
     """
-    if size not in SIZES:
-        raise InputError(f"Pathfinder image size {size}: must be one of {', '.join(map(str, SIZES))}")
-    if difficulty not in DIFFICULTIES:
-        raise InputError(f"Pathfinder difficulty {difficulty!r}: must be one of {', '.join(DIFFICULTIES)}")
     values, contour_length = dict(_BY_SIZE[size]), DIFFICULTIES[difficulty]
     # LRA writes 14/3 and 22/length. Both are whole-number divisions: the generator was Python 2, and in Python 3 it
     # would stop at the fraction, for it counts with range().

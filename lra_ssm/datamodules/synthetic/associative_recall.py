@@ -22,9 +22,6 @@ class AssociativeRecall(SyntheticData):
         length: tokens in pairs, before the mark and the key that is asked for.
         vocab_size: half of it but two are keys, half values; one is the mark. One is used by nothing: the public code
             has it for a key without a value, and counts it.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     dataset = "associative_recall"

@@ -93,9 +93,6 @@ class SyntheticData(DataModule):
         num_test: test examples.
         resample: every epoch has new training examples instead of the same ones.
         generator_seed: of the examples; the run's seed does not change them.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     version: ClassVar[int] = 1  # raise it when the same settings make other examples than before

@@ -20,9 +20,6 @@ class CorrelatedNoise(SyntheticData):
         length: of the sequences.
         correlation: ρ, of neighbouring values.
         horizon: steps ahead; 0 for the value itself.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     dataset = "correlated_noise"

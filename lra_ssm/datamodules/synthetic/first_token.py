@@ -20,9 +20,6 @@ class FirstToken(SyntheticData):
         d_input: features per position, the same in all of the first one.
         sigma_first: σ1, standard deviation of u_1.
         sigma_last: σ2, standard deviation of every feature of the last position.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     dataset = "first_token"

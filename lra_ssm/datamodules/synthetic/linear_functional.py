@@ -28,9 +28,6 @@ class LinearFunctional(SyntheticData):
         timescale: in steps. (The public code of StableSSM has 10 for its polynomial memory, the paper 1.)
         targets: at "all" positions, or y at the "last" one.
         memory_seed: of the random memory.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     dataset = "linear_functional"

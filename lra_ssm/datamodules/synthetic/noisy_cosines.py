@@ -22,9 +22,6 @@ class NoisyCosines(SyntheticData):
         length: times in [0, 2π): more than twice the highest frequency.
         frequencies: p, whole and distinct, at least 1.
         noise: standard deviation of white noise on the sum; the paper has none.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     dataset = "noisy_cosines"

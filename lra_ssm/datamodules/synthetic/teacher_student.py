@@ -30,9 +30,6 @@ class TeacherStudent(SyntheticData):
         C: real weights of the output; None for 1.
         correlation: ρ of the inputs, whose autocorrelation is ρ^|Δ|; 0 is white noise.
         length: of the sequences.
-
-    Raises:
-        InputError: invalid settings.
     """
 
     dataset = "teacher_student"

@@ -19,10 +19,9 @@ class Whole(NamedTuple):
     source: str
 
 
-def small_sizes(patch: pytest.MonkeyPatch, size: int, most: int = 1 << 20) -> None:
-    """Documents are cut to segments of so many characters, and must be once they have `most`."""
+def small_sizes(patch: pytest.MonkeyPatch, size: int) -> None:
+    """Documents are cut to segments of so many characters."""
     patch.setattr(corpus, "TEXT_SIZE", size)
-    patch.setattr(corpus, "MAX_TEXT_SIZE", most)
 
 
 def joined(segments: Iterable[Segment]) -> list[Whole]:

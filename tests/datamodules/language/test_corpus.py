@@ -111,12 +111,11 @@ def test_cuts_follow_the_rule(seed, monkeypatch):
         assert list(cut(text[i : i + size] for i in range(0, len(text), size))) == [*expected, text[begin:]]
 
 
-def test_a_document_that_cannot_be_cut(monkeypatch):
-    small_sizes(monkeypatch, 10, most=50)
+def test_a_document_without_a_place_to_cut_is_one_segment(monkeypatch):
+    """As text8, a line of 100 MB."""
+    small_sizes(monkeypatch, 10)
     assert list(cut(["a\n" + "x" * 50])) == ["a\n", "x" * 50]
-    for mode, line in (("file", 1), ("paragraph", 3)):
-        with pytest.raises(InputError, match=rf"^a\.txt:{line}: 50 characters of a document without a place to cut it"):
-            documents("first\n\nsecond\n" + "word " * 200, mode)
+    assert list(cut("word " * 20)) == ["word " * 20]
 
 
 def test_half_of_a_surrogate_pair_is_named():

@@ -88,13 +88,6 @@ def test_the_manifest_counts_documents_tokens_bytes_words_and_lines(texts, once)
     assert (source["kind"], source["source"], source["val_fraction"]) == ("files", str(texts), 0.1)
 
 
-def test_parts_and_batches_change_nothing(texts, once, tmp_path, monkeypatch):
-    monkeypatch.undo()
-    whole = corpus(tmp_path, texts)
-    whole.prepare_data()
-    assert contents(whole) == contents(once)
-
-
 @pytest.mark.parametrize("tokenizer", ["bytes", "characters", "bpe:300"])
 def test_a_long_document_has_the_tokens_of_the_whole(texts, tmp_path, tokenizer, monkeypatch):
     found = []
@@ -229,14 +222,3 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys, case):
     err = capsys.readouterr().err
     assert len(err.strip().splitlines()) == 1 and re.search(message, err)
     assert not list((tmp_path / "root").rglob("*"))
-
-
-def test_a_fit_never_downloads_a_tokenizer(texts, tmp_path, monkeypatch):
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(
-        InputError, match="tokenizer nobody/nothing: .*cache has no tokenizer.json of it; `lra-ssm prep"
-    ):
-        corpus(tmp_path, texts, tokenizer="nobody/nothing").prepare_data()
-    assert not list(tmp_path.rglob("files-*")) and not list(tmp_path.rglob(".parts-*"))

@@ -74,23 +74,10 @@ def test_wrong_ones_are_answered_in_a_line(text, message):
         parse_tokenizer(text)
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({}, "it has nothing"),
-        ({"tokenizer.model": "x"}, "it has tokenizer.model, which is not loaded"),
-        (
-            {"tokenization_x.py": "raise SystemExit", "tokenizer.pkl": "", "vocab.json": "{}"},
-            "it has tokenization_x.py, tokenizer.pkl, vocab.json, which are not loaded",
-        ),
-    ],
-)
-def test_a_folder_that_wants_something_run_is_refused(files, message, tmp_path):
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match=re.escape(message)) as error:
+def test_a_folder_that_wants_something_run_is_refused(tmp_path):
+    (tmp_path / "tokenization_x.py").write_text("raise SystemExit")
+    with pytest.raises(InputError, match=r"has no tokenizer\.json, the form of tokenizer that runs no code"):
         parse_tokenizer(str(tmp_path))
-    assert "has no tokenizer.json, the form of tokenizer that runs no code" in str(error.value)
 
 
 def test_code_beside_a_tokenizer_is_not_run(saved):

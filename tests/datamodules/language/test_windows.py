@@ -140,17 +140,6 @@ def test_streams_without_isolation_are_reset_at_their_beginning_alone(tmp_path: 
     assert len(others) == 3 and all(batch.reset is None for batch in others)
 
 
-@each("batch_size", [2, 7])
-def test_every_token_is_a_target_once_in_a_shuffled_epoch(text: tuple[Split, list[list[int]]], batch_size: int) -> None:
-    split, texts = text
-    dataset = Windows(split, END, 7)
-    loader = ResumableLoader(dataset, EpochBatches(len(dataset), batch_size, 7))
-    epochs = [sum((rows_of(batch) for batch in loader), []) for _ in range(3)]
-    for rows in epochs:
-        assert scored(rows) == sorted(token for text in texts for token in text)
-    assert len(dataset) < 5 or len({str(rows) for rows in epochs}) == 3
-
-
 @pytest.mark.parametrize("mode", ["shuffled", "streams", "sliding"])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_together_have_the_batches_of_one(tmp_path: Path, mode: str, world_size: int) -> None:

@@ -1,0 +1,282 @@
+"""fit, validate, test and predict.
+
+The configuration says everything; a checkpoint never changes it. `fit` finds its run by the configuration's identity
+and goes on from its last checkpoint; the others find the same run and take its best one.
+"""
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lra_ssm.callbacks import fit_callbacks
+from lra_ssm.cli.config import Built, Config, read_config
+from lra_ssm.cli.language_models import with_own_tokenizer
+from lra_ssm.cli.starting_weights import StartingWeights, options_of
+from lra_ssm.cli.write_predictions import WritePredictions, check_output_path
+from lra_ssm.datamodules.base import DataModule, PreparedData
+from lra_ssm.errors import InputError
+from lra_ssm.files import sha256, unused
+from lra_ssm.progress import quiet
+from lra_ssm.runs import start
+from lra_ssm.runs.checks import check_end, existing
+from lra_ssm.runs.cost import estimate
+from lra_ssm.runs.ending import ending
+from lra_ssm.runs.identity import differences, set_beyond_defaults
+from lra_ssm.runs.provenance import now
+from lra_ssm.runs.record import load_yaml
+from lra_ssm.runs.run import Run
+from lra_ssm.runs.signals import Ended
+from lra_ssm.runs.source import user_source
+from lra_ssm.runs.trainer import (
+    as_list,
+    chosen_loggers,
+    final_metrics,
+    is_first_process,
+    show_metrics,
+    trainer_arguments,
+)
+from lra_ssm.runs.wandb_logging import finish, identify, summarize
+from lra_ssm.tasks.base import NetworkTask
+
+_PREPARE = re.compile("`lra-ssm prepare .+?`")
+_OF_THE_RUN = (None, "best", "last")  # values of --ckpt_path
+
+
+def main(command: str, arguments: list[str]) -> int:
+    quiet()
+    named = command != "fit" and arguments and not arguments[0].startswith("-")
+    own_tokenizer = named and not any(given.partition("=")[0] == "--data.tokenizer" for given in arguments)
+    if named:
+        arguments = options_of(arguments[0], arguments[1:])
+    config = read_config(command, arguments)
+    try:
+        if command != "fit":
+            with TemporaryDirectory(prefix="lra_ssm-") as folder:
+                score(config, Path(folder) if own_tokenizer else None)
+        elif config.options.get("estimate"):
+            print_estimate(config)
+        else:
+            fit(config)
+    except Ended as end:
+        return end.code
+    return 0
+
+
+# -- fit -----------------------------------------------------------------------------------------------------------
+
+
+def fit(config: Config) -> None:
+    """Train the configuration's run, or go on from its last checkpoint."""
+    given = config.given
+    check_end(given.trainer)
+    if given.trainer.fast_dev_run:
+        _try_out(config)
+        return
+    run = Run(config.path, config.checkpoints, config.run_config, config.neutral)
+    if run.finished:
+        run.source = user_source(config.resolved)
+        run.report_finished(config.data(), given.init_from)
+        return
+    if given.ckpt_path == "last" and not run.last.is_file():
+        raise InputError(f"--ckpt_path=last: {run.path} has no checkpoint yet; leave it out to start the run")
+    built = config.build(run.path)
+    weights = None
+    if given.init_from:
+        weights = given.init_from, StartingWeights(given.init_from, config.options.get("allow_pickle", False))
+    trainer = _trainer(run.trainer_arguments(**built.trainer))
+    with built.compute.applied(built.task, trainer.strategy.root_device):
+        run.fit(
+            trainer, built.task, built.data, ckpt_path=given.ckpt_path if given.ckpt_path != "last" else None,
+            init_from=weights, prepare=_preparing(config, built.data),
+            strict=config.options.get("strict_resume", False), command="fit",
+        )  # fmt: skip
+
+
+def _try_out(config: Config) -> None:
+    """Lightning's fast_dev_run: a few batches, and nothing is left."""
+    built = config.build(None)
+    callbacks = fit_callbacks(config.given.seed_everything, as_list(built.trainer["callbacks"]))
+    trainer = _trainer(_saving_nothing(trainer_arguments(built.trainer, callbacks, False)))
+    with built.compute.applied(built.task, trainer.strategy.root_device), ending("fit") as signals:
+        prepare = _preparing(config, built.data)
+        start.make_ready(trainer, built.task, built.data, signals, prepare=prepare)
+        start.check_before_fit(trainer, built.task, built.data)
+        start.train(trainer, built.task, built.data, None)
+
+
+def print_estimate(config: Config) -> None:
+    """Print what a training step costs; nothing is trained, and nothing written but prepared data."""
+    built = config.build(None)
+    if not (isinstance(built.task, NetworkTask) and isinstance(built.data, DataModule)):
+        raise InputError("--estimate: it counts tasks and data of this package, or made of them")
+    if built.data.longest is None:
+        built.data.prepare_data()
+    precision, clip = str(built.trainer.get("precision") or "32-true"), built.trainer.get("gradient_clip_val")
+    with built.compute.applied(built.task, torch.device("cuda" if torch.cuda.is_available() else "cpu")):
+        batch, gpu = built.data.largest_batch(), config.options["estimate"]
+        print(estimate(built.task, batch, precision, clip, gpu, built.compute.matmul_precision))
+
+
+# -- validate, test, predict ---------------------------------------------------------------------------------------
+
+
+def score(config: Config, folder: Path | None) -> None:
+    """Score or predict with a run's best checkpoint, another checkpoint, or a saved model.
+
+    folder: takes the file of the model's own tokenizer, if text is scored in that.
+    """
+    command, given, options = config.command, config.given, config.options
+    allow_pickle = options.get("allow_pickle", False)
+    if options.get("fresh") or options.get("strict_resume") or allow_pickle and given.ckpt_path in _OF_THE_RUN:
+        raise InputError(f"--fresh, --allow-pickle and --strict-resume belong to fit; give {command} --ckpt_path")
+    checkpoint, run = _trained_run(config)
+    built, began = config.build(run.path if run else None), now()
+    weights = None if checkpoint else StartingWeights(given.ckpt_path, allow_pickle)
+    if folder and (model := checkpoint or weights and weights.files):
+        built = built._replace(data=with_own_tokenizer(built.data, model, folder))
+    trainer = _scorer(config, built, run)
+    prepare, source = _preparing(config, built.data), user_source(config.resolved)
+    with ending(command) as signals:
+        start.make_ready(
+            trainer, built.task, built.data, signals, None, checkpoint, weights, prepare, source, resuming=False
+        )
+        if command == "test" and hasattr(built.data, "manifest") and "test" not in built.data.manifest()["splits"]:
+            print(f"{type(built.data).__name__} has no test split; there is nothing to score")
+            return
+        with start.restoring(checkpoint), built.compute.applied(built.task, trainer.strategy.root_device):
+            method = getattr(trainer, command)
+            further = {"verbose": False} if command != "predict" else {}
+            path = checkpoint and str(checkpoint)
+            method(built.task, datamodule=built.data, ckpt_path=path, weights_only=True, **further)
+    if trainer.is_global_zero and command != "predict":
+        _report_score(config, built, trainer, checkpoint, run, began)
+
+
+def _report_score(
+    config: Config, built: Built, trainer: Trainer, checkpoint: Path | None, run: Run | None, began: str
+) -> None:
+    """Print the metrics of validate or test, and record them in the run; fast_dev_run records nothing."""
+    metrics = final_metrics(trainer)
+    print(f"{config.command} of {checkpoint or config.given.ckpt_path}")
+    show_metrics(metrics)
+    if run is not None and checkpoint is not None and not config.given.trainer.fast_dev_run:
+        sizes = trainer.num_test_batches if config.command == "test" else trainer.num_val_batches
+        loaders = trainer.test_dataloaders if config.command == "test" else trainer.val_dataloaders
+        result = {
+            "checkpoint": str(checkpoint),
+            "checkpoint_sha256": sha256(checkpoint),
+            "began": began,
+            "batches": int(sum(sizes)),
+            "of_batches": sum(len(loader) for loader in as_list(loaders)),
+            "settings": _changed_settings(config, run),
+            "metrics": metrics,
+        }
+        run.record_score(config.command, result, built.data)
+        # The fit's metrics again: an offline part that is synced later replaces the summary of the one before.
+        summarize(trainer.loggers, {**run.record.get("metrics", {}), **metrics})
+    finish(trainer.loggers, 0)
+
+
+def _changed_settings(config: Config, run: Run) -> dict[str, str]:
+    """What can change a score and differs from the run's configuration, by name: "8 there, 16 here"."""
+    file = run.path / "config.yaml"
+    if not file.is_file():
+        return {}
+    theirs, ours = (_scoring_settings(each, config.neutral) for each in (load_yaml(file), config.resolved))
+    lines = [line.partition(" ") for line in differences(theirs, ours)]
+    return {name: values for name, _, values in lines}
+
+
+def _scoring_settings(config: dict[str, Any], neutral: Any) -> dict[str, Any]:
+    counting = set_beyond_defaults(config, {**neutral, "": (), "data": (*neutral["data"], "source", "tokenizer")})
+    precision = {"precision": counting["trainer"].get("precision")}
+    products = (config.get("compute") or {}).get("matmul_precision")
+    compute = {"matmul_precision": products}
+    return {"model": counting["model"], "data": counting.get("data"), "trainer": precision, "compute": compute}
+
+
+def _scorer(config: Config, built: Built, run: Run | None) -> Trainer:
+    loggers, callbacks = chosen_loggers(built.trainer.get("logger")), []
+    if run is not None:
+        identify(loggers, run, run.record)
+    if config.command == "predict":
+        file = _choose_split(config.options.get("split"), built.data)
+        path = run.path / file if run else unused(Path(file))  # without a run another call's may be here
+        output = config.options.get("output")
+        callbacks.append(WritePredictions(check_output_path(output) if output else path))
+    arguments = _saving_nothing(trainer_arguments(built.trainer, callbacks, loggers, scoring=True))
+    return _trainer({**arguments, "default_root_dir": str(run.path) if run else None})
+
+
+def _saving_nothing(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a Trainer that writes no checkpoint; Lightning refuses callbacks that would."""
+    callbacks = [callback for callback in arguments["callbacks"] if not isinstance(callback, Checkpoint)]
+    return {**arguments, "callbacks": callbacks, "enable_checkpointing": False}
+
+
+def _trained_run(config: Config) -> tuple[Path | None, Run | None]:
+    """The checkpoint to score, and its run if it is this configuration's; none for a saved model."""
+    run, given = Run(config.path), config.given.ckpt_path
+    if given in _OF_THE_RUN:
+        checkpoint = run.last if given == "last" else run.best
+        if not checkpoint.is_file():
+            remedy = "fit it first with the same options, or give --ckpt_path=FILE"
+            raise InputError(f"no run of this configuration has {checkpoint}; {remedy}")
+    elif Path(given).is_file() or given.endswith(".ckpt"):
+        checkpoint = existing(given)
+        # Only what a run's own folder holds is its checkpoint, not what lies in own_checkpoints/.
+        folder = checkpoint.absolute().parent
+        run = Run(folder.parent) if folder.name == "checkpoints" else Run(folder)
+    else:
+        return None, None
+    return checkpoint, run if (run.path / "run.json").is_file() else None
+
+
+def _choose_split(split: str | None, data: Any) -> str:
+    """Let the data predict the split; return the name of the predictions' file."""
+    if split:
+        if not hasattr(data, "predict_split"):
+            named = type(data).__name__ if data else "the model, which loads its own data,"
+            raise InputError(f"--split: {named} has no predict_split; its predict_dataloader decides")
+        if split not in ("train", "val", "test"):
+            raise InputError(f"--split is {split!r}; it must be train, val or test")
+        data.predict_split = split
+    chosen = getattr(data, "predict_split", None)
+    return f"predictions-{chosen}.csv" if chosen else "predictions.csv"
+
+
+def _trainer(arguments: dict[str, Any]) -> Trainer:
+    if "SLURM_JOB_ID" in os.environ and "SLURM_NTASKS" not in os.environ and is_first_process():
+        command = shlex.join(["srun", "lightning", *sys.argv[1:]])
+        print(f"note: in a job of Slurm srun starts each process: {command}", file=sys.stderr)
+    try:
+        return Trainer(**arguments)
+    except (ValueError, RuntimeError, MisconfigurationException) as error:  # arguments, or Slurm's environment
+        raise InputError(str(error)) from error
+
+
+def _preparing(config: Config, data: Any) -> Any:
+    """A function that prepares the data; if it is missing, the error names the command with this fit's options."""
+
+    def prepare() -> None:
+        try:
+            data.prepare_data()
+        except InputError as error:
+            by_config = config.arguments and config.arguments[0].startswith(("--config", "-c"))
+            if config.command != "fit" or not by_config or not isinstance(data, PreparedData):
+                raise
+            command = f"`lra-ssm prepare {shlex.join(config.arguments)}`"
+            message = _PREPARE.sub(lambda _: command, str(error))
+            own = "" if "data.source" in message else "; --data.source=PATH takes files of your own"
+            raise InputError(f"{message}{own}") from error
+
+    return prepare

@@ -1,0 +1,270 @@
+"""Merge config files and options of a command line into one configuration, and check its names.
+
+Everything is merged in the order in which it is given, before jsonargparse checks the types once:
+- A value replaces the one before it, a list the whole list. Only the names of a mapping are merged.
+- A class given in place of another one starts from its own defaults (see `_kept_arguments`).
+- `--a.b.c=value` sets one name within classes, without their `init_args`. A list has no names: only an item that the
+  command line added itself (`--trainer.callbacks+=Class`) takes further options.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args, get_origin
+
+import yaml
+from jsonargparse import get_loader
+from lightning.pytorch import LightningModule, callbacks, loggers
+
+from lra_ssm.cli.help import CHOICES
+from lra_ssm.errors import InputError, hint
+from lra_ssm.layers.spec import annotations, import_object, public_path
+from lra_ssm.runs.identity import item_of, members
+from lra_ssm.shipped import find
+
+_OURS = {cls.__name__: cls for classes in CHOICES.values() for cls in classes}  # by the names that users write
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_NOT_CLASSES = ("true", "false", "True", "False")
+
+
+class MergedConfig:
+    """Files and options, merged in the order in which they are given.
+
+    sections: the names at the top of a configuration, and the class that takes the names below each; None for model and
+        data, whose class is in the configuration, and for a plain value.
+    """
+
+    def __init__(self, sections: Mapping[str, Any], config: dict[str, Any] | None = None) -> None:
+        self.sections, self.config = sections, config or {}
+        self._appended: set[str] = set()  # lists whose last item the command line added
+        self._kept: dict[str, tuple[str, str]] = {}  # settings that a new class keeps -> the new and the old class
+
+    def add_file(self, given: str) -> None:
+        """Merge a YAML file, or a shipped config by its name. Raises InputError if it is not a valid one."""
+        path = Path(given)
+        path = path if path.exists() and not path.is_dir() else find("config", given)  # a pipe is not a file
+        try:
+            content = get_loader("yaml")(path.read_text(encoding="utf-8"))
+        except yaml.MarkedYAMLError as error:
+            line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+            raise InputError(f"{path}{line}: this is not valid YAML: {error.problem}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: this is not valid YAML: {error}") from error
+        if not isinstance(content, dict):
+            kind = type(content).__name__
+            raise InputError(f"{path}: a config is a mapping of trainer, model, data, …, not a {kind}")
+        for name in content.keys() - self.sections.keys():
+            raise InputError(f"{path}: unknown key {name!r}; {hint(str(name), self.sections)}")
+        self.config = self._merge(self.config, content, "")
+
+    def add_option(self, dotted: str, text: str) -> None:
+        """Merge `--a.b.c=text`, or `--a.b.c+=text`, which adds an item to a list."""
+        append, dotted = dotted.endswith("+"), dotted.rstrip("+")
+        dotted = dotted.replace(".init_args.", ".").removesuffix(".class_path")
+        *head, last = dotted.split(".")
+        node: Any = self.config
+        where, owner = "", None
+        for name in head:
+            where = f"{where}.{name}".lstrip(".")
+            node, owner = self._enter(node, name, owner, where)
+        plain_dict = owner is None and where and where not in self.sections
+        value: Any = text
+        if text in ("null", "~"):
+            value = None
+        elif plain_dict or text[:1] in ("{", "["):  # what has a type is read by its type
+            value = _load(text, dotted)
+        if append:
+            before = node.get(last)
+            before = before if isinstance(before, list) else [] if before is None else [before]
+            value = [*before, value]
+            self._appended.add(dotted)
+        elif isinstance(value, str):
+            self._appended.add(dotted)  # one class where a list of them may stand
+        node[last] = self._merge(node[last], value, dotted) if last in node else value
+        self._kept.pop(dotted, None)
+
+    def _enter(self, node: dict[str, Any], name: str, owner: Any, where: str) -> tuple[dict[str, Any], Any]:
+        """The mapping of names below `node[name]`, and the class or function that takes them (None: any names)."""
+        value = node.get(name)
+        if isinstance(value, list):
+            if where not in self._appended:
+                raise InputError(f"--{where} is a list, whose items have no names: give the whole list")
+            value[-1] = value[-1] if isinstance(value[-1], dict) else {"class_path": value[-1]}
+            value = value[-1]
+        if isinstance(value, str) and _names_class(value):
+            value = node[name] = {"class_path": value}
+        kind = annotations(owner).get(name) if owner else self.sections.get(where)
+        if value is None:
+            default = inspect.signature(owner).parameters.get(name) if owner else None
+            value = node[name] = {}
+            if default is not None and inspect.isclass(default.default) and default.default is not default.empty:
+                value["class_path"] = public_path(default.default)
+            elif where in ("model", "data") or owner and any(get_origin(each) is Callable for each in _flat(kind)):
+                instead = "give it, or a --config that does, before its arguments"
+                raise InputError(f"{where}: no class is given here; {instead}")
+        if not isinstance(value, dict):
+            raise InputError(f"--{where} is {value!r}: it has no settings")
+        if "class_path" in value:
+            value["init_args"] = value.get("init_args") or {}
+            return value["init_args"], find_class(value["class_path"], where)
+        groups = [each for each in members(kind) if is_dataclass(each) or each in self.sections.values()]
+        return value, groups[0] if kind is not None and groups else None
+
+    def _merge(self, old: Any, new: Any, where: str) -> Any:
+        """`new` over `old`."""
+        if isinstance(new, str) and isinstance(old, dict) and "class_path" in old and _names_class(new):
+            new = {"class_path": new}
+        if not (isinstance(old, dict) and isinstance(new, dict)):
+            return new
+        if "class_path" in old and "class_path" in new:
+            old = self._kept_arguments(old, new["class_path"], where)
+        merged = dict(old)
+        for name, value in new.items():
+            below = where if name == "init_args" else f"{where}.{name}".lstrip(".")
+            merged[name] = self._merge(old[name], value, below) if name in old else value
+            if name != "class_path":
+                self._kept.pop(below, None)
+        return merged
+
+    def _kept_arguments(self, old: dict[str, Any], new_path: str, where: str) -> dict[str, Any]:
+        """The old class's arguments that a new class keeps: those that it has no default for; if one of the two is
+        derived from the other, all that both take; all of the same class."""
+        before, now = find_class(old["class_path"], where), find_class(new_path, where)
+        given = old.get("init_args") or {}
+        if before is now and before is not None or not given:
+            return old
+        if before is None or now is None:
+            return {"class_path": old["class_path"]}
+        parameters = inspect.signature(now).parameters.values()
+        classes = inspect.isclass(before) and inspect.isclass(now)
+        related = classes and (issubclass(before, now) or issubclass(now, before))
+        names = {each.name for each in parameters if related or each.default is each.empty}
+        kept = {name: value for name, value in given.items() if name in names}
+        self._kept |= {f"{where}.{name}": (now.__name__, before.__name__) for name in kept}
+        return {"class_path": old["class_path"], "init_args": kept}
+
+    def finished(self) -> dict[str, Any]:
+        """The merged configuration, every class by its import path. Says what classes kept of others.
+
+        Raises InputError for an unknown name, or a class that cannot be imported."""
+        for new, old in dict.fromkeys(self._kept.values()):
+            names = [where.rpartition(".")[2] for where, pair in self._kept.items() if pair == (new, old)]
+            print(f"note: {new} keeps what {old} was given: {', '.join(names)}", file=sys.stderr)
+        found: dict[str, Any] = {}
+        if logger := (self.config.get("trainer") or {}).get("logger"):
+            several = isinstance(logger, list)
+            given = [_with_folder(each) for each in logger] if several else _with_folder(logger)
+            self.config["trainer"] = {**self.config["trainer"], "logger": given}
+        for name, value in self.config.items():
+            if name in ("model", "data"):
+                found[name] = check_value(value, LightningModule, name)
+            elif (cls := self.sections.get(name)) is not None:
+                found[name] = _checked_names(value or {}, cls, name)
+            else:
+                found[name] = value
+        if not found.get("model"):
+            remedy = "give --config CONFIG (`lra-ssm configs` lists ours), or --model and --data"
+            raise InputError(f"no model is given: {remedy}")
+        return found
+
+
+def _with_folder(logger: Any) -> Any:
+    """TensorBoardLogger needs a folder; `place_tensorboard` chooses it."""
+    name = logger.get("class_path", "") if isinstance(logger, dict) else str(logger)
+    if not name.endswith("TensorBoardLogger"):
+        return logger
+    given = (logger.get("init_args") or {}) if isinstance(logger, dict) else {}
+    return {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": {"save_dir": ".", **given}}
+
+
+def _load(text: str, option: str) -> Any:
+    try:
+        return get_loader("yaml")(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"--{option}: {text} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _names_class(text: str) -> bool:
+    return bool(_IMPORT_PATH.fullmatch(text)) and text not in _NOT_CLASSES
+
+
+# -- checking names ------------------------------------------------------------------------------------------------
+
+
+def find_class(path: str, where: str) -> Any:
+    """The class of an import path, or of a short name of ours or of Lightning's; None for any other short name.
+
+    Raises InputError with the nearest name if the path cannot be imported; an error of a user's module is its own.
+    """
+    if path in _OURS:
+        return _OURS[path]
+    if "." not in path:
+        return next((vars(room)[path] for room in (callbacks, loggers) if path in vars(room)), None)
+    try:
+        return import_object(path)
+    except ValueError as error:
+        missing = error.__cause__
+        reason = str(missing or error)
+        if isinstance(missing, AttributeError) and isinstance(missing.obj, ModuleType):
+            classes = [name for name, thing in vars(missing.obj).items() if inspect.isclass(thing)]
+            reason += f"; {hint(str(missing.name), getattr(missing.obj, '__all__', classes))}"
+        raise InputError(f"{where}: {reason}") from error
+
+
+def check_value(value: Any, kind: Any, where: str) -> Any:
+    """A value with its classes as {class_path, init_args} and import paths. kind: the annotation.
+
+    Raises InputError for an unknown class or name, and for an argument that is missing."""
+    builders = [get_args(each)[0] for each in _flat(kind) if get_origin(each) is Callable]
+    if isinstance(value, list):
+        return [check_value(each, item_of(kind) or kind, where) for each in value]
+    takes_class = builders or kind is LightningModule or "." in str(value) and _takes_only_classes(kind)
+    if isinstance(value, str) and takes_class and _names_class(value):
+        value = {"class_path": value}
+    if not isinstance(value, dict):
+        return value
+    if "class_path" in value:
+        cls = find_class(value["class_path"], where)
+        ours = [each.__name__ for each in CHOICES.get(f"--{where}", ())]
+        if cls is None and ours:
+            raise InputError(f"{where}: no class {value['class_path']!r}; {hint(value['class_path'], ours)}")
+        if cls is None:
+            return value
+        given = _checked_names(value.get("init_args") or {}, cls, where, len(builders[0]) if builders else 0)
+        return {**value, "class_path": public_path(cls), "init_args": given}
+    if cls := next((each for each in members(kind) if is_dataclass(each)), None):
+        return _checked_names(value, cls, where)
+    return {name: check_value(each, item_of(kind), f"{where}.{name}") for name, each in value.items()}
+
+
+def _checked_names(given: Any, cls: Any, where: str, given_by_builder: int = 0) -> Any:
+    """The arguments of a class, each checked; the first ones are its builder's to give (a layer's d_model)."""
+    if not isinstance(given, dict):
+        return given  # jsonargparse says what is expected
+    kinds = annotations(cls)
+    parameters = list(inspect.signature(cls).parameters.values())[given_by_builder:]
+    taken = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    for name in given if len(taken) == len(parameters) else ():
+        if name not in taken:
+            raise InputError(f"{where}: {public_path(cls)} takes no key {name!r}; {hint(str(name), taken, 'it takes')}")
+    for each in parameters:
+        if each.name in taken and each.default is each.empty and given.get(each.name) is None:
+            if each.name not in given or "None" not in str(kinds.get(each.name, None)):
+                raise InputError(f"{where}: {public_path(cls)} needs {each.name!r}; give --{where}.{each.name}")
+    return {name: check_value(each, kinds.get(name), f"{where}.{name}") for name, each in given.items()}
+
+
+def _takes_only_classes(kind: Any) -> bool:
+    """Whether a text can only be a class there, as for trainer.callbacks; it could be a name for trainer.strategy."""
+    plain_types = (str, int, float, bool, dict, list, tuple, type(None))
+    classes = [each for each in _flat(kind) if inspect.isclass(each) and not is_dataclass(each)]
+    return any(each not in plain_types for each in classes) and str not in classes
+
+
+def _flat(kind: Any) -> list[Any]:
+    """What an annotation is made of: its members, and what lists of them hold."""
+    return [x for each in members(kind) for x in (members(item_of(each)) if get_origin(each) is list else [each])]
