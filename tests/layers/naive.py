@@ -66,7 +66,7 @@ def s6(unit, x: Tensor) -> Tensor:
 
 
 def paper_s6(A: Tensor, w: Tensor, b: Tensor, B: Tensor, C: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Yu & Erichson 2025, eq. 3-4: A (N,), w, b (D,), B (N, D), C (D, N) -> y (batch, L, D), last state (batch, D, N)."""
+    """Yu & Erichson 2025, eq. 3-4: A (N,), w, b (D,), B (N, D), C (D, N) -> y (…, L, D), last state (…, D, N)."""
     state, outputs = torch.zeros(x.shape[0], x.shape[2], len(A), dtype=x.dtype), []
     for u in x.unbind(1):
         delta = softplus((u @ w)[:, None] + b)  # (batch, D)

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from lra_ssm.layers import B2S6, S4D
-from tests.each import each
 from tests.layers import naive
 from tests.layers.cases import sequences
 
 
-@each("L", [1, 2, 63])
+@pytest.mark.parametrize("L", [1, 2, 63])
 def test_one_real_block_without_bias_is_the_papers_s6(L):
     """Outputs, last state, and the gradients of both in the input and in every parameter."""
     torch.manual_seed(0)
@@ -36,7 +35,7 @@ def test_one_real_block_without_bias_is_the_papers_s6(L):
             torch.testing.assert_close(one, other, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@each(("name", "rank"), [("S4D", 8), ("S6", 1), ("B2S6 blocks", 2), ("B2S6 bias", 8)])
+@pytest.mark.parametrize(("name", "rank"), [("S4D", 8), ("S6", 1), ("B2S6 blocks", 2), ("B2S6 bias", 8)])
 def test_how_many_different_numbers_the_channels_compute(name, rank):
     """Theorems 1 and 4: the rank of the last outputs over inputs, with Δ fixed, u_L = 1 and 8 channels.
 

@@ -6,7 +6,6 @@ import torch
 from lra_ssm.layers import B2S6, LRU, S4D, S5, S6, SSD, DeepLinearSSM, StableSSM
 from lra_ssm.layers.recurrent import ScanContext, linear_recurrence
 from lra_ssm.ops import hippo_legs_normal
-from tests.each import each
 from tests.layers.cases import LAYERS, sequences
 
 
@@ -31,7 +30,7 @@ def test_s5_starts_as_real_matrices_in_the_basis_of_blocks_of_hippo():
         S5(6, parameterization={"name": "best", "b": 4.0})
 
 
-@each(
+@pytest.mark.parametrize(
     ("layer", "expected"),
     [
         (S4D(6, d_state=8), "S4D(d_model=6, d_state=8, bidirectional=False)"),
@@ -78,7 +77,7 @@ def test_roles_are_the_documented_ones():
     assert DeepLinearSSM(4).optim_roles() == {"eigenvalue_weight": "recurrent"}
 
 
-@each(
+@pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: B2S6(10, num_blocks=4), "d_model 10 is not divisible by num_blocks 4"),
@@ -118,8 +117,8 @@ def test_settings_that_do_not_fit_are_refused(call, message):
 CONTINUOUS = ["exp", "softplus", "best", "relu", "direct", "clip"]
 
 
-@each("form", CONTINUOUS)
-@each("name", ["s4d", "s6", "ssd", "b2s6", "b2s6-real"])
+@pytest.mark.parametrize("form", CONTINUOUS)
+@pytest.mark.parametrize("name", ["s4d", "s6", "ssd", "b2s6", "b2s6-real"])
 def test_all_parameterizations_start_from_the_same_system_and_train(name, form):
     torch.manual_seed(0)
     layer = LAYERS[name](parameterization=form, bidirectional=True)
@@ -188,14 +187,14 @@ def test_stable_ssm_is_s4d_with_best_from_minus_a_half():
     torch.testing.assert_close(layer(x), s4d(x), rtol=1e-4, atol=1e-5)
 
 
-@each("form", ["exp", "softplus", "best", "relu", "tanh", "direct", "clip"])
+@pytest.mark.parametrize("form", ["exp", "softplus", "best", "relu", "tanh", "direct", "clip"])
 def test_real_forms_start_from_the_same_timescales(form):
     layer = StableSSM(4, d_state=3, form="real", parameterization=form).system
     eigenvalues = layer.parameterization.f(layer.eigenvalue_weight)
     torch.testing.assert_close(1 / (1 - eigenvalues), torch.tensor([2, 2000**0.5, 1000]), rtol=1e-3, atol=0)
 
 
-@each(("trained", "fixed"), [("A", "BC"), ("AB", "C"), ("AC", "B"), ("ABC", "")])
+@pytest.mark.parametrize(("trained", "fixed"), [("A", "BC"), ("AB", "C"), ("AC", "B"), ("ABC", "")])
 def test_what_a_deep_linear_layer_does_not_train_is_one(trained, fixed):
     layer = DeepLinearSSM(2, d_state=3, trained=trained)
     assert {name for name, _ in layer.named_buffers()} == set(fixed)
