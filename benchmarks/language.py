@@ -23,7 +23,7 @@ from lra_ssm.ops import linear_cross_entropy
 from measure import BOTH, Call, Prepared, free_bytes, prepare, seeded
 from peers import Model, Products, Size, models
 from plots import Bar
-from step_parts import parts_of_step
+from steps import parts_of_step
 
 EXAMPLE = "python benchmarks/language.py --sizes=small --threads=2 --budget=3 --repeats=7"
 SIZES = {
@@ -87,7 +87,7 @@ class Comparison:
                 if row.ms and row.ms > 1e3 * _PATIENCE * self.bench.effort.budget:
                     self.missing[row.contender] = f"not measured: {mode} alone took {row.ms / 1e3:.0f} s"
         self.missing = missing  # of reading and generation
-        return parts_of_step(calls["ours"][STEP], self.bench.device).parts
+        return parts_of_step(calls["ours"][STEP], self.bench.device)[0]
 
     def _training(self, model: Model) -> dict[str, Call]:
         ids, targets = self.size.batch(self.bench.device)

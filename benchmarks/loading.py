@@ -74,7 +74,7 @@ def loaders(folder: Path, task: Task, config: dict[str, Any], quick: bool) -> di
     data = resolve_name(config["data"]["class_path"])(**settings)
     longest = 32 if quick else settings.get("max_length", 0)
     examples = (2 if quick else _BATCHES) * data.batch_size
-    write_random(folder, task, examples, longest, data.num_classes, network["vocab_size"] or 0)
+    write_random(folder, task, examples, longest, data.num_classes, network.get("vocab_size") or 0)
     dataset = data.make_dataset(load(folder).split("train"), "train")
     order = EpochBatches(len(dataset), data.batch_size, 0)
     return {f"{workers} workers": ResumableLoader(dataset, order, workers) for workers in WORKERS}

@@ -1,151 +1,244 @@
-"""Measures the selective scan and S4D's operator, and how they grow with length.
+"""Measures the selective scan, S4D's operator and the layers made of them, beside other ways to compute the same.
 
-Three comparisons at each length: S6 against other ways to write it (on a GPU mamba-ssm's kernel, in bfloat16 too); S6
-and complex B2S6 of equal state, with and without bias; S4D's kernel and convolution. Then the ceilings of the device
-(a copy, matrix products, exponentials), and the shares of them that the scans reach.
+At each length: S6 by every backend, by mamba-ssm's kernel (on a GPU, in bfloat16 too) and written out in PyTorch; S6
+and complex B2S6 of equal state; S4D's kernel and convolution beside the naive ones. Then layers at LRA's sizes, and
+Mamba-2's unit and block beside Mamba's.
+
+Shapes: u, delta, y (B, D, L); A (D, N) or (N,); B, C (B, G, N, L) for the scan, (D, N) for S4D; D, delta_bias (D,);
+B_bias (D, N); a layer's x, y (B, L, D). (B batch, D channels, L length, N states (conjugate pairs for complex A), G
+groups.)
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from bench import BOTH, FORWARD, Bench, Contender, Row, lengths, options, positive, start, words
-from measure import interleave
+import lra_ssm.layers
+from bench import BOTH, Bench, Contender, Row, lengths, options, positive, start, words
+from lra_ssm.layers import LayerSpec
+from lra_ssm.ops import (
+    causal_convolution,
+    initialize_A,
+    inverse_softplus,
+    log_uniform_delta,
+    s4d_kernel,
+    selective_scan,
+)
+from measure import Prepared, prepare, seeded
 from plots import growth_plot
-from scans import B2S6, CONVOLUTION, GROUPS, KERNEL, MAMBA, NAIVE, S4D, S6, WITHOUT_BIAS, WRITTEN_OUT, Shape, s4d, scan
 
 EXAMPLE = "python benchmarks/operators.py --lengths=1024,4096 --threads=2 --budget=2"
 LENGTHS = [1024, 4096, 16384, 65536]
-PUBLISHED = ((128, 1024), (128, 4096), (256, 4096), (512, 1024), (128, 16384))  # D, L of S4D
-FIT_FROM = 4096  # the least length of the fitted growth: below, what every call costs shows
-COPY, PRODUCTS, EXP = "copy, GB/s", "multiply-add, GFLOP/s", "exponential, G/s"
+# B2S6: complex A, zero-order hold, 8 blocks of channels, and a bias beside B.
+S6, B2S6, S4D, NAIVE = "S6", "B2S6", "S4D", "naive Vandermonde"
+MAMBA, LOOP = "mamba-ssm", "loop over time"
+GROUPS = 8
 
 
-def against(shape: Shape, backends: list[str], bench: Bench) -> list[Row]:
-    """S6 by every backend, in both layouts, by mamba-ssm, in bfloat16, and written out where that takes no minutes."""
+class Shape(NamedTuple):
+    B: int
+    D: int
+    N: int
+    L: int
+
+
+# -- the selective scan --------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=2)  # the contenders of a comparison share them: on a GPU they are gigabytes
+def scan_inputs(
+    kind: str, shape: Shape, device: torch.device, channels_last: bool = False, half: bool = False
+) -> dict[str, Tensor]:
+    """The arguments of a scan in float32, the same values for every layout.
+
+    channels_last: the views that layers pass, projections of (B, L, D). half: real sequences in bfloat16 beside complex
+    ones and small parameters in float32, as mixed precision has them.
+    """
+    B, D, N, L = shape
+    random = seeded(device=device)
+    groups = 1 if kind == S6 else GROUPS
+
+    def randn(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(*size, generator=random, dtype=dtype, device=device)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        delta_bias = inverse_softplus(log_uniform_delta(D, 1e-3, 1e-1))
+    own = torch.float32 if kind == S6 else torch.complex64
+    inputs = {
+        "u": randn(B, D, L), "delta": 0.1 * randn(B, D, L),
+        "A": initialize_A("real", N).repeat(D, 1) if kind == S6 else initialize_A("legs", N),
+        "B": randn(B, groups, N, L, dtype=own), "C": randn(B, groups, N, L),
+        "D": randn(D), "delta_bias": delta_bias,
+    }  # fmt: skip
+    if kind == B2S6:
+        inputs["B_bias"] = randn(D, N, dtype=own)
+    sequences = ("u", "delta", "B", "C")
+    if channels_last:
+        inputs |= {name: inputs[name].movedim(-1, 1).contiguous().movedim(1, -1) for name in sequences}
+    if half:
+        inputs |= {name: inputs[name].bfloat16() for name in sequences if not inputs[name].is_complex()}
+    return {name: x.to(device) for name, x in inputs.items()}
+
+
+def in_float64(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.to(torch.complex128 if x.is_complex() else torch.float64) for name, x in inputs.items()}
+
+
+def scan(
+    kind: str, shape: Shape, by: str, device: torch.device, dtype: torch.dtype = torch.float32, **layout: bool
+) -> Prepared:
+    """by: a backend, LOOP or MAMBA.  layout: as in `scan_inputs`."""
+    zoh = kind != S6
+    if by == MAMBA:
+        function: Callable[..., Any] = _mamba_ssm_scan
+    elif by == LOOP:
+        function = partial(loop, zoh=zoh)
+    else:
+        discretization = "zoh" if zoh else "euler"
+        function = partial(selective_scan, delta_softplus=True, discretization=discretization, backend=by)
+    inputs = scan_inputs(kind, shape, device, **layout)
+    return prepare(function, in_float64(inputs) if dtype == torch.float64 else inputs)
+
+
+def _mamba_ssm_scan(delta_bias: Tensor, **x: Tensor) -> Tensor:
+    """mamba-ssm's own function, called as its users do."""
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+    return selective_scan_fn(**x, z=None, delta_bias=delta_bias, delta_softplus=True)
+
+
+def loop(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor,
+    B_bias: Tensor | None = None, zoh: bool = False,
+) -> Tensor:  # fmt: skip
+    """`selective_scan` with softplus as one writes it in PyTorch, on tensors (B, L, D, N) of everything."""
+    delta = F.softplus(delta + delta_bias[:, None]).transpose(1, 2).unsqueeze(-1)
+    width = u.shape[1] // B.shape[1]  # of a group
+    B, C = (x.repeat_interleave(width, dim=1).permute(0, 3, 1, 2) for x in (B, C))
+    B = B if B_bias is None else B + B_bias
+    A_bar = torch.exp(delta * A)
+    v = ((A_bar - 1) / A if zoh else delta) * B * u.transpose(1, 2).unsqueeze(-1)
+    x, outputs = torch.zeros_like(v[:, 0]), []
+    for A_bar_k, v_k, C_k in zip(A_bar.unbind(1), v.unbind(1), C.unbind(1), strict=True):
+        x = A_bar_k * x + v_k
+        outputs.append((x * C_k).sum(-1))
+    y = torch.stack(outputs, dim=-1)
+    return (2 * y.real if y.is_complex() else y) + D[:, None] * u
+
+
+def scans(shape: Shape, backends: list[str], bench: Bench) -> dict[str, list[Row]]:
+    """S6 by every way, written out where that takes no minutes; S6 and B2S6 of equal state, as layers call them.
+
+    Returns the rows with gradients of each.
+    """
     run = partial(scan, S6, shape, device=bench.device)
     double = partial(run, by="eager", dtype=torch.float64)
-    fastest, *others = backends
-    ways = [fastest]
-    if bench.is_gpu:
-        ways.append(MAMBA)
-    contenders = [Contender(by, partial(run, by=by), double) for by in ways]
-    if shape.L <= (1024 if bench.is_gpu else 4096):
-        last = partial(run, by=fastest, channels_last=True)
-        contenders.append(Contender(f"{fastest}, channels last", last, double))
-        contenders += [Contender(by, partial(run, by=by), double) for by in others]
-    if shape.L <= (1024 if bench.is_gpu else 16384):
-        contenders += [Contender(by, partial(run, by=by), double) for by in WRITTEN_OUT]
+    fastest, short = backends[0], shape.L <= (1024 if bench.is_gpu else 4096)
+    ways = [fastest, MAMBA] if bench.is_gpu else [fastest]
+    contenders = [Contender(by, partial(run, by=by), double) for by in ways + (backends[1:] + [LOOP]) * short]
     if bench.is_gpu:
         rounded = partial(double, half=True)
         contenders += [Contender(f"{by}, bfloat16", partial(run, by=by, half=True), rounded) for by in ways]
-    return bench.compare("S6 against other ways to write it", shape._asdict(), contenders)
-
-
-def of_equal_state(shape: Shape, backends: list[str], bench: Bench) -> list[Row]:
-    """Real S6 with N states; B2S6 with N/2 conjugate pairs, with and without bias; as their layers call them."""
-    fastest = backends[0]
-    if shape.L > 1024:
-        backends = [fastest]
+    found = {S6: bench.compare("S6 by every way", shape._asdict(), contenders)[1:2]}
     contenders = []
-    for kind in (WITHOUT_BIAS, B2S6, S6):
-        own = shape if kind == S6 else shape._replace(N=shape.N // 2)
-        run = partial(scan, kind, own, device=bench.device)
-        double = partial(run, by="eager", dtype=torch.float64)
-        for by in backends:
-            name = kind if by == fastest else f"{kind}, {by}"
-            contenders.append(Contender(name, partial(run, by=by, channels_last=True), double))
-    return bench.compare("N real states each", shape._asdict(), contenders)
+    for kind, own in ((S6, shape), (B2S6, shape._replace(N=shape.N // 2))):
+        run = partial(scan, kind, own, by=fastest, device=bench.device, channels_last=True)
+        contenders.append(Contender(kind, run, partial(run, by="eager", dtype=torch.float64)))
+    found[B2S6] = bench.compare("N real states each", shape._asdict(), contenders)[3:]
+    return found
 
 
-def s4d_parts(shape: Shape, bench: Bench) -> list[Row]:
+# -- S4D -----------------------------------------------------------------------------------------------------------
+
+
+def naive_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int) -> Tensor:
+    """`s4d_kernel` through the whole (D, N, L) Vandermonde matrix, as the public code without its CUDA extension."""
+    step = delta.unsqueeze(-1) * A
+    weights = C * B * (torch.exp(step) - 1) / A
+    times = torch.arange(L, device=delta.device, dtype=delta.dtype)
+    return 2 * torch.einsum("dn,dnl->dl", weights, torch.exp(step.unsqueeze(-1) * times)).real
+
+
+def _kernel_and_convolution(kernel: Callable[..., Tensor], u: Tensor, **system: Tensor) -> Tensor:
+    return causal_convolution(u, kernel(**system, L=u.shape[-1]))
+
+
+def s4d(by: str, shape: Shape, device: torch.device, dtype: torch.dtype = torch.float32) -> Prepared:
+    """Kernel and convolution; by: S4D or NAIVE."""
+    B, D, N, L = shape
+    random = seeded()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        delta = log_uniform_delta(D, 1e-3, 1e-1)
+    inputs = {
+        "u": torch.randn(B, D, L, generator=random), "delta": delta,
+        "A": initialize_A("legs", N).to(torch.complex64).repeat(D, 1), "B": torch.ones(D, N, dtype=torch.complex64),
+        "C": torch.randn(D, N, generator=random, dtype=torch.complex64),
+    }  # fmt: skip
+    inputs = {name: x.to(device) for name, x in inputs.items()}
+    function = partial(_kernel_and_convolution, s4d_kernel if by == S4D else naive_kernel)
+    return prepare(function, in_float64(inputs) if dtype == torch.float64 else inputs)
+
+
+# -- layers --------------------------------------------------------------------------------------------------------
+
+_LRA = {"d_state": 64, "bidirectional": True}
+_MODELS = {"S4D": _LRA, "S6": _LRA, "B2S6": {**_LRA, "num_blocks": 8}}
+_UNITS = {"S6": {"d_state": 16}, "SSD": {"d_state": 128}}  # as published
+_BLOCKS = {f"{name}Block": {"layer": LayerSpec(getattr(lra_ssm.layers, unit), **_UNITS[unit])}
+           for name, unit in (("Mamba", "S6"), ("Mamba2", "SSD"))}  # fmt: skip
+_CAUSAL = {"S4D": {"d_state": 64}, "StableSSM": {"d_state": 64}, "LRU": {"d_state": 128}}
+# (layers, batch on a GPU, length, channels). Sources: configs/lra/listops; for the width and batch of sCIFAR ("Image")
+# Yu & Erichson 2025, table 4. The other sizes are our choice; LRU counts complex states.
+SIZES: dict[str, tuple[dict[str, dict[str, Any]], int, int, int]] = {
+    "time-invariant, causal": (_CAUSAL, 16, 4096, 128),
+    "ListOps": (_MODELS, 32, 2048, 128),
+    "sCIFAR": (_MODELS, 48, 1024, 512),
+    "Mamba's units": (_UNITS, 16, 2048, 512),
+    "Mamba's blocks": (_BLOCKS, 16, 2048, 256),
+}
+
+
+def layer(
+    name: str, arguments: dict[str, Any], shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype
+) -> Prepared:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = getattr(lra_ssm.layers, name)(shape[-1], **arguments)
+    module.to(device, dtype)
+
+    def run(x: Tensor, **parameters: Tensor) -> Tensor:
+        return torch.func.functional_call(module, parameters, (x,))
+
+    inputs = {"x": torch.randn(shape, generator=seeded()).to(device, dtype)}
+    return prepare(run, inputs | {name: p.detach() for name, p in module.named_parameters()})
+
+
+def layers(title: str, bench: Bench) -> None:
+    kinds, batch, length, channels = SIZES[title]
+    # with --quick 64 channels, which a head of Mamba-2 has; on a CPU 2 sequences
+    shape = (2, 32, 64) if bench.given.quick else (batch if bench.is_gpu else 2, length, channels)
     contenders = []
-    for part in (S4D, KERNEL, CONVOLUTION, NAIVE):
-        run = partial(s4d, part, shape, bench.device)
-        contenders.append(Contender(part, run, partial(run, torch.float64)))
-    rows = bench.compare("S4D", shape._asdict(), contenders)
-    return [row for row in rows if row.contender == S4D]
-
-
-# -- the device's ceilings -----------------------------------------------------------------------------------------
-
-
-def ceilings(bench: Bench) -> dict[str, float]:
-    """Highest rates: bytes read and written by a copy, float32 products, exponentials without memory traffic."""
-    numbers, side = (1 << 28, 8192) if bench.is_gpu else (1 << 25, 1024)
-    if bench.given.quick:
-        numbers, side = 1 << 16, 64
-    source = torch.ones(numbers, device=bench.device)
-    target = torch.empty_like(source)
-    square = torch.ones(side, side, device=bench.device)
-    calls = {COPY: lambda: target.copy_(source), PRODUCTS: lambda: square @ square}
-    work = {COPY: 2 * source.nbytes, PRODUCTS: 2 * side**3}
-    if bench.is_gpu:
-        from gpu_exp import ROUNDS, repeated_exp
-
-        x = torch.linspace(-1, 0, numbers // 16, device="cuda")
-        calls[EXP] = partial(repeated_exp, x)
-        work[EXP] = x.numel() * ROUNDS
-    else:  # in the first cache: 32,768 numbers are what torch gives one thread at a time
-        x = torch.linspace(-1, 0, 32768 * bench.threads)
-        calls[EXP] = partial(torch.exp, x, out=torch.empty_like(x))
-        work[EXP] = x.numel()
-    timings = interleave(calls, replace(bench.effort, budget=3))
-    # the least time of all rounds: what else runs on the machine takes from the others
-    least = {name: min(timing.seconds.values()) for name, timing in timings.items()}
-    return {name: work[name] / seconds / 1e9 for name, seconds in least.items()}
-
-
-def reached(row: Row, highest: dict[str, float]) -> dict[str, float]:
-    """Bytes and exponentials a second of a scan, and their shares of the ceilings.
-
-    A scan reads and writes each sequence once, and takes an exponential for each state and step (complex: one, a sine
-    and a cosine), and again in backward, where states are recomputed.
-    """
-    if row.ms is None:
-        return {}
-    B, D, N, L = row.shape.values()
-    if row.contender == S6:
-        states, groups, parts, exps = N, 1, 2, 1  # parts: B and C
-    else:
-        states, groups, parts, exps = N // 2, GROUPS, 3, 3  # B's re and im, and C
-    sequence = 4 * B * D * L
-    matrices = 4 * parts * B * groups * states * L
-    exps *= B * D * states * L
-    if row.mode == FORWARD:  # reads u, delta, B, C and writes y
-        moved = 3 * sequence + matrices
-    else:  # and reads them and y's gradient, and writes four gradients
-        moved = 8 * sequence + 3 * matrices
-        exps *= 2
-    copy, exp = moved / row.ms / 1e6, exps / row.ms / 1e6
-    shares = {"share of copy": copy / highest[COPY], "share of exponential": exp / highest[EXP]}
-    return {COPY: copy, EXP: exp, **shares}
-
-
-# -- growth --------------------------------------------------------------------------------------------------------
-
-
-def slope(rows: Sequence[Row], measured: str) -> float | None:
-    """Of log y over log L from FIT_FROM on; 1 is linear. None with fewer than three points."""
-    found = [(row.shape["L"], getattr(row, measured)) for row in rows]
-    points = [(L, y) for L, y in found if L >= FIT_FROM and y]
-    if len(points) < 3:
-        return None
-    x, y = np.log(points).T
-    return float(np.polyfit(x, y, 1)[0])
+    for name, own in kinds.items():
+        build = partial(layer, name, own, shape, bench.device)
+        contenders.append(Contender(name, partial(build, torch.float32), partial(build, torch.float64)))
+    bench.compare(f"{title} layers", dict(zip("BLD", shape, strict=True)), contenders, modes=(BOTH,))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = options(__doc__, EXAMPLE)
     add = parser.add_argument
-    add("--lengths", type=lengths, metavar="LIST", help="default: 1024, 4096, 16384 and 65536")
-    add("--batch", type=positive, metavar="N", help="default: 4, on a GPU 8")
+    add("--lengths", type=lengths, metavar="LIST", help="of scans and S4D; default: 1024, 4096, 16384 and 65536")
+    add("--batch", type=positive, metavar="N", help="of these; default: 4, on a GPU 8")
     add("--channels", type=positive, metavar="N", help=f"D, a multiple of {GROUPS}; default: 128, on a GPU 1536")
     add("--states", type=positive, default=16, metavar="N", help="real states of a channel; default: 16")
     add("--backends", type=words, metavar="LIST", help="of the scan; default: all that run here")
+    add("--sizes", nargs="*", choices=SIZES, default=list(SIZES), metavar="SIZE", help="of layers; default: all")
     given = parser.parse_args(arguments)
     bench = Bench("operators", given)
     B, D = (8, 1536) if bench.is_gpu else (4, 128)
@@ -154,47 +247,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shape = Shape(given.batch or B, given.channels or D, given.states, L=1)
     if shape.D % GROUPS or shape.N % 2:
         parser.error(f"--channels is a multiple of {GROUPS}, --states of 2")
-    lines, scans = measured(shape, bench)
-    highest = ceilings(bench)
-    for row in scans:
-        row.extra |= reached(row, highest)
-    fits = {name: {"time": slope(rows, "ms"), "memory": slope(rows, "megabytes")} for name, rows in lines.items()}
-    bench.more |= {"slopes": fits, "ceilings": highest}
-    show(fits, highest, scans, bench)
-    about = f"batch {shape.B}, D = {shape.D}, N = {shape.N}, float32"
-    bench.finish(growth_plot(lines, f"{about}\n{bench.hardware}"))
-
-
-def measured(shape: Shape, bench: Bench) -> tuple[dict[str, list[Row]], list[Row]]:
-    """All comparisons; returns rows of forward and backward by what grows, and the rows of scans of equal state."""
-    given = bench.given
     backends = bench.backends(given.backends)
-    lines: dict[str, list[Row]] = {S6: [], B2S6: [], "S4D": []}
-    scans = []
+    lines: dict[str, list[Row]] = {S6: [], B2S6: [], S4D: []}
     for L in given.lengths or ([32, 64] if given.quick else LENGTHS):
         own = shape._replace(L=L)
-        lines[S6].append(against(own, backends, bench)[1])
-        equal = [row for row in of_equal_state(own, backends, bench) if row.contender in (S6, B2S6)]
-        lines[B2S6] += [row for row in equal if row.contender == B2S6 and row.mode == BOTH]
-        scans += equal
-        lines["S4D"].append(s4d_parts(own._replace(N=max(shape.N // 2, 2)), bench)[1])
-    if given.channels is None and given.lengths is None and not given.quick:
-        for D, L in PUBLISHED:
-            s4d_parts(Shape(4, D, 32, L), bench)
-    return lines, scans
-
-
-def show(fits: dict[str, dict[str, float | None]], highest: dict[str, float], scans: list[Row], bench: Bench) -> None:
-    """The tables of what was made of the times."""
-    title = f"growth: slope of log time and log memory over log L from {FIT_FROM:,} on; 1 is linear"
-    slopes = {name: {of: f"{x:.2f}" if x else "–" for of, x in fit.items()} for name, fit in fits.items()}
-    bench.table(title, [{"": name, **cells} for name, cells in slopes.items()])
-    bench.table("ceilings of the device", [{"": name, "rate": f"{x:,.4g}"} for name, x in highest.items()])
-    lines = []
-    for row in scans:
-        rates = {name: f"{x:.0%}" if name.startswith("share") else f"{x:.3g}" for name, x in row.extra.items()}
-        lines.append({"": row.contender, "L": f"{row.shape['L']:,}", "mode": row.mode, **rates})
-    bench.table("reached", lines)
+        for name, rows in scans(own, backends, bench).items():
+            lines[name] += rows
+        own = own._replace(N=max(shape.N // 2, 2))
+        parts = {by: partial(s4d, by, own, bench.device) for by in (S4D, NAIVE)}
+        contenders = [Contender(by, run, partial(run, torch.float64)) for by, run in parts.items()]
+        lines[S4D].append(bench.compare("S4D's kernel and convolution", own._asdict(), contenders)[1])
+    for title in given.sizes:
+        layers(title, bench)
+    about = f"batch {shape.B}, D = {shape.D}, N = {shape.N}, float32"
+    bench.finish(growth_plot(lines, f"{about}\n{bench.hardware}"))
 
 
 if __name__ == "__main__":

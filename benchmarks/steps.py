@@ -7,18 +7,24 @@ Shapes: as the config's data module makes them.
 """
 
 import argparse
-from collections.abc import Sequence
-from contextlib import nullcontext
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
+from inspect import signature
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import yaml
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_map
 
 from bench import Bench, Contender, Row, device_of, options, positive, start, words
@@ -27,7 +33,6 @@ from lra_ssm.runs.compute import ComputeSettings
 from lra_ssm.tasks.optim import optimizer_and_schedule
 from measure import FAILURES, Call, Prepared, reason, seeded
 from plots import parts_plot
-from step_parts import parts_of_step
 
 EXAMPLE = "python benchmarks/steps.py --config=configs/lra/listops/b2s6.yaml,configs/lm/wikitext103/mamba.yaml"
 STEP = "step"
@@ -85,8 +90,11 @@ def variant(config: dict[str, Any], name: str) -> dict[str, Any] | None:
         config[part] = config.get(part, {}) | values
     if name == WITHOUT_BIAS:
         layer = network_of(config)["layer"]
-        arguments = layer.get("init_args", {}) if isinstance(layer, dict) else {}
-        if not arguments.get("bias"):
+        if not isinstance(layer, dict):
+            return None
+        arguments = layer.setdefault("init_args", {})
+        bias = signature(import_object(layer["class_path"])).parameters.get("bias")
+        if bias is None or not arguments.get("bias", bias.default):
             return None
         arguments["bias"] = False
     return config
@@ -165,6 +173,145 @@ def prepared_step(config: dict[str, Any], device: torch.device, dtype: torch.dty
     return Prepared({STEP: one}, results)
 
 
+# -- where its time goes -------------------------------------------------------------------------------------------
+
+_MARK, _BACKWARD, _OPTIMIZER = "part: ", "autograd::engine::evaluate_function", "Optimizer."
+OTHER = "other"
+
+# part -> (where functions are called from, below lra_ssm)
+REGIONS: dict[str, tuple[str, ...]] = {
+    "scan": ("layers.s6.selective_scan", "layers.b2s6.selective_scan", "layers.s4d.selective_scan"),
+    "S4D kernel": ("layers.s4d.s4d_kernel",),
+    "convolution": (
+        "layers.s4d.causal_convolution",
+        "layers.s4d.bidirectional_convolution",
+        "layers.convolution.causal_depthwise_convolution",
+    ),
+    "cross-entropy and its head": ("models.language_model.linear_cross_entropy",),
+    "norm": ("layers.BatchNorm.forward", "layers.LayerNorm.forward", "layers.RMSNorm.forward"),
+}
+# part -> beginnings of the names of operators, without "aten::"; the first part that fits takes it
+OPERATORS: dict[str, tuple[str, ...]] = {
+    "linear layers": ("addmm", "mm", "bmm", "baddbmm", "linear", "einsum", "matmul"),
+    "activation, GLU, dropout": ("gelu", "glu", "silu", "sigmoid", "relu", "native_dropout", "bernoulli", "dropout"),
+    "copies, transposes, views": (
+        "copy_", "clone", "contiguous", "cat", "to", "_to_copy", "flip", "stack", "index", "view", "permute",
+        "transpose", "as_strided", "reshape", "select", "expand", "unsqueeze", "squeeze", "slice", "split", "detach",
+    ),
+}  # fmt: skip
+
+
+def parts_of_step(step: Call, device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
+    """(part -> ms of one step, the largest first; on a GPU what `on_gpu` finds). The step is run once before.
+
+    Self times of torch.profiler, grouped. Some operators serve several parts: a matrix product is a linear layer or an
+    S4D kernel. So the functions of REGIONS are marked while they run, where the package calls them. Autograd's sequence
+    numbers tell what backward does for them.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its lines on starting and stopping tell a user nothing
+    is_gpu = device.type == "cuda"
+    with _marked_regions():
+        step()
+        with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu) as profiler:
+            step()
+            if is_gpu:
+                torch.cuda.synchronize()
+    events: list[Any] = list(profiler.events())
+    spent = grouped(events, is_gpu)
+    largest_first = sorted(spent, key=spent.__getitem__, reverse=True)
+    parts = {part: spent[part] for part in largest_first}
+    return parts, on_gpu(events) if is_gpu else {}
+
+
+def on_gpu(events: list[Any]) -> dict[str, float]:
+    """Of a step: ms that its kernels and copies take, how many the host launched, and how often it waited.
+
+    Where they take less than the step, the host is the limit.
+    """
+    found = {"ms on the GPU": 0.0, "launches": 0, "waits": -1}  # one wait is the profile's own
+    for event in events:
+        if str(event.device_type).endswith("CUDA"):
+            if not event.name.startswith((_MARK, _OPTIMIZER)):  # marks span the kernels within them
+                found["ms on the GPU"] += event.time_range.elapsed_us() / 1e3
+        elif event.name.startswith(("cudaLaunch", "cuLaunch", "cudaGraphLaunch")):
+            found["launches"] += 1
+        elif event.name.startswith("cuda") and event.name.endswith("Synchronize"):
+            found["waits"] += 1
+    return found
+
+
+def grouped(events: list[Any], is_gpu: bool) -> dict[str, float]:
+    """Part -> ms of self time."""
+    events = [event for event in events if str(event.device_type).endswith("CPU")]
+    region_of_number: dict[int, str] = {}
+    for event in sorted(events, key=lambda e: e.time_range.start):
+        if event.sequence_nr >= 0 and not any(e.name.startswith(_BACKWARD) for e in _ancestry(event)):
+            # the operation that makes the node is the last one that sees its number
+            region_of_number[event.sequence_nr] = _region(event)
+    spent: dict[str, float] = defaultdict(float)
+    for event in events:
+        time = event.self_device_time_total if is_gpu else event.self_cpu_time_total
+        if time > 0:
+            spent[_part(event, region_of_number)] += time / 1e3
+    return dict(spent)
+
+
+def _part(event: Any, region_of_number: dict[int, str]) -> str:
+    if region := _region(event):
+        return f"{region}, forward"
+    for ancestor in _ancestry(event):
+        if ancestor.name.startswith(_OPTIMIZER):
+            return "optimizer"
+        if ancestor.name.startswith(_BACKWARD):
+            region = region_of_number.get(ancestor.sequence_nr)
+            if region:
+                return f"{region}, backward"
+    for ancestor in _ancestry(event):
+        name = ancestor.name.removeprefix("aten::")
+        for part, beginnings in OPERATORS.items():
+            if name.startswith(beginnings):
+                return part
+    return OTHER
+
+
+def _ancestry(event: Any) -> Iterator[Any]:
+    while event is not None:
+        yield event
+        event = event.cpu_parent
+
+
+def _region(event: Any) -> str:
+    for ancestor in _ancestry(event):
+        if ancestor.name.startswith(_MARK):
+            return ancestor.name.removeprefix(_MARK)
+    return ""
+
+
+@contextmanager
+def _marked_regions() -> Iterator[None]:
+    """While inside, every function of REGIONS shows in a profile as its part."""
+    with ExitStack() as stack:
+        for part, paths in REGIONS.items():
+            for path in paths:
+                place, _, name = f"lra_ssm.{path}".rpartition(".")
+                owner = resolve_name(place)
+                function = getattr(owner, name)
+                stack.enter_context(patch.object(owner, name, _marked(part, function)))
+        yield
+
+
+def _marked(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def marked(*arguments: Any, **keywords: Any) -> Any:
+        with record_function(_MARK + part):
+            return function(*arguments, **keywords)
+
+    return marked
+
+
+# -- the comparison ------------------------------------------------------------------------------------------------
+
+
 def trainings(given: argparse.Namespace, is_gpu: bool) -> dict[str, dict[str, Any]]:
     """Name -> config, each with its variants, at the sizes asked for: small batches on a CPU, tiny with --quick."""
     files = [Path(file) for file in given.config or ()]
@@ -200,7 +347,7 @@ def compare(found: dict[str, dict[str, Any]], bench: Bench) -> list[Row]:
     return rows
 
 
-def profile(row: Row, config: dict[str, Any], bench: Bench) -> None:
+def add_profile(row: Row, config: dict[str, Any], bench: Bench) -> None:
     """Puts rates and, on a GPU, memory and what the host does into the row; keeps where the time goes."""
     if row.ms is None:
         return
@@ -211,15 +358,14 @@ def profile(row: Row, config: dict[str, Any], bench: Bench) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
-        found = parts_of_step(step(config, bench.device)[0], bench.device)
+        parts, counts = parts_of_step(step(config, bench.device)[0], bench.device)
     except FAILURES as error:
         row.note = f"no profile: {reason(error)}"
         return
     if bench.is_gpu:
         row.extra["GB"] = torch.cuda.max_memory_allocated() / 1e9
-    row.extra |= found.counts
-    bench.more["profiles, ms"][row.contender] = found.parts
-    bench.more["kernels: launches, ms"][row.contender] = found.kernels
+    row.extra |= counts
+    bench.more["profiles, ms"][row.contender] = parts
 
 
 def over_its_config(rows: list[Row]) -> None:
@@ -247,10 +393,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     bench = Bench("steps", given)
     if not given.quick:
         bench.effort = replace(bench.effort, sample=_SAMPLE)
-    bench.more |= {"profiles, ms": {}, "kernels: launches, ms": {}}
+    bench.more["profiles, ms"] = {}
     rows = compare(found, bench)
     for row in rows:
-        profile(row, found[row.contender], bench)
+        add_profile(row, found[row.contender], bench)
     over_its_config(rows)
     bench.table("rates", [{"": row.contender, **{name: f"{x:,.4g}" for name, x in row.extra.items()}} for row in rows])
     profiles = bench.more["profiles, ms"]

@@ -18,8 +18,8 @@ import torch
 from bench import BOTH, FORWARD, Bench, Contender, device_of, options, start, words
 from lra_ssm.ops.backends import triton_call
 from measure import Call, Prepared
+from operators import B2S6, S6, Shape, scan
 from plots import Bar
-from scans import B2S6, S6, Shape, scan
 
 EXAMPLE = "python benchmarks/tune.py --shapes=listops/b2s6 --budget=1 --repeats=7"
 DEFAULT, REGISTERS = "as it is", "registers"

@@ -56,6 +56,7 @@ def test_a_signature_is_a_command_line():
     ("arguments", "message"),
     [
         (["--need=x"], "--need: Expected a int. Got value: x"),
+        (["--needs", "3", "--need=3"], "unknown option --needs; did you mean '--need'?"),
         (["--need=3", "--dry"], "unknown option --dry; did you mean '--dry-run'?"),
         (["--need=3", "--top_k=0"], r"--top-k: expected one of \[.*PositiveInt, NoneType\]. Given value: 0"),
         (["--need=3", "--form=tex"], "--form: Expected a typing.Literal"),

@@ -17,7 +17,7 @@ def test_s5_has_the_parameters_of_its_public_code(task):
     D, P, K = s["d_model"], s["d_state"] // 2, CLASSES.get(task, 2)
     layer = 3 * P + 2 * P * D + 2 * 2 * P * D + D + D * D + D + 2 * D
     inputs = network(f"lra/{task}/s5")["init_args"]
-    count = s["n_layers"] * layer + (inputs["vocab_size"] * D if inputs["vocab_size"] else 2 * D)
+    count = s["n_layers"] * layer + (inputs["vocab_size"] * D if "vocab_size" in inputs else 2 * D)
     count += 4 * D * D + D + D * K + K if task == "retrieval" else D * K + K
     assert parameters(f"lra/{task}/s5") == count
 
@@ -38,11 +38,12 @@ def test_s5_trains_every_parameter_as_its_public_code(task):
 @pytest.mark.parametrize("task", LRA)
 def test_the_transformer_has_the_parameters_of_lras_code(task):
     """google-research/long-range-arena, lra_benchmarks/models, counted from its modules; its vocabularies are ours."""
-    s, given = published("lra", task), network(f"lra/{task}/transformer")["init_args"]
+    s, inputs = published("lra", task), network(f"lra/{task}/transformer")["init_args"]
+    given = inputs["embedding"]["init_args"]
     D, M, F, K = s["d_model"], given["max_length"], s["width"], CLASSES.get(task, 2)
     Q = s["n_heads"] * (s["d_head"] or D // s["n_heads"])
     block = 2 * 2 * D + 4 * D * Q + D * F + F + F * D + D
-    count = given["vocab_size"] * D + s["n_layers"] * block + 2 * D
+    count = inputs["vocab_size"] * D + s["n_layers"] * block + 2 * D
     count += D if s["class_token"] else 0
     count += (M + s["class_token"]) * D if given["positions"] == "learned" else 0
     half = F // 2

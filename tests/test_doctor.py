@@ -53,7 +53,7 @@ def test_it_shows_everything_and_nothing_is_wrong(bare, monkeypatch, capsys):
     assert shown["slurm"] == "no Slurm here" and "offline" in shown["hub"] and "not logged in" in shown["wandb"]
     rows = [line for line in out.splitlines() if line.startswith("  ") and " tokens/s, off by " in line]
     assert len(rows) >= 14 and len({line.index("tokens/s") for line in rows}) == 1
-    assert "mamba_ssm  does not: runs tensors on a CUDA device alone" in out
+    assert "mamba_ssm  does not: runs tensors on a CUDA device only" in out
 
 
 def test_what_is_wrong_comes_last_and_decides_the_exit_code(bare, monkeypatch, capsys):

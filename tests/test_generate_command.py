@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -112,6 +111,8 @@ def test_a_saved_folder_with_its_tokenizer(tmp_path, capsys):
     CHARACTERS.save(tmp_path)
     tokenizer = f"--tokenizer={tmp_path / 'vocabulary.json'}"
     assert made([str(tmp_path / "saved"), "--prompt=ab", *GREEDY, tokenizer], capsys) == said
+    said = refused(["generate", str(tmp_path / "a.ckpt"), "--tokenizer=bytes"], capsys)
+    assert said.endswith("a.ckpt: was trained with the tokenizer that it comes with: leave --tokenizer out")
     assert "--tokenizer=words is made from a corpus" in refused(
         ["generate", str(tmp_path / "saved"), "--tokenizer=words"], capsys
     )
@@ -290,18 +291,6 @@ def test_ctrl_c_stands_on_a_line_of_its_own(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(text._Text, "add", interrupted)
     code, out, errors = in_process(["generate", name, "--temperature=0"], capsys)
     assert (code, out, errors) == (130, "lin\n", ["lra-ssm: error: interrupted"])
-
-
-def test_whoever_reads_may_have_enough(tmp_path, monkeypatch, capsys):
-    name = checkpoint(tmp_path, ByteTokenizer(), favourite=[*b"line\n"])
-    ours, theirs = os.pipe()
-    os.close(ours)  # as `head` does
-    with open(theirs, "w") as gone:
-        monkeypatch.setattr(sys, "stdout", gone)
-        dup2 = os.dup2  # not of descriptor 1, which is the tests' own
-        monkeypatch.setattr(os, "dup2", lambda source, _: dup2(source, theirs))
-        assert main(["generate", name]) == 141
-    assert capsys.readouterr().err == ""
 
 
 # --- what is refused ---

@@ -149,6 +149,26 @@ def test_a_folder_of_ours_that_is_of_another_network(command: list[str], tmp_pat
     assert "its network is built with theirs.Block" in refused([*command, "--init_from=b2s6"], capsys)
 
 
+def test_a_head_that_does_not_fit_is_left_out_by_fit_alone(command: list[str], tmp_path: Path, capsys) -> None:
+    """Weights of an untied language model start a tied one, and the other way round."""
+    untied = {**NETWORK, "layer": LayerSpec(S6, d_state=4, delta_rank=1), "tie_embeddings": False}
+    model = LanguageModel(**untied)
+    model.save_pretrained("untied")
+    model.head.weight.data.add_(1)
+    code, out, errors = in_process([*command, "--init_from=untied"], capsys)
+    assert code == 0, errors
+    assert "note: the head of untied does not fit this task: a new one is trained" in out
+    ours = trained(tmp_path)
+    assert "head.weight" not in ours
+    assert all(torch.allclose(x, model.state_dict()[name], atol=1e-12) for name, x in ours.items())
+    last = str(only_run(tmp_path) / "checkpoints/last.ckpt")
+    options = ["--experiment=again", "--model.network.tie_embeddings=false", f"--init_from={last}"]
+    code, out, errors = in_process([*command, *options], capsys)
+    assert code == 0 and f"note: the head of {last} does not fit this task" in out, errors
+    said = refused(["test", *command[1:], "--ckpt_path=untied"], capsys)
+    assert said.startswith("checkpoint untied is of another shape: head.weight is ")
+
+
 def warned(out: str) -> str:
     """What a command that ended warns of, in the line that it has to be in."""
     if "is finished" in out:

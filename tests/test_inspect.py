@@ -175,7 +175,9 @@ def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, reported, ca
     monkeypatch.setenv("LRA_SSM_DATA", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = str(Path(shutil.copytree(SHIPPED / "mnist-b2s6", "mine")))
-    assert "MNIST is not prepared below" in refused(["inspect", "mnist-b2s6", f"--against={folder}"], capsys)
+    said = refused(["inspect", "mnist-b2s6", f"--against={folder}"], capsys)
+    assert "MNIST is not prepared below" in said
+    assert f"`lra-ssm prepare --config {SHIPPED / 'mnist-b2s6' / 'config.yaml'}` prepares it" in said
     (example,) = random_examples(named_network("mnist-b2s6"), 1)
     assert example.inputs.shape == (1, 28 * 28, 1)
     monkeypatch.setattr(MNIST, "image_size", (4, 4))

@@ -11,6 +11,7 @@ import lra_ssm
 from lra_ssm.results.published import row_of_config
 from lra_ssm.tasks import OptimizerSettings
 from tests.each import each
+from tests.test_configs import load
 
 ROOT = Path(__file__).parents[1]
 FILE = Path(lra_ssm.__file__).parent / "published.yaml"
@@ -123,10 +124,10 @@ def test_headers_say_what_is_published_and_on_which_data(config):
         assert "no published number" in text or "(ours" in text
         return
     assert "docs/reproduction.md" in text
-    data = yaml.safe_load((ROOT / f"{config}.yaml").read_text())["data"]["init_args"]
-    generated = data["source"] == "generated"
+    data = load(config.removeprefix("configs/"))
+    generated = data.get("data.init_args.source") == "generated"
     assert ("Data: generated" in text) == ("--data.source=lra" in text) == ("on LRA's files (" in text) == generated
-    assert ("--data.validation=test" in text) == ("validation" in data)
+    assert ("--data.validation=test" in text) == ("data.init_args.validation" in data)
 
 
 @each("config", CONFIGS)

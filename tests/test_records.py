@@ -4,13 +4,14 @@ import json
 import os
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from lra_ssm.runs.directory import RunDirectory
-from tests.runner import FIT, SHORT, in_process, only_run, warning
+from lra_ssm.runs.record import RunRecord
+from tests.runner import FIT, SHORT, in_process, only_run, printed, refused
 
 
 @pytest.fixture
@@ -77,43 +78,16 @@ def test_a_run_without_its_best_gets_one(interrupted, capsys):
     assert (interrupted / "checkpoints/best.ckpt").is_file()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("left", [None, 5])
-def test_a_log_that_lost_rows_is_said_once(left, interrupted, capsys, monkeypatch):
-    """left: the log's lines; before step 8, which was saved, it had a row of each step, the validation, the epoch."""
-    log = interrupted / "metrics.csv"
-    log.write_text("".join(log.read_text().splitlines(keepends=True)[:left])) if left else log.unlink()
-    monkeypatch.setenv("KILL_AT", "train_batch_end:2")
-    monkeypatch.setenv("KILL_WITH", "SIGTERM")
-    said = []
-    for expected in (143, 0):
-        code, out, _ = in_process(FIT, capsys)
-        assert code == expected
-        said += [line for line in out.splitlines() if line.startswith("warning: ")]
-        monkeypatch.delenv("KILL_AT", raising=False)
-    rows = (left or 1) - 1
-    assert said == [f"warning: {log.relative_to(log.parents[3])} has lost rows: {rows} are left of 10 before step 8; "
-                    "the run goes on without them"]  # fmt: skip
-
-
 # --- what is damaged ---
 
-SLOW, TRIALS = pytest.mark.slow, pytest.mark.trials
 FILES = ("run.json", ".holder.json", "config.yaml", "metrics.csv", "test.json")
-JSON = ["null", "[]", '"finished"', "1", "{}", '{"status": 3}', '{"status": "finished", "metrics": null}',
-        '{"status": "finished", "metrics": {"a": "b"}}', '{"status": "finished", "starts": [1]}',
-        '{"status": "finished", "data": {"splits": {"train": 1}}}', '{"status": "finished", "data": []}',
-        "[" * 100_000]  # fmt: skip
 
 
 def damage(path, random_):
     """Cut, emptied, overwritten or with one bit flipped."""
     raw = path.read_bytes() if path.is_file() else b"{}"
-    kind = random_.choice(["cut", "cut", "empty", "noise", "bit", "zeros"])
-    if kind == "bit":
-        at = random_.randrange(8 * len(raw))
-        raw = raw[: at // 8] + bytes([raw[at // 8] ^ 1 << at % 8]) + raw[at // 8 + 1 :]
-    elif kind == "cut":
+    kind = random_.choice(["cut", "cut", "empty", "noise", "zeros"])
+    if kind == "cut":
         raw = raw[: random_.randrange(len(raw))]
     else:
         raw = {"empty": b"", "noise": random_.randbytes(200), "zeros": bytes(len(raw))}[kind]
@@ -121,32 +95,22 @@ def damage(path, random_):
     return kind
 
 
-@pytest.mark.parametrize("text", [pytest.param("", marks=SLOW), '{"status": "fini', pytest.param(JSON[6], marks=SLOW)])
-def test_a_damaged_record_is_made_anew(text, finished, capsys):
+@pytest.mark.parametrize("text", ["", '{"status": "fini', "[]", "{}"])
+def test_a_damaged_record_is_named_and_not_repaired(text, finished, capsys):
     expected = json.loads((finished / "run.json").read_text())["metrics"]
     (finished / "run.json").write_text(text)
-    assert in_process(["test", *FIT[1:], *SHORT], capsys)[0] == 0
-    assert "test/accuracy" in json.loads((finished / "test.json").read_text())["metrics"]
-    code, out, said = in_process([*FIT, *SHORT], capsys)
-    line = warning(out)
-    assert code == 0 and "run.json is damaged: " in line and "made anew" in line, said
+    said = refused([*FIT, *SHORT], capsys)
+    assert said.startswith(f"{finished.relative_to(Path.cwd())}/run.json is damaged: ")
+    assert said.endswith("; remove it to go on from the checkpoint")
+    assert (finished / "run.json").read_text() == text
+    assert RunRecord.read(finished).status == "damaged" and "run.json" in printed(["status"], capsys)
+    (finished / "run.json").unlink()
+    printed([*FIT, *SHORT], capsys)
     record = json.loads((finished / "run.json").read_text())
     assert record["status"] == "finished" and record["metrics"] == pytest.approx(expected)
-    assert "is finished" in in_process([*FIT, *SHORT], capsys)[1]
 
 
-def test_records_by_every_wrong_type_are_none(tmp_path):
-    for text in JSON:
-        (tmp_path / "run.json").write_text(text)
-        run_ = RunDirectory(tmp_path)
-        assert run_.record == {} and not run_.finished
-        run_.set_damaged_record_aside()
-        assert not (tmp_path / "run.json").exists()
-    kept = [file.read_text() for file in tmp_path.glob("run.damaged*.json")]
-    assert sorted(kept) == sorted(JSON)
-
-
-@pytest.mark.parametrize("text", ["{", *(pytest.param(text, marks=SLOW) for text in ("", "[]", "null", "\x00"))])
+@pytest.mark.parametrize("text", ["{", "", "[]", "null", "\x00"])
 def test_a_holder_that_cannot_be_read_is_a_question_mark(text, tmp_path):
     """It waits a second for the name of the holder."""
     held = RunDirectory(tmp_path)
@@ -157,42 +121,9 @@ def test_a_holder_that_cannot_be_read_is_a_question_mark(text, tmp_path):
     held.release()
 
 
-def test_a_config_or_log_that_is_no_text_is_kept_aside(interrupted, capsys):
-    noise = b"\xff\x00\x93 no text \n\n"
-    for name in ("config.yaml", "metrics.csv"):
-        (interrupted / name).write_bytes(noise)
-    code, out, said = in_process(FIT, capsys)
-    assert code == 0, said
-    line = warning(out)
-    assert "metrics.csv is damaged" in line and "metrics.damaged.csv" in line
-    assert all((interrupted / name).read_bytes() == noise for name in ("config.before.yaml", "metrics.damaged.csv"))
-    assert yaml.safe_load((interrupted / "config.yaml").read_text())["experiment"] == "tiny"
-    assert (interrupted / "metrics.csv").read_text().startswith("step,epoch,")
-
-
-def test_what_a_test_beside_the_fit_is_writing_stays(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    theirs, old = tmp_path / ".unfinished-test.json-1", tmp_path / ".unfinished-predictions-val.csv-2"
-    ours = [tmp_path / ".unfinished-run.json-3", tmp_path / "checkpoints/.unfinished-last.ckpt-4"]
-    for path in (theirs, old, *ours):
-        path.touch()
-    os.utime(old, (1, 1))
-    held = RunDirectory(tmp_path)
-    held.lock()
-    held.release()
-    assert [path.exists() for path in (theirs, old, *ours)] == [True, False, False, False]
-
-
-def fuzzed(seeds, slow):
-    """The first so many for `pytest -m slow`, the others for `-m trials`."""
-    return [pytest.param(seed, marks=SLOW if i < slow else TRIALS) for i, seed in enumerate(seeds)]
-
-
-@pytest.mark.parametrize("seed", [1, *fuzzed(range(2, 60), 6), *fuzzed(range(60, 80), 2)])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 9))])
 def test_any_damage_ends_well_or_with_one_line(seed, interrupted, capsys):
-    """A run, from 60 on a finished one, with one or two damaged files is fitted, fitted again, and tested."""
-    if seed >= 60:
-        assert in_process(FIT, capsys)[0] == 0
+    """A run with one or two damaged files is fitted, fitted again, and tested."""
     random_ = random.Random(seed)
     names = random_.sample([*FILES, "checkpoints/last.ckpt", "checkpoints/best.ckpt"], random_.choice([1, 1, 2]))
     what = [(name, damage(interrupted / name, random_)) for name in names]

@@ -1,4 +1,4 @@
-"""What is counted of a step: by hand for a linear map; for a whole task in tests/gpu_walk."""
+"""What is counted of a step: by hand for a linear map; for whole tasks in benchmarks/gpu_walk."""
 
 import pytest
 import torch

@@ -234,8 +234,7 @@ def our_network(row: Row, ways: Ways, scaled: bool = True) -> Classifier:
     changed = {"layer": LayerSpec(S6, **layer), "block": its, "d_model": WIDTH, "n_layers": DEPTH}
     if ways.softmax:
         changed["head"] = HeadSpec(head)
-    if "vocab_size" in given:  # images
-        changed["num_classes"] = row.num_classes
+    changed["num_classes"] = row.num_classes
     built: Classifier = NetworkSpec.of({"class_path": network["class_path"], "init_args": given | changed})()
     return built
 

@@ -47,7 +47,7 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Any:
         return parser.parse_args(list(arguments))
     except ArgumentError as error:
         message, options = str(error), _one_of_each(list(parser._option_string_actions))
-        if unknown := re.search(r"nrecognized arguments: (--[\w-]+)", message):
+        if unknown := re.search(r"nrecognized arguments: .*?(--[\w-]+)", message):
             message = f"unknown option {unknown[1]}; {hint(unknown[1], options, 'it takes')}"
         elif missing := re.match("the following arguments are required: (.*)", message):
             message = f"the following arguments are required: {missing[1].upper()}"

@@ -1,5 +1,6 @@
 """The configuration of fit, validate, test and predict: read, checked; and what it describes, built."""
 
+import copy
 import inspect
 import json
 import re
@@ -24,6 +25,7 @@ from lra_ssm.layers import ModuleSpec
 from lra_ssm.layers.spec import annotations, import_object, public_path, wants_specification
 from lra_ssm.runs import CheckpointSettings
 from lra_ssm.runs.compute import ComputeSettings
+from lra_ssm.runs.directory import choose_directory
 from lra_ssm.runs.identity import (
     CHECKPOINT_NEUTRAL,
     DATA_NEUTRAL,
@@ -32,7 +34,6 @@ from lra_ssm.runs.identity import (
     plain,
     run_identity,
 )
-from lra_ssm.runs.run import choose_directory
 
 FLAGS = ("--fresh", "--strict-resume", "--allow-pickle")  # of a command, without a value
 _OPTIONS = ("--estimate", "--split", "--output")  # of a command, with a value
@@ -50,7 +51,9 @@ def read_config(command: str, arguments: Sequence[str]) -> "Config":
         raise SystemExit(0)
     merged = MergedConfig(_sections())
     flags, printing = dict[str, Any](), False
-    given = iter(arguments)
+    # --estimate may be without a value
+    pairs = zip(arguments, [*arguments[1:], "--"], strict=True)
+    given = iter([f"{a}=H100" if a == "--estimate" and after.startswith("--") else a for a, after in pairs])
     for argument in given:
         option, equals, text = argument.partition("=")
         value: str | None = text
@@ -63,7 +66,7 @@ def read_config(command: str, arguments: Sequence[str]) -> "Config":
             raise InputError(f"unexpected argument {argument!r}; options begin with --")
         else:
             if not equals:
-                value = next(given, None) if option != "--estimate" or arguments[-1] != argument else "H100"
+                value = next(given, None)
             text = _check_option(command, option, value)
             if option in ("--config", "-c"):
                 merged.add_file(text)
@@ -89,7 +92,7 @@ def build_data(config: dict[str, Any] | None, options: Sequence[str]) -> Any:
 
     Returns None if there is neither. Raises InputError for what the options say, or if the class refuses it.
     """
-    merged = MergedConfig({"data": None}, {"data": config} if config else None)
+    merged = MergedConfig({"data": None}, {"data": copy.deepcopy(config)} if config else None)
     for option in options:
         name, _, text = option.partition("=")
         merged.add_option(name.removeprefix("--"), text)

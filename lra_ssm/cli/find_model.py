@@ -65,6 +65,13 @@ class NamedNetwork(NamedTuple):
         return tokenizer_of(self.found.file) if self.found else None
 
     @property
+    def config_file(self) -> Path | None:
+        """The file of its configuration."""
+        if self.files is not None:
+            return self.files.find(RUN_CONFIG)
+        return self.found.run / RUN_CONFIG if self.found and self.found.run else None
+
+    @property
     def data(self) -> dict[str, Any] | None:
         """The section of its configuration that names a data module; None if there is none."""
         section = self.config.get("data")
@@ -138,8 +145,7 @@ def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> NamedNetwor
     network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
     config: dict[str, Any] = {}
     if path := files.find(RUN_CONFIG):
-        config = read_config(path, f"{files.name}: {RUN_CONFIG}")
-        check_trusted(files.name, config.get("data"), trust)  # no other section is made
+        config = read_config(path, f"{files.name}: {RUN_CONFIG}")  # not built: who builds from it checks it
     stated = files.config()
     specification = network.specification() if isinstance(network, Pretrained) else stated["network"]
     score = headline(get_nested(stated, "source", "metrics", "test"))
@@ -218,21 +224,23 @@ def load_language_model(
     if not isinstance(model, LanguageModel):
         where = named.found.file if named.found else name
         raise InputError(f"{where}: is not a language model; its network is a {type(model).__name__}")
-    if tokenizer is None:
-        own = named.tokenizer
-    else:
+    is_ours = named.files is None or named.files.config().get("format") == FORMAT
+    own = named.tokenizer
+    if tokenizer is not None:
         choice = parse_tokenizer(tokenizer)
         if choice.is_trained:
             raise InputError(f"--tokenizer={tokenizer} is made from a corpus; give the file of an existing one")
         choice.fetch()
-        own = choice.open()
+        given = choice.open()
+        if is_ours and own is not None and own.digest != given.digest:
+            raise InputError(f"{name}: was trained with the tokenizer that it comes with: leave --tokenizer out")
+        own = given
     if own is None:
         instead = "give one, such as --tokenizer=EleutherAI/gpt-neox-20b for Mamba; LanguageModel.generate needs none"
         raise InputError(f"{name}: has no tokenizer; {instead}")
     if own.vocab_size > model.vocab_size:
         raise InputError(f"{name}: its network has {model.vocab_size:,} tokens, the tokenizer {own.vocab_size:,}")
     model.vocab_size = own.vocab_size  # the network may have more, which no text contains
-    is_ours = named.files is None or named.files.config().get("format") == FORMAT
     before = (own.end_of_text,) if is_ours else own.prefix
     stop = () if is_ours or named.files is None or tokenizer is not None else named.files.end_tokens()
     return LoadedLanguageModel(model, own, before, get_nested(named.config, "data", "init_args"), stop or own.stop)

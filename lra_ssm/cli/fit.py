@@ -23,7 +23,7 @@ from lra_ssm.cli.language_models import with_own_tokenizer
 from lra_ssm.cli.starting_weights import StartingWeights, options_of
 from lra_ssm.cli.write_predictions import WritePredictions, check_output_path
 from lra_ssm.datamodules.base import DataModule, PreparedData
-from lra_ssm.errors import InputError
+from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import sha256, unused
 from lra_ssm.progress import quiet
 from lra_ssm.runs import start
@@ -83,6 +83,8 @@ def fit(config: Config) -> None:
         return
     run = Run(config.path, config.checkpoints, config.run_config, config.neutral)
     if run.finished:
+        if changed := run.changed_settings():
+            print(to_one_line(f"warning: a default has changed since this run was trained: {changed}"))
         run.source = user_source(config.resolved)
         run.report_finished(config.data(), given.init_from)
         return
@@ -91,7 +93,8 @@ def fit(config: Config) -> None:
     built = config.build(run.path)
     weights = None
     if given.init_from:
-        weights = given.init_from, StartingWeights(given.init_from, config.options.get("allow_pickle", False))
+        allow_pickle = config.options.get("allow_pickle", False)
+        weights = given.init_from, StartingWeights(given.init_from, allow_pickle, new_head=True)
     trainer = _trainer(run.trainer_arguments(**built.trainer))
     with built.compute.applied(built.task, trainer.strategy.root_device):
         run.fit(

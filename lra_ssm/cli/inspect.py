@@ -59,9 +59,12 @@ def inspect(
     import torch
 
     from lra_ssm.bars import Bar
-    from lra_ssm.cli.find_model import named_network
+    from lra_ssm.cli.find_model import check_trusted, named_network
 
     models = [named_network(name, allow_pickle, trust) for name in filter(None, (checkpoint, against))]
+    for model in models:
+        if model.files is not None:
+            check_trusted(model.name, model.data, trust)
     first = models[0].found
     out = out or (first.run or first.file.parent if first else Path()) / "inspect.png"
     # Gradients of a model that forgets are full of denormal numbers, which take a processor 50 times as long.
@@ -180,10 +183,8 @@ def open_data(models: Sequence[NamedNetwork], settings: Sequence[str]) -> Any:
     if not isinstance(data, DataModule):
         raise InputError(f"{type(data).__name__} is a data module of another kind: --random takes random inputs")
     if isinstance(data, PreparedData) and not data.is_prepared():
-        named = next(model for model in models if model.data) if own else None
-        file = named and (named.found.run / "config.yaml" if named.found and named.found.run else None)
-        config = [f"--config {file}"] if file else ["DATASET"]
-        command = " ".join(["lra-ssm prepare", *config, *settings])
+        configs = [model.config_file for model in models if model.data]
+        command = " ".join(["lra-ssm prepare", f"--config {configs[0]}" if configs else "DATASET", *settings])
         raise InputError(
             f"{type(data).__name__} is not prepared below {data.data_root} with these settings: `{command}` prepares"
             " it, --random takes random inputs"

@@ -72,10 +72,13 @@ def _files(config: Any, folder: Path) -> Iterator[str]:
 
 
 class StartingWeights:
-    """What --init_from names, or the saved model of a command's --ckpt_path."""
+    """What --init_from names, or the saved model of a command's --ckpt_path.
 
-    def __init__(self, name: str, allow_pickle: bool) -> None:
-        self.name, self.allow_pickle = name, allow_pickle
+    new_head: keep the task's own head if the weights have another one, or none: a fit trains it.
+    """
+
+    def __init__(self, name: str, allow_pickle: bool, new_head: bool = False) -> None:
+        self.name, self.allow_pickle, self.new_head = name, allow_pickle, new_head
 
     @cached_property
     def files(self) -> ModelFiles | None:
@@ -87,7 +90,7 @@ class StartingWeights:
         """Gives them to a task, or its network. Raises InputError: there are none, or they do not fit."""
         if self.files is None:
             path = existing(self.name)
-            state = load_checkpoint(path)["state_dict"]
+            state = self._with_head(task.state_dict(), load_checkpoint(path)["state_dict"])
             check_shapes(task.state_dict(), state, str(path))
             task.load_state_dict(state)
             return
@@ -97,7 +100,7 @@ class StartingWeights:
         named = import_paths(dict(task.hparams))  # these are imported anyway
         trust = {path for path in named if not path.startswith("lra_ssm.")}
         model = load_pretrained(self.files, nn.Module, allow_pickle=self.allow_pickle, trust=trust)
-        weights = model.state_dict()
+        weights = self._with_head(network.state_dict(), model.state_dict())
         check_shapes(network.state_dict(), weights, self.files.name)
         network.load_state_dict(weights)
         print(f"starting from the weights of {to_one_line(self.files.name)}")
@@ -105,6 +108,16 @@ class StartingWeights:
             made_with = {"hyper_parameters": {"network": model.specification()}}
             if differing := differing_settings(task, made_with):
                 print(to_one_line(f"note: {self.files.name} was made with other settings: {differing}"))
+
+    def _with_head(self, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+        """The weights, with the task's own head if theirs does not fit it and may be left out."""
+        names = {name for name in ours.keys() | theirs.keys() if name.removeprefix("network.").startswith("head.")}
+        fits = all(n in ours and n in theirs and ours[n].shape == theirs[n].shape for n in names)
+        if fits or not self.new_head:
+            return theirs
+        print(to_one_line(f"note: the head of {self.name} does not fit this task: a new one is trained"))
+        kept = {name: value for name, value in theirs.items() if name not in names}
+        return kept | {name: value for name, value in ours.items() if name in names}
 
     def check_tokenizer(self, data: Any) -> None:
         """See `check_start_tokenizer`."""

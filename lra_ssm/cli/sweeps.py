@@ -1,6 +1,7 @@
 """`lra-ssm submit` and `lra-ssm results`: many runs, from a sweep file to a table."""
 
 import glob
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ class _Checks:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], _Check] = {}
+        self._prepare: dict[str, str] = {}  # prepared folder -> the first command that makes it
 
     def paths(self, runs: Iterable[SweepRun], runs_dir: str, sweep: str) -> Iterator[Path]:
         """Yield each run's directory. Raises InputError that names the first run whose options are wrong."""
@@ -149,12 +151,19 @@ class _Checks:
             task, _, model = str(read.resolved["experiment"]).rpartition("/")
             task, settings = task.rpartition("/")[2], flatten(read.resolved)
             if hasattr(data, "is_prepared") and not data.is_prepared() and getattr(data, "source", "") != "generated":
-                words = " ".join([options[0], *(option for option in kept if option.startswith("--data"))])
-                missing = f"lra-ssm prepare {words}"
+                words = shlex.join([options[0], *(option for option in kept if option.startswith("--data"))])
+                missing = self._prepare.setdefault(_folder_of(data), f"lra-ssm prepare {words}")
             if row_for(task, model, settings):
                 generated = "; ".join(data_differences(task, settings))
             self._known[key] = _Check(read, missing, generated)
         return self._known[key]
+
+
+def _folder_of(data: Any) -> str:
+    try:
+        return str(data.prepared_folder)
+    except InputError as error:  # its source is missing
+        return str(error)
 
 
 def _read_options(options: list[str]) -> Any:
@@ -243,13 +252,11 @@ def results(
         notes.append(f"not started: {named}{more}")
     if not groups:
         text = "\n".join(notes)
-    elif form == "csv":
-        text = tables.runs_to_csv(frame) if each else tables.to_csv(groups)
+    elif each:
+        text = tables.runs_to_csv(frame)
     else:
         made = tables.grid(groups, notes) if grid else tables.results_table(groups, notes)
-        text = {"markdown": made.markdown, "latex": made.latex}.get(
-            form, lambda: made.text(None if out else terminal_width())
-        )()
+        text = made.text(None if out else terminal_width()) if form == "text" else getattr(made, form)()
     if out is None:
         print(text.rstrip("\n"))
     else:

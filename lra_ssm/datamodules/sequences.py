@@ -20,7 +20,7 @@ import torch
 
 from lra_ssm.datamodules.base import ArrayData, setting
 from lra_ssm.datamodules.batches import NOT_SCORED, AnyBatch, Batch, BatchDataset, TokenBatch, pad
-from lra_ssm.datamodules.storage import Array, Growing, IntArray, Split
+from lra_ssm.datamodules.storage import Array, Growing, IntArray, Split, token_dtype
 from lra_ssm.errors import InputError
 
 SPLITS = ("train", "val", "test")
@@ -144,11 +144,6 @@ class _SequenceWriter:
         if np.ndim(self.answers[0]):
             return arrays | {"targets": np.concatenate(self.answers).astype(np.int32)}
         return arrays | {"labels": np.array(self.answers, np.int64)}
-
-
-def token_dtype(vocab_size: int) -> str:
-    """Return the smallest unsigned dtype that holds every token id of a vocabulary."""
-    return "uint8" if vocab_size <= 1 << 8 else "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
 class SequenceDataset(BatchDataset):

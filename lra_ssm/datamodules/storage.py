@@ -235,6 +235,11 @@ class Prepared:
         return Split(self.folder, splits[name])
 
 
+def token_dtype(vocab_size: int) -> str:
+    """Return the smallest unsigned dtype that holds every token id of a vocabulary."""
+    return "uint8" if vocab_size <= 1 << 8 else "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
 def load(folder: Path) -> Prepared:
     """Open a prepared folder after checking that every file is there with its recorded size.
 

@@ -23,7 +23,7 @@ from lra_ssm.layers.masking import check_lengths, check_sequence, mask_padding
 from lra_ssm.layers.norms import NormName, RMSNorm, make_norm
 from lra_ssm.layers.roles import WidthRole, linear_roles
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
-from lra_ssm.ops import mamba_step, silu_gate, step_linear
+from lra_ssm.ops import mamba_step, step_linear
 
 M = TypeVar("M", bound=nn.Module)
 State = Any  # of a layer or a block: a tensor, or a tuple of states
@@ -319,7 +319,7 @@ class MambaBlock(Block):
     def mixer(self, x: Tensor, run_part: RunPart) -> Tensor:
         u, z = apply_linear(self.in_proj, x).chunk(2, dim=-1)
         y = run_part("layer", run_part("conv1d", u))
-        y = apply_linear(self.out_proj, silu_gate(y, z))
+        y = apply_linear(self.out_proj, y * F.silu(z))
         return self.dropout(y if self.glu is None else F.glu(self.glu(self.dropout(F.gelu(y))), dim=-1))
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:

@@ -20,7 +20,6 @@ from torch.nn import functional
 
 from lra_ssm.layers.masking import valid_mask
 from lra_ssm.layers.roles import Role, WidthRole
-from lra_ssm.ops import rms_norm, silu_gate
 
 NormName = Literal["batch", "batch_padded", "layer", "rms"]
 
@@ -180,8 +179,7 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(d_model, eps=eps)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        assert self.eps is not None
-        return rms_norm(_in_precision_of(self.weight, x), self.weight, self.eps)
+        return super().forward(_in_precision_of(self.weight, x))
 
     def width_roles(self) -> dict[str, WidthRole]:
         return {"weight": "vector"}
@@ -203,10 +201,10 @@ class GatedRMSNorm(nn.Module):
 
     def forward(self, y: Tensor, z: Tensor) -> Tensor:
         """y, z (…, D) -> (…, D)."""
-        y = silu_gate(y, z)
+        y = y * functional.silu(z)
         weight = self.weight.to(y.dtype)  # autocast makes y's dtype lower
         if self.groups == 1:
-            return rms_norm(y, weight, self.eps)
+            return functional.rms_norm(y, weight.shape, weight, self.eps)
         parts = y.unflatten(-1, (self.groups, -1))
         return functional.rms_norm(parts, parts.shape[-1:], None, self.eps).flatten(-2) * weight
 

@@ -18,7 +18,6 @@ from lra_ssm.ops.initialization import (
 )
 from lra_ssm.ops.mamba_step import SelectiveWeights, mamba_step
 from lra_ssm.ops.parameterization import Form, Parameterization, as_complex, eigenvalues, inverse_eigenvalues
-from lra_ssm.ops.pointwise import rms_norm, silu_gate, step_linear
 from lra_ssm.ops.reference import (
     bidirectional_convolution_reference,
     causal_convolution_reference,
@@ -33,6 +32,7 @@ from lra_ssm.ops.scan import linear_scan
 from lra_ssm.ops.selective_scan import selective_scan
 from lra_ssm.ops.selective_step import selective_step
 from lra_ssm.ops.ssd_scan import ssd_scan, ssd_step
+from lra_ssm.ops.step_linear import step_linear
 
 __all__ = [
     "Form",
@@ -63,7 +63,6 @@ __all__ = [
     "note_backend",
     "prefer_backend",
     "record_backends",
-    "rms_norm",
     "s4d_inv",
     "s4d_kernel",
     "s4d_kernel_reference",
@@ -74,7 +73,6 @@ __all__ = [
     "selective_scan",
     "selective_scan_reference",
     "selective_step",
-    "silu_gate",
     "ssd_scan",
     "ssd_scan_reference",
     "ssd_step",

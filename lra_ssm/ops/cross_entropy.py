@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lra_ssm.ops.backends import cpu_pieces, triton_losses
+from lra_ssm.ops.backends import triton_losses
 from lra_ssm.ops.tensors import check_dense, without_autocast
 
 # Of float32 logits at a time. A part has hundreds of positions even of a large vocabulary: with few, reading and
@@ -98,8 +98,6 @@ def _blocks(logits: Tensor) -> Iterator[slice]:
 def _losses(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tensor | None = None) -> Tensor:
     """-log softmax(logits)[target], 0 where ignored; with scale (rows,), which is 0 there too, the logits become the
     gradient of sum(scale · losses)."""
-    if cpu_pieces.takes(logits, scale):
-        return cpu_pieces.softmax_losses(logits, targets, ignored, scale)
     if triton_losses.takes(logits):
         return triton_losses.softmax_losses(logits, targets, ignored, scale)
     losses = logits.new_empty(len(logits))

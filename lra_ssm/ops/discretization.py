@@ -17,7 +17,6 @@ B_bar is the factor that multiplies B:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,8 +26,6 @@ from torch.autograd.function import once_differentiable
 
 # |z| below which phi1'(z) is summed as a series; the direct formula loses eps / |z| to cancellation.
 SERIES_RADIUS = 0.25
-
-Allocate = Callable[[str, torch.dtype], Tensor]
 
 
 def _check(delta: Tensor, A: Tensor) -> None:
@@ -44,7 +41,7 @@ def _check(delta: Tensor, A: Tensor) -> None:
         ) from None
 
 
-def away_from_zero(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+def _away_from_zero(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     """(A, 1/A) with |A| < tiny replaced by tiny: too small for A_bar and B_bar to move by a rounding error at the
     largest delta, and no smaller than 1/A needs to be a number."""
     tiny, rounding = (1e-100, 1e-18) if A.dtype in (torch.float64, torch.complex128) else (1e-15, 1e-9)
@@ -55,61 +52,32 @@ def away_from_zero(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     return A, (A.to(torch.complex128).reciprocal().to(A.dtype) if A.is_complex() else A.reciprocal())
 
 
-def _allocator(delta: Tensor, A: Tensor) -> Allocate:
-    shape = torch.broadcast_shapes(delta.shape, A.shape)
-    return lambda name, dtype: torch.empty(shape, dtype=dtype, device=A.device)
-
-
-def zoh_values(delta: Tensor, A: Tensor, allocate: Allocate | None = None) -> tuple[Tensor, Tensor]:
-    """(A_bar, B_bar) of `zoh` without autograd; A and delta as there, in one precision.
-
-    allocate(name, dtype) gives the buffers, of the broadcast shape, that a caller in a loop keeps; fresh ones if None.
-    """
-    allocate = allocate or _allocator(delta, A)
-    A, inverse = away_from_zero(delta, A)
-    real = delta.dtype
-    A_bar, B_bar = allocate("A_bar", A.dtype), allocate("B_bar", A.dtype)
+def _zoh_values(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+    """(A_bar, B_bar) of `zoh` without autograd; A and delta as there, in one precision."""
+    A, inverse = _away_from_zero(delta, A)
     if not A.is_complex():
-        z = torch.mul(delta, A, out=A_bar)
-        torch.expm1(z, out=B_bar).mul_(inverse)
-        return z.exp_(), B_bar
+        z = delta * A
+        return z.exp(), torch.expm1(z).mul_(inverse)
     # exp(a + ib) - 1 from real parts, no cancellation: expm1(a) - 2 exp(a) sin(b/2)^2 + 2i exp(a) sin(b/2) cos(b/2).
     # (torch.exp of a complex tensor is an order of magnitude slower on a CPU than the three real functions.)
-    decay = torch.mul(delta, A.real.contiguous(), out=allocate("real_0", real))
-    minus_1 = torch.expm1(decay, out=allocate("real_4", real))
-    decay.exp_()
-    half = torch.mul(delta, (A.imag / 2).contiguous(), out=allocate("real_1", real))
-    sine, cosine = torch.sin(half, out=allocate("real_2", real)), half.cos_()
-    scaled_sine = torch.mul(decay, sine, out=allocate("real_3", real)).mul_(2)
-    imag = cosine.mul_(scaled_sine)
-    turned = sine.mul_(scaled_sine)
-    minus_1.sub_(turned)
-    torch.complex(minus_1, imag, out=B_bar).mul_(inverse)
+    exponent, half = delta * A.real.contiguous(), delta * (A.imag / 2).contiguous()
+    decay, sine = exponent.exp(), half.sin()
+    scaled_sine = 2 * decay * sine
+    imag, turned = half.cos_() * scaled_sine, sine * scaled_sine
+    minus_1 = torch.expm1(exponent).sub_(turned)
+    B_bar = torch.complex(minus_1, imag).mul_(inverse)
     # 1 + (exp(z) - 1) rounds least, but what has decayed is no difference of ones.
-    return torch.complex(torch.where(decay < 0.5, decay - turned, minus_1.add_(1)), imag, out=A_bar), B_bar
+    return torch.complex(torch.where(decay < 0.5, decay - turned, minus_1.add_(1)), imag), B_bar
 
 
-def exp_values(delta: Tensor, A: Tensor, allocate: Allocate | None = None) -> Tensor:
-    """exp(delta A) without autograd; allocate as in `zoh_values`."""
-    allocate = allocate or _allocator(delta, A)
-    A_bar = allocate("A_bar", A.dtype)
-    if not A.is_complex():
-        return torch.mul(delta, A, out=A_bar).exp_()
-    real = delta.dtype
-    magnitude = torch.mul(delta, A.real.contiguous(), out=allocate("real_0", real)).exp_()
-    phase = torch.mul(delta, A.imag.contiguous(), out=allocate("real_1", real))
-    sine = torch.sin(phase, out=allocate("real_2", real)).mul_(magnitude)
-    return torch.complex(phase.cos_().mul_(magnitude), sine, out=A_bar)
-
-
-def phi1_derivative_series(z: Tensor, out: Tensor | None = None) -> Tensor:
+def phi1_derivative_series(z: Tensor) -> Tensor:
     """phi1'(z) for |z| <= SERIES_RADIUS, phi1(z) = (exp(z) - 1)/z:  sum over k of (k+1)/(k+2)! z^k, to full precision.
 
     delta^2 phi1'(delta A) is the derivative of zoh's B_bar with respect to A.
     """
     terms = 13 if z.dtype in (torch.float64, torch.complex128) else 7
     coefficients = [(k + 1) / math.factorial(k + 2) for k in range(terms)]
-    total = (torch.empty_like(z) if out is None else out).fill_(coefficients[-1])
+    total = torch.full_like(z, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         total.mul_(z).add_(coefficient)
     return total
@@ -118,7 +86,7 @@ def phi1_derivative_series(z: Tensor, out: Tensor | None = None) -> Tensor:
 class _ZOH(torch.autograd.Function):
     @staticmethod
     def forward(ctx, delta, A):  # type: ignore[no-untyped-def]
-        A_bar, B_bar = zoh_values(delta, A)
+        A_bar, B_bar = _zoh_values(delta, A)
         ctx.save_for_backward(delta, A, A_bar, B_bar)
         return A_bar, B_bar
 
@@ -131,7 +99,7 @@ class _ZOH(torch.autograd.Function):
             grad = grad_A_bar * (A * A_bar).conj() + grad_B_bar * A_bar.conj()
             grad_delta = (grad.real if grad.is_complex() else grad).sum_to_size(delta.shape)
         if ctx.needs_input_grad[1]:  # dA_bar/dA = delta A_bar, dB_bar/dA = (delta A_bar - B_bar)/A = delta^2 phi1'
-            safe_A, inverse = away_from_zero(delta, A)
+            safe_A, inverse = _away_from_zero(delta, A)
             z = delta * safe_A
             small = z.abs() < SERIES_RADIUS
             series = delta.square() * phi1_derivative_series(torch.where(small, z, torch.zeros_like(z)))

@@ -127,7 +127,7 @@ def _powers(log: Tensor, L: int, dtype: torch.dtype) -> Tensor:
 
 
 def _by_the_kernels(a: Tensor, b: Tensor, initial: Tensor | None, reset: Tensor | None, backend: str) -> Tensor:
-    """x for a constant a (D,), by a selective scan of delta = 1, A = log rho and rho = |a|: no autograd.
+    """x for a constant a (D,), by a selective scan of delta = 1 (D,), A = log rho and rho = |a|: no autograd.
 
     The rest of a is turned out of the recurrence: with w_t = (a / rho)^t, x = w y where y_t = rho y_{t-1} + b_t / w_t.
     For real a, w is the sign of every other step; for complex a, re and im of y are two channels of a real scan.  A
@@ -152,8 +152,7 @@ def _by_the_kernels(a: Tensor, b: Tensor, initial: Tensor | None, reset: Tensor 
     if a.is_complex():
         v, log_rho = torch.view_as_real(v).movedim(-1, 2).flatten(1, 2), log_rho.repeat_interleave(2)
     ones = log_rho.new_ones(v.shape[1], 1, dtype=dtype)
-    delta, A = ones[0].expand(v.shape), log_rho.to(dtype).unsqueeze(1)
-    y = selective_scan(v, delta, A, ones, ones, reset=reset, backend=backend)
+    y = selective_scan(v, ones[:, 0], log_rho.to(dtype).unsqueeze(1), ones, ones, reset=reset, backend=backend)
     assert isinstance(y, Tensor)
     if a.is_complex():
         y = y.unflatten(1, (D, 2))
@@ -218,7 +217,7 @@ def linear_scan(
 
     Floating dtypes may be mixed.  x has the promotion of the dtypes of a, b and initial_state, complex if any of them
     is; the arithmetic and the last state have at least single precision, whatever autocast says; each gradient has
-    its input's dtype, and for a complex input torch's convention.  First derivatives alone, but for the reference.
+    its input's dtype, and for a complex input torch's convention.  Only the reference has second derivatives.
 
     A constant a keeps its precision in float32 however long the memory: C++ has states in double; for the others see
     `_by_the_kernels`, and where |a| > 1, powers of it up to the L-th must be finite there.

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lra_ssm.ops.backends import cpu_pieces
 from lra_ssm.ops.discretization import zoh
 
 
@@ -30,9 +29,6 @@ def selective_step(
     With delta_bias the step is softplus(delta + delta_bias), else delta, which may broadcast to (batch, D). All in the
     state's precision; y has u's dtype. Gradients flow through everything; nothing is checked.
     """
-    if _cpp_takes(u, delta, A, B, C, D, state, delta_bias, discretization):
-        assert delta_bias is not None
-        return cpu_pieces.selective_step(u, delta, delta_bias, A, B.squeeze(1), C.squeeze(1), D, state)
     real, own = state.dtype.to_real(), u.dtype
     u, delta, D = u.to(real), delta.to(real), D.to(real)
     A, B, C = A.to(state.dtype), B.to(state.dtype), C.to(state.dtype if C.is_complex() else real)
@@ -49,19 +45,3 @@ def selective_step(
     else:
         y = 2 * ((C * state).real if C.is_complex() else C * state.real).sum(-1)
     return torch.addcmul(y, D, u).to(own), state
-
-
-def _cpp_takes(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor, delta_bias: Tensor | None,
-    discretization: str,
-) -> bool:  # fmt: skip
-    """Mamba's S6 in float32, where nobody asks for gradients."""
-    tensors = (u, delta, A, B, C, D, state, delta_bias)
-    if discretization != "euler" or delta_bias is None or A.dim() != 2 or state.dtype != torch.float32:
-        return False
-    one = (state.shape[0], 1, state.shape[2])
-    if delta.shape != u.shape or B.shape != one or C.shape != one:
-        return False
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        return False
-    return cpu_pieces.takes(*tensors)

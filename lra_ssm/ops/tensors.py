@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def check_dense(**tensors: Tensor | None) -> None:
@@ -21,6 +23,35 @@ def check_dense(**tensors: Tensor | None) -> None:
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Arithmetic in the dtypes that the code names; on the meta device, which has no autocast, nothing to do."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.run = run
+        ctx.save_for_backward(*inputs)
+        return run(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[1:]
+        saved = zip(ctx.saved_tensors, needed, strict=True)
+        inputs = [None if x is None else x.detach().requires_grad_(n) for x, n in saved]
+        with torch.enable_grad(), without_autocast(grads[0].device):
+            results = [(y, g) for y, g in zip(ctx.run(*inputs), grads, strict=True) if y.requires_grad]
+            wanted = [x for x in inputs if x is not None and x.requires_grad]
+            of_wanted = torch.autograd.grad([y for y, _ in results], wanted, [g for _, g in results], allow_unused=True)
+        found = iter(of_wanted)
+        return None, *(next(found) if n else None for n in needed)
+
+
+def recompute(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    """run(*inputs), of which nothing but the inputs is kept for backward: that computes it a second time.
+
+    As `torch.utils.checkpoint`, but autocast is off in backward too, and a second derivative is an error.
+    """
+    return _Recomputed.apply(run, *inputs)
 
 
 def is_clean(*tensors: Tensor | None) -> bool:

@@ -1,16 +1,14 @@
 """Average runs over seeds, and show them next to the published rows.
 
-A run is a row of one DataFrame (`runs_frame`); runs that differ only in the seed are a row of the table (`Rows`).
+A run is a row of one DataFrame (`runs_frame`); runs that differ only in the seed are a row of the table (`Group`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lra_ssm.errors import InputError
 from lra_ssm.results.published import LRA, Row, data_differences, differences, plus_minus, published, row_of
 from lra_ssm.results.settings import ABSENT, differing, exact, format_value, resolve, short_names, sort_key
 from lra_ssm.runs.record import RunRecord
@@ -88,16 +86,18 @@ def _default_metric(run: RunRecord) -> str:
     return named[0] if named else "test/loss" if metrics else run.monitor.replace("val/", "test/")
 
 
-@dataclass
 class Group:
-    """One row of the table: runs that differ only in their seeds."""
+    """One row of the table: runs that differ only in their seeds.
 
-    runs: pd.DataFrame  # rows of `runs_frame`
-    metric: str
-    by: dict[str, Any]
-    variant: str = ""  # the settings that distinguish it from others of its task and model
+    Args:
+        runs: their rows in `runs_frame`.
+        metric: its metric.
+        by: the values of the settings that separate rows, by the user's names.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, runs: pd.DataFrame, metric: str, by: dict[str, Any]) -> None:
+        self.runs, self.metric, self.by = runs, metric, by
+        self.variant = ""  # the settings that distinguish it from others of its task and model
         self.first: RunRecord = self.runs.run.iloc[0]
         self.task, self.model = self.first.task, self.first.model
         self.counted = self.runs[self.runs.why == ""]
@@ -133,12 +133,9 @@ class Group:
         out = self.runs[self.runs.why != ""]
         whys = "; ".join(f"{line.run.path}: {line.why}" for line in out.itertuples())
         notes = [f"{len(out)} of {len(self.runs)} runs not counted: {whys}"] if whys else []
-        kinds: dict[str, Callable[[RunRecord], str]] = {
-            "code": lambda run: run.code,
-            "hardware": lambda run: run.hardware,
-        }
-        for what, of in kinds.items():
-            texts = self.counted.groupby(self.counted.run.map(of), sort=False).seed.agg(", ".join)
+        for what in ("code", "hardware"):
+            made_with = self.counted.run.map(lambda run, what=what: getattr(run, what))
+            texts = self.counted.groupby(made_with, sort=False).seed.agg(", ".join)
             if len(texts) > 1 or any(", then " in text for text in texts.index):
                 told = "; ".join(f"{text}: seeds {seeds}" for text, seeds in texts.items())
                 notes.append(f"not all with the same {what}: {told}")
@@ -149,8 +146,6 @@ class Group:
         unmatched = next((row for row in self.runs.published if row is not None and row.unmatched), None)
         if unmatched:
             notes.append(f"not compared with {unmatched.where}, {unmatched.value:g}: {unmatched.unmatched}")
-        if self.row and self.differences and self.differences[1]:
-            notes.append(f"other settings than configs/…/{self.differences[0]}: {'; '.join(self.differences[1])}")
         return notes + (data_differences(self.task, self.first.all_settings) if self.row else [])
 
 
@@ -163,9 +158,12 @@ def groups_of(frame: pd.DataFrame, by: Sequence[str] = ()) -> list[Group]:
     for _, members in frame.groupby(_KEYS, sort=False):
         counted = members[members.why == ""]
         metric = counted.metric.iloc[0] if len(counted) else known.get(members.task.iloc[0], members.metric.iloc[0])
+        others = members[(members.why == "") & (members.metric != metric)]
+        members = members.assign(why=members.why.where(~members.index.isin(others.index), f"has no {metric}"))
         groups.append(Group(members, metric, {name: members[f"by {name}"].iloc[0] for name in by}))
     for same in _by_task_and_model(groups).values():
         _name_variants(same, by)
+        _note_differences(same)
     for task in dict.fromkeys(g.task for g in groups):
         counts = {g.label: g.parameters for g in groups if g.task == task and g.parameters}
         if counts and max(counts.values()) > 1.1 * min(counts.values()):
@@ -173,6 +171,15 @@ def groups_of(frame: pd.DataFrame, by: Sequence[str] = ()) -> list[Group]:
             note = f"{task}: {most} has {counts[most] / counts[least]:.2f} times as many parameters as {least}"
             next(g for g in groups if g.label == most and g.task == task).notes.append(note)
     return groups
+
+
+def _note_differences(same: Sequence[Group]) -> None:
+    """Name the settings that differ from the row's config: those of all rows in one note, which they share."""
+    compared = [(g, *g.differences) for g in same if g.differences]
+    common = [text for text in compared[0][2] if all(text in told for _, _, told in compared)] if compared else []
+    for g, config, told in compared:
+        for texts in filter(None, (common, [text for text in told if text not in common])):
+            g.notes.append(f"other settings than configs/…/{config}: {'; '.join(texts)}")
 
 
 def _by_task_and_model(groups: Sequence[Group]) -> dict[tuple[str, str], list[Group]]:
@@ -246,6 +253,9 @@ class Table:
         drawn = escaped.to_latex(index=False, escape=False, column_format=form).rstrip("\n")
         return "\n".join([drawn, *[rf"\par\footnotesize {_latex(note)}" for note in self.notes]])
 
+    def csv(self) -> str:
+        return str(self.frame.to_csv(index=False, lineterminator="\n"))
+
 
 def _latex(text: str) -> str:
     return "".join(_LATEX.get(c, c) for c in text)
@@ -307,19 +317,6 @@ def _average(values: Mapping[str, float]) -> str:
     return f"{sum(found) / 6:.2f}" if len(found) == 6 else NONE
 
 
-def to_csv(groups: Sequence[Group]) -> str:
-    """Return a row per group, in numbers; a deviation of one seed is empty."""
-    lines = [
-        {"task": g.task, "model": g.model, **{name: format_value(value) for name, value in g.by.items()},
-         "variant": g.variant, "metric": metric_name(g.metric), "mean": g.mean, "std": g.std, "seeds": len(g.counted),
-         "parameters": g.parameters, "steps": g.steps, "seconds": g.seconds, "seconds_at_least": g.at_least,
-         "published": g.row and g.row.value, "published_std": g.row and g.row.std, "difference": g.difference,
-         "settings_that_differ": "; ".join(g.differences[1]) if g.differences else None, "notes": " | ".join(g.notes)}
-        for g in groups
-    ]  # fmt: skip
-    return _csv(pd.DataFrame(lines, dtype=object))
-
-
 def runs_to_csv(frame: pd.DataFrame) -> str:
     """Return a row per run, counted or not, with every setting that differs."""
     drop = ["run", "published", "by", "settings", "data", "weights"]
@@ -332,12 +329,8 @@ def runs_to_csv(frame: pd.DataFrame) -> str:
     )
     for key, values in differing(run.settings for run in frame.run).items():
         found[key] = [format_value(value) for value in values]
-    return _csv(found)
-
-
-def _csv(frame: pd.DataFrame) -> str:
     # As text: pandas writes a value that is nan and one that is missing alike.
-    texts = frame.map(lambda cell: None if cell is None else str(cell))
+    texts = found.map(lambda cell: None if cell is None else str(cell))
     return str(texts.to_csv(index=False, lineterminator="\n"))
 
 
@@ -374,9 +367,3 @@ def _below(letters: dict[str, str], groups: Sequence[Group], more: Sequence[str]
         if len({*texts}) == 1:
             told.append(f"{what}: {texts[0]}")
     return list(dict.fromkeys(told))
-
-
-def check_writable(path: Path | None) -> None:
-    """Raise InputError if a file cannot be written there."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise InputError(f"{path}: its folder does not exist")

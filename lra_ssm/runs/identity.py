@@ -23,7 +23,7 @@ OPTIONS_NEUTRAL = (
     "return_predictions", "split", "output", "estimate", "compute", "check_layer",
 )  # fmt: skip
 TRAINER_NEUTRAL = (
-    "accelerator", "default_root_dir", "devices", "enable_model_summary", "enable_progress_bar",
+    "accelerator", "default_root_dir", "devices", "enable_model_summary", "enable_progress_bar", "fast_dev_run",
     "limit_predict_batches", "limit_test_batches", "log_every_n_steps", "max_time", "logger", "num_nodes", "profiler",
     "strategy",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from lra_ssm.errors import squeeze
+from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, what_counts
 
 INPUTS = "inputs"  # {"data": …, "weights": …} that a run began with, from runs/source.py
@@ -51,12 +51,12 @@ class RunRecord:
                     problems.append("it has no config.yaml")
             except (OSError, ValueError, RecursionError) as error:
                 found[name] = {}
-                problems.append(f"{name} cannot be read: {error}")
+                problems.append(str(error) if isinstance(error, InputError) else f"{name} cannot be read: {error}")
         record, tested, config = found.values()
         if files["run.json"].exists() and "status" not in record and not problems:
             problems.append("run.json has no status")
         progress = read_object(path / "progress.json")
-        return cls(path, record, tested, config, progress, squeeze("; ".join(problems)))
+        return cls(path, record, tested, config, progress, to_one_line("; ".join(problems)))
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -169,30 +169,11 @@ class RunRecord:
 
     @cached_property
     def score_problem(self) -> str:
-        """Why test.json is not a complete score of the run's own best checkpoint; empty if it is."""
-        score, best = self.tested, self.record.get("best") or {}
-        if not isinstance(score.get("metrics"), dict):
-            return "finished, not tested"
-        ended, began = self.last_start.get("ended"), score.get("began") or score.get("time")
-        if ended and began and began < ended:
-            return "tested before it was finished"
-        file = Path(str(score.get("checkpoint", "checkpoints/best.ckpt")))
-        digests = best.get("sha256"), score.get("checkpoint_sha256")
-        own = digests[0] == digests[1] if all(digests) else self._is_own(file)
-        if not own:
-            return f"tested with another checkpoint ({file})"
-        if score.get("limit_batches") is not None or score.get("batches") != score.get("of_batches"):
-            part = score.get("limit_batches", score.get("batches"))
-            return f"tested on a part of the split (limit {part})"
-        if others := score.get("settings"):
-            return f"tested with other settings ({', '.join(f'{name}={value}' for name, value in others.items())})"
-        return ""
-
-    def _is_own(self, file: Path) -> bool:
-        """Whether a scored file was the run's best checkpoint, or its last one if it has no best, by its path."""
-        folder = self.path / "checkpoints"
-        best = "last.ckpt" if folder.is_dir() and not (folder / "best.ckpt").exists() else "best.ckpt"
-        return file.name == best and file.parent.name == "checkpoints"
+        """Why test.json has no score; empty if it has one. `Run` writes only complete scores of the best checkpoint."""
+        if isinstance(self.tested.get("metrics"), dict):
+            return ""
+        others = read_object(self.path / "test-others.json").get("others") or [{}]
+        return f"finished, tested only with {why}" if (why := others[-1].get("why")) else "finished, not tested"
 
     # -- what it took ----------------------------------------------------------------------------------------------
 
@@ -320,13 +301,13 @@ def result_settings(config: dict[str, Any], neutral: Any = None) -> dict[str, An
 
 
 def load_yaml(file: Path) -> Any:
-    """Read a YAML file. Raises ValueError if it is not valid YAML."""
+    """Read a YAML file. Raises InputError if it is not valid YAML."""
     import yaml
 
     try:
         return yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # ten times as fast
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is not valid YAML: {error}") from error
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -379,12 +360,6 @@ def read_record(file: Path) -> tuple[dict[str, Any], str]:
     except (ValueError, RecursionError) as error:
         return {}, f"it is cut off or overwritten ({error})"
     return (record, "") if isinstance(record, dict) and isinstance(record.get("status"), str) else ({}, "no status")
-
-
-def is_of_the_end(tested: dict[str, Any], starts: list[dict[str, Any]]) -> bool:
-    """Whether a test was made after the run's last attempt ended."""
-    ended = starts[-1].get("ended") if starts else None
-    return isinstance(tested.get("metrics"), dict) and (not ended or str(tested.get("time") or ended) >= ended)
 
 
 def _between(start: Any, end: Any) -> float | None:

@@ -34,7 +34,7 @@ from lra_ssm.runs.identity import (
 from lra_ssm.runs.logged import latest
 from lra_ssm.runs.metrics import ROWS, CSVRunLogger, WriteProgress
 from lra_ssm.runs.provenance import code_version, ended, environment, now
-from lra_ssm.runs.record import INPUTS, read_object
+from lra_ssm.runs.record import INPUTS, load_yaml, read_object
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Ended, Stopped
 from lra_ssm.runs.source import (
@@ -176,11 +176,9 @@ class Run(RunDirectory):
             KeyboardInterrupt, SystemExit: a signal came, and the step is saved.
         """
         self._describe(trainer, task, data)
-        if changed := self._changed_settings():
+        if changed := self.changed_settings():
             remedy = "give the same to resume it, or --fresh" if command else "give this one another name"
-            if not (self.finished and command):
-                raise InputError(f"{self.path} began with other settings: {changed}; {remedy}")
-            print(to_one_line(f"warning: a default has changed since this run was trained: {changed}"))
+            raise InputError(f"{self.path} began with other settings: {changed}; {remedy}")
         if self.finished:
             return self.report_finished(data, init_from and init_from[0])
         try:
@@ -228,10 +226,10 @@ class Run(RunDirectory):
             if isinstance(callback, SaveLast):
                 callback.made_by |= {"lra_ssm_source": self.source, CONFIG: self.config}
 
-    def _changed_settings(self) -> str:
-        """Which settings differ from those that the run began with: a default may have changed."""
+    def changed_settings(self) -> str:
+        """Return which settings differ from those that the run began with, as text: a default may have changed."""
         file = self.path / "config.yaml"
-        before = yaml.safe_load(file.read_text()) if file.is_file() else None
+        before = load_yaml(file) if file.is_file() else None
         if not isinstance(before, dict):
             return ""
         began, now_ = (what_counts({"trainer": {}, **each}, self.neutral) for each in (before, self.config or {}))

@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
-from lra_ssm.errors import InputError, in_user_code
+from lra_ssm.errors import InputError
 from lra_ssm.progress import wait_for_no_bar
 from lra_ssm.runs.checks import (
     check_batches,
@@ -102,7 +102,7 @@ def restoring(checkpoint: Path | None) -> Iterator[None]:
         restores = any(name.startswith(("restore", "resume_start")) for name in names)
         # Want of memory, and the end of a process beside this one, are RuntimeErrors too.
         other = isinstance(error, RuntimeError) and not str(error).startswith("Error(s) in loading state_dict")
-        if other or isinstance(error, (InputError, OSError)) or not restores or in_user_code(error):
+        if other or isinstance(error, (InputError, OSError)) or not restores:
             raise
         said = f"checkpoint {checkpoint} does not fit: {type(error).__name__}: {error}"
         raise InputError(f"{said}; --init_from starts from its weights") from error

@@ -64,10 +64,10 @@ class _Processes:
         """Do what is left of a run; return whether it is done."""
         if self.stopped_by:
             return False
-        began, changes = time.monotonic(), " ".join(f"{name}={value}" for name, value in run.changes.items())
-        print(f"run {run.index} begins: {changes}", flush=True)
+        began = time.monotonic()
+        print(f"run {run.index} begins: {run.experiment}", flush=True)
         with open(run.log, "ab") as log:
-            log.write(f"== {now()}\n".encode())
+            log.write(f"== attempt at {now()}\n".encode())
             log.flush()
             for command in ("fit", "test"):
                 code = self._call([command, *run.options], log)
@@ -99,11 +99,13 @@ class _Processes:
 
 
 def last_line(run: FolderRun) -> str:
-    """Return the last line of a run's log, without our prefix; empty if there is none."""
+    """Return the last line of ours in the log of a run's last attempt, else its last line; empty if there is none."""
     try:
         with open(run.log, "rb") as file:
             file.seek(max(0, run.log.stat().st_size - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
+            text = file.read().decode(errors="replace").rpartition("== attempt")[2]
     except OSError:
         return ""
-    return lines[-1].removeprefix("lra-ssm: ").removeprefix("error: ") if lines else ""
+    lines = text.strip().splitlines()[1:]  # the first one is the rest of the attempt's
+    ours = [line for line in lines if line.startswith("lra-ssm: ")]  # srun repeats its exit code after it
+    return (ours or lines or [""])[-1].removeprefix("lra-ssm: ").removeprefix("error: ")

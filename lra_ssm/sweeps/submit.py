@@ -24,7 +24,7 @@ from itertools import groupby
 from pathlib import Path
 
 from lra_ssm import shipped
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import new_folder, replacing, sha256
 from lra_ssm.runs.provenance import now
 from lra_ssm.runs.record import RunRecord
@@ -98,7 +98,7 @@ class SweepFolder:
         path = folder_of(sweep)
         if path.is_dir():
             return cls(path)
-        copies = {run.config: "-".join(shipped.in_a_checkout(run.config).parts).lstrip("./-") for run in sweep.runs}
+        copies = {run.config: _copy_name(run.config) for run in sweep.runs}
         lines: dict[Path, list[str]] = {}
         for number, (run, directory) in enumerate(zip(sweep.runs, check(sweep.runs), strict=True), 1):
             if directory in lines:
@@ -114,6 +114,11 @@ class SweepFolder:
             shutil.copyfile(sweep.file, partial / "sweep.yaml")
             (partial / "runs.txt").write_text("".join(f"{shlex.join(line)}\n" for line in lines.values()))
         return cls(path)
+
+
+def _copy_name(config: Path) -> str:
+    """lra-listops-s4d.yaml for configs/lra/listops/s4d.yaml."""
+    return "-".join(part for part in shipped.in_a_checkout(config).parts if part not in ("configs", "..", "/"))
 
 
 def folder_of(sweep: Sweep) -> Path:
@@ -161,6 +166,7 @@ def array_script(
         "",
         "# This task's run is a line of runs.txt: its directory, and the options of `lra-ssm fit`.",
         f'eval "set -- $(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {options})" && shift',
+        'echo "== attempt at $(date -u +%FT%TZ) on $(hostname)"',
         f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
         *lines[places[-1] + 1 :],
         "",
@@ -221,7 +227,7 @@ def _ask(command: list[str], patience_s: float) -> str:
         raise InputError(f"{name} did not answer within {patience_s:g} s") from None
     if done.returncode:
         words = re.sub(rf"^{name}: (?:error: )?", "", done.stderr or done.stdout, flags=re.MULTILINE)
-        raise InputError(f"{name} refuses: {squeeze(words) or f'exit code {done.returncode}'}")
+        raise InputError(f"{name} refuses: {to_one_line(words) or f'exit code {done.returncode}'}")
     return done.stdout
 
 

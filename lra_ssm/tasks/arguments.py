@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from lra_ssm.errors import InputError, hint, in_user_code
+from lra_ssm.errors import InputError, hint
 from lra_ssm.layers.spec import import_object
 
 
@@ -52,4 +52,4 @@ def built(cls: Callable[..., Any], what: str, *given: Any, **arguments: Any) -> 
     except InputError:
         raise
     except (TypeError, ValueError) as error:
-        raise in_user_code(error) or InputError(f"{what}: {error}") from error
+        raise InputError(f"{what}: {error}") from error

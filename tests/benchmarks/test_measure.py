@@ -11,16 +11,15 @@ import pytest
 import torch
 
 import measure
+import operators
 import peers
-import scans
-import step_parts
 import steps
 import tune
 from bench import Bench, Contender, options
 from lra_ssm.ops import causal_convolution_reference, s4d_kernel_reference, selective_scan_reference
 from lra_ssm.ops.backends import triton_call
 from measure import BOTH, FORWARD, Effort, Prepared, Timing, errors_against, interleave, median_and_spread, peak_memory
-from scans import B2S6, S6, Shape, scan
+from operators import B2S6, S6, Shape, scan
 
 CPU, DOUBLE, SHAPE = torch.device("cpu"), torch.float64, Shape(2, 16, 3, 37)
 
@@ -151,7 +150,7 @@ def test_of_an_error_in_that_process_the_first_line_is_kept(monkeypatch):
 def test_a_contender_that_cannot_run_stays_with_its_reason(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mamba_ssm", None)
     bench = Bench("here", options("", "").parse_args(["--quick", f"--out={tmp_path}", "--device=cpu"]))
-    contenders = [Contender(by, partial(scan, S6, SHAPE, by, CPU)) for by in (scans.MAMBA, "eager")]
+    contenders = [Contender(by, partial(scan, S6, SHAPE, by, CPU)) for by in (operators.MAMBA, "eager")]
     mamba, _, eager, _ = bench.compare("here", SHAPE._asdict(), contenders)
     assert mamba.ms is None and "mamba_ssm" in mamba.note and eager.ms > 0 and eager.note is None
     assert mamba.megabytes is None and eager.megabytes is not None
@@ -165,20 +164,19 @@ def reference(kind, shape):
     """y and every gradient by `selective_scan_reference`, in float64."""
     discretization = "euler" if kind == S6 else "zoh"
     run = partial(selective_scan_reference, delta_softplus=True, discretization=discretization)
-    return measure.prepare(run, scans.in_float64(scans.scan_inputs(kind, shape, CPU))).results()
+    return measure.prepare(run, operators.in_float64(operators.scan_inputs(kind, shape, CPU))).results()
 
 
 @pytest.mark.parametrize("length", [1, 2, 37])
 @pytest.mark.parametrize("kind", [S6, B2S6])
-@pytest.mark.parametrize("by", list(scans.WRITTEN_OUT))
-def test_scans_written_out_equal_the_reference(by, kind, length):
+def test_the_scan_written_out_equals_the_reference(kind, length):
     shape = SHAPE._replace(L=length)
-    value, gradient = errors_against(scan(kind, shape, by, CPU, DOUBLE).results(), reference(kind, shape))
+    value, gradient = errors_against(scan(kind, shape, operators.LOOP, CPU, DOUBLE).results(), reference(kind, shape))
     assert value < 1e-9 and gradient < 1e-9
 
 
 def test_layouts_and_half_precision():
-    last = scans.scan_inputs(S6, SHAPE, CPU, channels_last=True, half=True)
+    last = operators.scan_inputs(S6, SHAPE, CPU, channels_last=True, half=True)
     assert last["u"].stride(1) == 1
     assert {name for name, x in last.items() if x.dtype == torch.bfloat16} == {"u", "delta", "B", "C"}
     for kind in (S6, B2S6):
@@ -192,11 +190,11 @@ def test_layouts_and_half_precision():
 
 def test_parts_of_s4d_equal_the_references(monkeypatch):
     shape = Shape(2, 4, 3, 29)
-    ours, naive = (scans.s4d(part, shape, CPU, DOUBLE).results() for part in (scans.S4D, scans.NAIVE))
+    ours, naive = (operators.s4d(part, shape, CPU, DOUBLE).results() for part in (operators.S4D, operators.NAIVE))
     value, gradient = errors_against(naive, ours)
     assert value < 1e-9 and gradient < 1e-9
-    monkeypatch.setattr(scans, "prepare", lambda run, inputs: inputs)
-    system = scans.s4d(scans.S4D, shape, CPU, DOUBLE)
+    monkeypatch.setattr(operators, "prepare", lambda run, inputs: inputs)
+    system = operators.s4d(operators.S4D, shape, CPU, DOUBLE)
     u = system.pop("u")
     y = causal_convolution_reference(u, s4d_kernel_reference(**system, L=29))
     assert errors_against({"y": y}, {"y": ours["y"]})[0] < 1e-9
@@ -225,7 +223,7 @@ def test_launches_and_waits_of_a_step():
         event("cudaDeviceSynchronize"), event("gemm", "CUDA", 1500.0), event("scan_kernel", "CUDA", 500.0),
         event("part: scan", "CUDA", 500.0), event("Optimizer.step#AdamW.step", "CUDA", 500.0),
     ]  # fmt: skip
-    assert step_parts.on_gpu(events) == {"ms on the GPU": 2.0, "launches": 2, "waits": 1}
+    assert steps.on_gpu(events) == {"ms on the GPU": 2.0, "launches": 2, "waits": 1}
 
 
 def test_a_cut_is_in_force_in_its_own_calls_alone(monkeypatch):

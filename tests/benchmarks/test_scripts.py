@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("operators", "layers", "steps", "loading", "tokens", "language", "tune")
+SCRIPTS = ("operators", "steps", "loading", "tokens", "language", "tune")
 GPU = torch.cuda.is_available()
 
 
@@ -31,7 +31,7 @@ def one_thread(monkeypatch):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """No pictures of what test_operators and test_layers draw, lines and bars."""
+    """No pictures of what test_operators and test_loaders draw, lines and bars."""
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: Path(path).write_bytes(b"\x89PNG"))
 
 
@@ -52,19 +52,18 @@ def contenders(data: dict, comparison: str) -> set[str]:
 
 
 def test_operators(tmp_path, capsys):
-    data = run("operators", tmp_path, "--lengths=32", "--backends=eager")
-    others = {"eager", "eager, channels last", "loop over time", "parallel scan"}
-    assert contenders(data, "S6 against other ways to write it") == others
-    assert contenders(data, "N real states each") == {"S6", "B2S6", "B2S6 without bias"}
-    assert "kernel alone" in contenders(data, "S4D") and set(data["slopes"]) == {"S6", "B2S6", "S4D"}
+    data = run("operators", tmp_path, "--lengths=32", "--backends=eager", "--sizes", "Mamba's units")
+    assert contenders(data, "S6 by every way") == {"eager", "loop over time"}
+    assert contenders(data, "N real states each") == {"S6", "B2S6"}
+    assert contenders(data, "S4D's kernel and convolution") == {"S4D", "naive Vandermonde"}
+    assert contenders(data, "Mamba's units layers") == {"S6", "SSD"}
     assert all(row["ratio"][0] > 0 and row["error"] < 1e-5 and row["megabytes"] == 1 for row in data["rows"])
-    out = capsys.readouterr().out
-    assert "ceilings of the device" in out and "reached" in out and "; ratios to eager" in out
+    assert "; ratios to eager" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_layers(tmp_path):
-    data = run("layers", tmp_path)
+def test_all_layers(tmp_path):
+    data = run("operators", tmp_path, "--lengths=32", "--backends=eager")
     assert contenders(data, "time-invariant, causal layers") == {"S4D", "StableSSM", "LRU"}
 
 
@@ -118,14 +117,6 @@ def test_language_models_beside_their_matrix_products(tmp_path, monkeypatch, und
     assert "cross-entropy and its head, forward" in data["profiles, ms"]["small"]
 
 
-def test_threads_shows_every_way_round_by_round(monkeypatch, capsys):
-    threads = import_module("threads")
-    monkeypatch.setattr(threads, "rates", lambda way, count, steps, data: [100.0 + len(way)] * count)
-    threads.main(["--beside", "--rounds=2"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + len(threads.WAYS) and lines[1].rstrip().endswith("101 and 101, 101 and 101")
-
-
 def test_a_script_begins_anew_where_nobody_said_how_threads_wait(monkeypatch):
     done = []
     monkeypatch.setattr(os, "execv", lambda program, words: done.append((program, words[1:])))
@@ -140,7 +131,7 @@ def test_a_script_begins_anew_where_nobody_said_how_threads_wait(monkeypatch):
     assert done == ["main"]
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, "threads"])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_help_shows_an_example_that_parses(script, capsys):
     module = import_module(script)
     with pytest.raises(SystemExit) as end:
@@ -165,7 +156,7 @@ def test_help_shows_an_example_that_parses(script, capsys):
         ("tokens", ["--source=taken"], "--source taken: no text in it"),
         ("tokens", ["--source=no.jsonl"], "--source no.jsonl: cannot be read"),
         ("language", ["--sizes=small,large"], "there are small, 130m, not large"),
-        ("layers", ["--out=taken/results"], "--out taken/results cannot be made: Not a directory"),
+        ("operators", ["--out=taken/results"], "--out taken/results cannot be made: Not a directory"),
         pytest.param("tune", [], "which a CPU does not run", marks=pytest.mark.skipif(GPU, reason="GPU")),
         pytest.param("steps", ["--device=cuda"], "torch sees no GPU", marks=pytest.mark.skipif(GPU, reason="GPU")),
     ],

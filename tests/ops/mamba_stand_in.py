@@ -10,7 +10,7 @@ from lra_ssm.ops import selective_scan_reference
 
 def check_rows(x: Tensor, shape: tuple[int, ...]) -> None:
     """What the kernel needs of a tensor that it reads along time, whether it checks that or not."""
-    assert tuple(x.shape) == shape and not x.is_neg() and not x.is_conj()
+    assert tuple(x.shape) == shape and not x.is_neg()
     assert x.stride(-1) == 1 or x.shape[-1] == 1  # checked by the kernel; mamba-ssm's function sees to it for most
     assert torch.empty_like(x).stride(-1) == 1 or x.shape[-1] == 1  # results are written so, unchecked
     if x.shape[-1] % 128 == 0:  # vectors of 16 bytes
@@ -42,26 +42,22 @@ class StandIn:
         self.launches.append(tuple(u.shape))
         assert not torch.is_autocast_enabled(u.device.type)
         (batch, channels, L), N = u.shape, A.shape[1]
-        assert u.dtype in (torch.float32, torch.float16, torch.bfloat16) and A.dtype in (torch.float32, torch.complex64)
-        assert A.shape == (channels, N) and N <= 256 and not A.is_conj() and batch > 0
+        assert u.dtype in (torch.float32, torch.float16, torch.bfloat16) and A.dtype == torch.float32
+        assert A.shape == (channels, N) and N <= 256 and batch > 0
         for x in (u, delta) if z is None else (u, delta, z):
             check_rows(x, (batch, channels, L))
         groups = B.shape[1] if B.dim() > 2 else 1
         assert channels % groups == 0
         for x in (B, C):
             if x.dim() == 2:
-                assert x.dtype == A.dtype and x.shape == (channels, N) and not x.is_conj()
+                assert x.dtype == A.dtype and x.shape == (channels, N)
             else:
                 assert x.dtype == u.dtype
-                check_rows(x, (batch, groups, N, 2 * L if A.is_complex() else L))
-                assert not (A.is_complex() and groups > 1), "the kernel's backward is wrong here"
+                check_rows(x, (batch, groups, N, L))
         assert all(x is None or x.dtype == u.dtype for x in (delta, z))
         for x in (D, delta_bias):
             assert x is None or (x.dtype == torch.float32 and x.shape == (channels,) and x.is_contiguous())
-        wide = [
-            None if x is None else x.to(torch.complex128 if x.is_complex() else torch.float64)
-            for x in (u, delta, A, B, C, D, z, delta_bias)
-        ]
+        wide = [None if x is None else x.double() for x in (u, delta, A, B, C, D, z, delta_bias)]
         y, state = selective_scan_reference(*wide, delta_softplus, True)
         if B.dim() == 2:
             state = state / B  # the kernel's lacks it

@@ -5,10 +5,10 @@ For -1 < λ < 0 the paper's bounds of discrete time lack an absolute value: with
 
 import math
 
+import pytest
 import torch
 
 from lra_ssm.ops import Parameterization, linear_scan
-from tests.each import each
 
 REACHED = {  # forms that reach the eigenvalues, by time and sign
     ("continuous", -1): ("direct", "relu", "exp", "softplus", "best"),
@@ -30,7 +30,7 @@ def test_figure_2_the_largest_output_and_gradient_of_a_state():
     assert printed[values >= 0].max() <= 1 + 1e-9 and printed[values < 0].max() > 100
 
 
-@each(("time", "sign"), list(REACHED))
+@pytest.mark.parametrize(("time", "sign"), list(REACHED))
 def test_theorem_3_6_gradients_of_weights_are_bounded_by_f(time, sign):
     """|∂Loss/∂w| ≤ |c| |f'(w)|/f(w)², or |c| |f'(w)|/(1 - |f(w)|)², for the loss of the proof, ‖ρ - Σ c exp(λt)‖."""
     for name in REACHED[time, sign]:
@@ -63,7 +63,9 @@ def test_best_is_the_form_whose_gradient_bound_goes_with_the_weight():
         torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio))
 
 
-@each(("name", "beta"), [(name, beta) for name in ("exp", "softplus", "best") for beta in (0.01, 0.1, 1.0)])
+@pytest.mark.parametrize(
+    ("name", "beta"), [(name, beta) for name in ("exp", "softplus", "best") for beta in (0.01, 0.1, 1.0)]
+)
 def test_definition_3_4_stable_reparameterizations(name, beta):
     """|f(w)| sup over |w̃ - w| ≤ β of ∫ |exp(f(w̃)t) - exp(f(w)t)| dt is bounded by a function of β (remark C.4).
 

@@ -18,7 +18,6 @@ from lra_ssm.ops import (
     s4d_kernel,
     s4d_kernel_reference,
 )
-from tests.each import each
 from tests.ops.scan_cases import needs_compiled
 
 
@@ -60,18 +59,18 @@ def assert_same(fast, slow, *inputs, rtol=1e-10):
         assert (got - want).abs().max() <= rtol * want.abs().max() + 1e-13
 
 
-@each("L", LENGTHS)
+@pytest.mark.parametrize("L", LENGTHS)
 def test_causal(L):
     assert_same(causal_convolution, causal_convolution_reference, randn(2, 3, L), randn(3, L, seed=1))
 
 
-@each("L", LENGTHS)
+@pytest.mark.parametrize("L", LENGTHS)
 def test_bidirectional(L):
     inputs = randn(2, 3, L), randn(3, L, seed=1), randn(3, L, seed=2)
     assert_same(bidirectional_convolution, bidirectional_convolution_reference, *inputs)
 
 
-@each("form", [causal_convolution, bidirectional_convolution])
+@pytest.mark.parametrize("form", [causal_convolution, bidirectional_convolution])
 def test_pieces_of_channels(form, monkeypatch):
     """More channels and batch items than one piece takes, and channels next to each other in memory."""
     monkeypatch.setattr(convolution, "_PIECE_BYTES", 1)
@@ -108,7 +107,7 @@ def test_dtypes():
         torch.testing.assert_close(causal_convolution(u.float(), k.float()).double(), truth, atol=1e-5, rtol=0)
 
 
-@each("u, k, match", [
+@pytest.mark.parametrize("u, k, match", [
     (torch.zeros(3, 4), torch.zeros(3, 4), r"u: shape \(3, 4\)"),
     (torch.zeros(2, 3, 4, dtype=torch.int64), torch.zeros(3, 4), "u: .*torch.int64"),
     (torch.zeros(2, 3, 0), torch.zeros(3, 0), "u: .*L >= 1"),
@@ -134,15 +133,15 @@ def kernel_inputs(complex_A, *, tied=False, several=0, D=3, N=4):
     return torch.tensor([0.01, 0.1, 0.4], dtype=torch.float64), A, B, C
 
 
-@each("discretization", ["zoh", "bilinear"])
-@each("complex_A", [False, True])
-@each("L", LENGTHS)
+@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("L", LENGTHS)
 def test_kernel(L, complex_A, discretization, path):
     inputs = kernel_inputs(complex_A, tied=L % 2 == 1)
     assert_same(*(lambda *x, f=f: f(*x, L, discretization) for f in (s4d_kernel, s4d_kernel_reference)), *inputs)
 
 
-@each("complex_A", [False, True])
+@pytest.mark.parametrize("complex_A", [False, True])
 def test_several_kernels_from_one_table(complex_A, path):
     delta, A, B, C = kernel_inputs(complex_A, several=2)
     assert_same(*(lambda *x, f=f: f(*x, 300) for f in (s4d_kernel, s4d_kernel_reference)), delta, A, B, C)
@@ -152,7 +151,7 @@ def test_several_kernels_from_one_table(complex_A, path):
 
 
 @pytest.mark.slow
-@each("N", [1, 8, 33])
+@pytest.mark.parametrize("N", [1, 8, 33])
 def test_numbers_of_states(N, path):
     delta, A, B, C = kernel_inputs(True, several=2, N=N)
     assert_same(*(lambda *x, f=f: f(*x, 200) for f in (s4d_kernel, s4d_kernel_reference)), delta, A, B, C)
@@ -177,7 +176,7 @@ def test_bilinear_kernel_with_a_vanishing_discrete_pole(path):
     assert_same(partial(s4d_kernel, L=257, discretization="bilinear"), truth, delta, A, B, C, rtol=1e-7)
 
 
-@each("name", ["lin", "inv", "legs", "real"])
+@pytest.mark.parametrize("name", ["lin", "inv", "legs", "real"])
 def test_kernel_in_float32(name, path):
     """From float32 inputs, an error of 1e-6 of the largest value even where l delta Im A is thousands of radians."""
     A = initialize_A(name, 32)
@@ -199,9 +198,9 @@ def test_real_B_and_C_beside_complex_A(path):
     assert got.abs().max() > 0
 
 
-@each("backend", [pytest.param("cpu", marks=needs_compiled), "eager", "reference"])
-@each("several", [0, 2])
-@each("rule", ["zoh", "bilinear"])
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=needs_compiled), "eager", "reference"])
+@pytest.mark.parametrize("several", [0, 2])
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
 def test_kernel_of_every_backend(backend, several, rule):
     inputs = kernel_inputs(True, several=several)
     ours, truth = (
@@ -235,7 +234,7 @@ def test_a_backend_that_makes_no_such_kernel_says_why():
         assert s4d_kernel(delta, A.real, B.real, C.real, 5).shape == (3, 5)
 
 
-@each("change, match", [
+@pytest.mark.parametrize("change, match", [
     (dict(delta=torch.zeros(3, 1)), r"delta: shape \(3, 1\)"),
     (dict(A=torch.zeros(2, 4)), r"A: shape \(2, 4\); expected \(N,\) or \(D, N\) with D = 3"),
     (dict(B=torch.zeros(3, 5)), r"B: shape \(3, 5\)"),

@@ -9,7 +9,6 @@ from lra_ssm.layers import B2S6, LRU, S4D, S6, DeepLinearSSM, StableSSM
 from lra_ssm.ops import prefer_backend, selective_scan
 from lra_ssm.ops.backends.cpu_s4d_kernel import s4d_kernel_zoh
 from lra_ssm.ops.backends.cpu_scan import channels_per_task, scan_forward, slots
-from tests.each import each
 from tests.ops.scan_cases import (
     assert_close,
     make_inputs,
@@ -31,8 +30,8 @@ def threads():
     torch.set_num_threads(before)
 
 
-@each("count", [1, 2, 3, 7])
-@each("batch, D, B, C", [(1, 12, "1 complex", "3 real"), (2, 8, "2 interleaved", "8 complex")])
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize("batch, D, B, C", [(1, 12, "1 complex", "3 real"), (2, 8, "2 interleaved", "8 complex")])
 def test_threads(batch, D, B, C, count, threads):
     """Tasks that share a group of B or C add up to the same gradients."""
     inputs = make_inputs(True, B, C, batch=batch, D=D, N=3, L=70)
@@ -44,11 +43,7 @@ def test_threads(batch, D, B, C, count, threads):
     assert all(torch.equal(x, second[name]) for name, x in first.items()), "not deterministic"
 
 
-@each(
-    *pairwise(
-        threads=[1, 2, 3, 8, 64], shape=[(1, 128), (4, 128), (3, 96), (1, 127), (1, 7), (5, 1)], least=[2, 8]
-    ).args
-)
+@pairwise(threads=[1, 2, 3, 8, 64], shape=[(1, 128), (4, 128), (3, 96), (1, 127), (1, 7), (5, 1)], least=[2, 8])
 def test_tasks(threads, shape, least):
     batch, channels = shape
     size = channels_per_task(batch, channels, threads, least)
@@ -61,8 +56,8 @@ def test_tasks(threads, shape, least):
         assert slots(channels, groups, size) == max(met)
 
 
-@each("complex_A", [False, True])
-@each("N", [1, 3, 8, 9, 17, 40])
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("N", [1, 3, 8, 9, 17, 40])
 def test_numbers_of_states(N, complex_A):
     """Half-filled vectors, several vectors per channel, and the longer tiles of many states; float32 too."""
     B, C = ("1 interleaved", "2 complex") if complex_A else ("1 real", "2 real")
@@ -73,8 +68,8 @@ def test_numbers_of_states(N, complex_A):
     assert_close(widened(run(narrowed(inputs), "cpu", **flags)), expected, rtol=1e-5)
 
 
-@each("layout", ["channels first", "channels last"])
-@each("D", [5, 16, 37])
+@pytest.mark.parametrize("layout", ["channels first", "channels last"])
+@pytest.mark.parametrize("D", [5, 16, 37])
 def test_layouts_in_float32(D, layout):
     """Whole blocks that are transposed at once, and what is left over of them."""
     wide = make_inputs(True, "1 interleaved", "1 real", D=D, N=16, L=100)
@@ -87,7 +82,7 @@ def test_layouts_in_float32(D, layout):
     assert_close(widened(run(narrowed(wide), "cpu", **flags)), expected, rtol=1e-5)
 
 
-@each("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_converted_exactly(dtype):
     """With a reset at every step and delta = B = C = 1, y = u: for every number of the type."""
     u = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype).view(1, 1, -1)
@@ -111,7 +106,7 @@ def test_small_steps():
         assert error <= max(2 * other, 2e-6), f"{name}: {error:.1e}, eager {other:.1e}"
 
 
-@each("complex_A", [False, True])
+@pytest.mark.parametrize("complex_A", [False, True])
 def test_large_steps(complex_A):
     """|delta A| far beyond where exp(delta A) is a normal number: decayed to 0, without a trace of overflow."""
     inputs = make_inputs(complex_A, "1 real", "1 real", dtype=torch.float32, optional=())

@@ -9,18 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lra_ssm.ops import linear_cross_entropy
-from lra_ssm.ops.backends import cpu_pieces, triton_losses
+from lra_ssm.ops.backends import triton_losses
 from lra_ssm.ops.cross_entropy import _chunk_bytes
-from tests.each import each
-from tests.ops.scan_cases import needs_compiled
 
 CHUNKS = (1, 7 * 4 * 11, 64 << 20)  # one position at a time, seven, all
-
-
-@pytest.fixture(params=[pytest.param("C++", marks=needs_compiled), "torch"], autouse=True)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "torch":
-        monkeypatch.setattr(cpu_pieces, "takes", lambda *tensors: False)
 
 
 def case(n: int = 23, D: int = 5, V: int = 11, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -62,9 +54,9 @@ def compare(inputs: dict[str, Tensor], reduction: str, of_values: dict[str, floa
 EXACT = {"rtol": 1e-7, "atol": 1e-7}  # torch's own for float64
 
 
-@each("chunk_bytes", CHUNKS)
-@each("reduction", ["none", "sum"])
-@each("with_bias", [True, False])
+@pytest.mark.parametrize("chunk_bytes", CHUNKS)
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("with_bias", [True, False])
 def test_values_and_gradients_are_those_of_the_plain_form(chunk_bytes: int, reduction: str, with_bias: bool) -> None:
     inputs = case()
     if not with_bias:
@@ -84,9 +76,9 @@ def test_a_gpu_takes_chunks_by_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert _chunk_bytes(torch.device("cpu")) == 64 << 20
 
 
-@each("V", [11, 37])
-@each("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@each("with_gradient", [True, False])
+@pytest.mark.parametrize("V", [11, 37])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_gradient", [True, False])
 def test_a_gpus_kernel(V, dtype, with_gradient, interpreter, monkeypatch):
     """Rows of one and of several blocks; ignored ones, and one of scale 0."""
     pytest.importorskip("triton")
@@ -108,7 +100,7 @@ def test_a_gpus_kernel(V, dtype, with_gradient, interpreter, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@each("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu(dtype):
     """Beside the plain form of the same products, in float64 from the logits on."""
     inputs = case(300, 64, 5000, dtype)
@@ -135,8 +127,8 @@ def test_leading_dimensions_and_another_ignore_index() -> None:
     torch.testing.assert_close(got.flatten(), wanted)
 
 
-@each("reduction", ["none", "sum"])
-@each("n", [0, 4])
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("n", [0, 4])
 def test_nothing_to_score_gives_zeros(n: int, reduction: str) -> None:
     inputs = case(n)
     inputs["targets"][:] = -100
@@ -145,7 +137,7 @@ def test_nothing_to_score_gives_zeros(n: int, reduction: str) -> None:
     assert all((grad == 0).all() for grad in gradients(loss.sum(), inputs))
 
 
-@each("reduction", ["none", "sum"])
+@pytest.mark.parametrize("reduction", ["none", "sum"])
 def test_huge_logits(reduction: str) -> None:
     # Multiples of powers of two, whose products are exact: what is compared is the softmax.
     rounded = {k: v.detach() for k, v in case().items()}
@@ -161,7 +153,7 @@ def test_many_positions_and_a_large_vocabulary() -> None:
     compare(inputs, "sum", {"rtol": 1e-6, "atol": 0}, {"rtol": 1e-5, "atol": 2e-6}, chunk_bytes=30 * 3001 * 4)
 
 
-@each("reduction", ["none", "sum"])
+@pytest.mark.parametrize("reduction", ["none", "sum"])
 def test_nan_and_infinite_logits_are_seen(reduction: str) -> None:
     for value in (float("nan"), float("inf")):
         inputs = case(dtype=torch.float32)
@@ -171,7 +163,7 @@ def test_nan_and_infinite_logits_are_seen(reduction: str) -> None:
         assert all(grad.isnan().any() for grad in gradients(loss, inputs))
 
 
-@each("reduction", ["none", "sum"])
+@pytest.mark.parametrize("reduction", ["none", "sum"])
 def test_products_are_bfloat16_under_autocast_and_the_softmax_is_not(reduction: str) -> None:
     inputs = case(64, 32, 50, torch.float32)
     inputs["x"] = (inputs["x"].detach() * 5).requires_grad_()
@@ -224,8 +216,8 @@ def test_the_sum_can_be_used_twice_and_without_gradients() -> None:
         torch.testing.assert_close(a * (-2 / 3), b)
 
 
-@each("wanted", ["x", "weight", "bias"])
-@each("reduction", ["none", "sum"])
+@pytest.mark.parametrize("wanted", ["x", "weight", "bias"])
+@pytest.mark.parametrize("reduction", ["none", "sum"])
 def test_gradients_of_one_input_alone(wanted: str, reduction: str) -> None:
     inputs = case()
     for name in ("x", "weight", "bias"):
@@ -239,7 +231,7 @@ def test_compiles_as_one_graph(reduction: str) -> None:
     compare(case(7), reduction, EXACT, EXACT, function=compiled, chunk_bytes=400)  # two chunks
 
 
-@each(
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"x": torch.zeros(23, 5, dtype=torch.int64)}, r"^x: .*real floating"),

@@ -5,9 +5,8 @@ import torch
 
 from lra_ssm.layers import DeepLinearSSM
 from lra_ssm.ops.deep_linear import diagonal, eigenvectors, from_diagonal, from_one_layer, one_layer
-from tests.each import each
 
-SIZES = each(("K", "N"), [(1, 1), (1, 3), (2, 1), (4, 1), (3, 2), (6, 4), (12, 1)])
+SIZES = pytest.mark.parametrize(("K", "N"), [(1, 1), (1, 3), (2, 1), (4, 1), (3, 2), (6, 4), (12, 1)])
 
 
 def stack(K, N, seed=0, leading=()):
@@ -75,7 +74,7 @@ def test_the_eigenbasis(K, N):
     torch.testing.assert_close(C @ P, torch.ones_like(rates))
 
 
-@each(("K", "N"), [(1, 3), (2, 1), (4, 1), (3, 2)])
+@pytest.mark.parametrize(("K", "N"), [(1, 3), (2, 1), (4, 1), (3, 2)])
 def test_the_diagonal_layer_has_the_outputs_of_the_stack(K, N):
     layers, u = stack(K, N), inputs()
     system = diagonal(*layers)
@@ -160,7 +159,7 @@ def test_every_channel_at_once():
         assert_equal(a, b)
 
 
-@each("normalize", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
 def test_the_layer_equals_its_one_layer(normalize):
     torch.manual_seed(0)
     layer = DeepLinearSSM(3, n_layers=4, d_state=2, normalize=normalize).double()
@@ -184,7 +183,7 @@ def test_normalization_is_the_one_of_figure_2():
     assert 75 < plain.argmax() < 90  # of (t + 9 choose 9) 0.9^t
 
 
-@each(
+@pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda r, B, C: eigenvectors(torch.full_like(r, 0.5), B, C), "two layers share an eigenvalue"),
@@ -193,7 +192,7 @@ def test_normalization_is_the_one_of_figure_2():
         (lambda r, B, C: from_one_layer(*one_layer(r, B, C), n_layers=4), "3 states are not 4 layers"),
         (lambda r, B, C: from_one_layer(torch.eye(3).double() + 1, B[:, 0], C[:, 0], 3), "is no stack of 3 layers"),
         (lambda r, B, C: from_diagonal(r[:, 0], B[:, 0], C[:, 0]), "the layer has zeros"),
-        (lambda r, B, C: DeepLinearSSM(2, relu=True).one_layer(), "no linear layer is equal"),
+        (lambda r, B, C: DeepLinearSSM(2, relu=True).one_layer(), "no linear layer equals it"),
     ],
 )
 def test_what_has_no_equivalent_is_refused(call, message):

@@ -7,10 +7,11 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from lra_ssm.ops import causal_depthwise_convolution, causal_depthwise_convolution_reference, last_taps
-from tests.each import each
-from tests.ops.scan_cases import assert_close, differentiated, random_reset, widened
+from lra_ssm.ops.backends import cpu_pieces
+from tests.ops.scan_cases import assert_close, differentiated, needs_compiled, random_reset, widened
 from tests.pairwise import pairwise
 
 OPTIONAL = ("bias", "initial")
@@ -33,15 +34,13 @@ def run(inputs, function=causal_depthwise_convolution, reset=None, y_weights=tor
     return {name: x for name, x in results.items() if x.numel() or name != "initial"}  # empty for W = 1
 
 
-@each(
-    *pairwise(
-        L=[1, 2, 3, 63, 257],
-        W=[1, 2, 4, 6],
-        transposed=[False, True],
-        with_reset=[False, True],
-        optional=[(), ("bias",), OPTIONAL],
-        rest=False,
-    ).args
+@pairwise(
+    L=[1, 2, 3, 63, 257],
+    W=[1, 2, 4, 6],
+    transposed=[False, True],
+    with_reset=[False, True],
+    optional=[(), ("bias",), OPTIONAL],
+    rest=False,
 )
 def test_against_the_definition(L, W, transposed, with_reset, optional):
     inputs = make(L, W, optional=optional, transposed=transposed)
@@ -51,8 +50,27 @@ def test_against_the_definition(L, W, transposed, with_reset, optional):
     assert_close(actual, expected, rtol=1e-12)
 
 
-@each("W", [2, 4, 6])
-@each("at", [(0,), (1,), (2, 3), (0, 1, 2, 3, 4, 5, 6, 7), (6,), (7,), (3, 5, 6)])
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiled), False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("with_reset", [False, True])
+@pytest.mark.parametrize(("L", "D", "W"), [(1, 5, 4), (2, 37, 3), (63, 300, 4), (300, 16, 2), (40, 600, 4)])
+def test_with_silu(L, D, W, with_reset, dtype, native, monkeypatch):
+    if not native:
+        monkeypatch.setattr(cpu_pieces, "takes", lambda *tensors: False)
+    inputs, reset = make(L, W, D=D), random_reset(3, L) if with_reset else None
+    inputs["u"] = torch.randn(3, L, 2 * D, dtype=torch.float64)[..., :D].transpose(1, 2)  # a part of a projection
+    narrow = {name: x.to(dtype) for name, x in inputs.items()}
+
+    def truth(*, reset, **x):
+        return F.silu(causal_depthwise_convolution_reference(**x, reset=reset))
+
+    actual = run(narrow, partial(causal_depthwise_convolution, silu=True), reset, y_weights=dtype)
+    expected = run(widened(narrow), truth, reset, y_weights=dtype)
+    assert_close(widened(actual), expected, rtol=1e-11 if dtype == torch.float64 else 2e-6)
+
+
+@pytest.mark.parametrize("W", [2, 4, 6])
+@pytest.mark.parametrize("at", [(0,), (1,), (2, 3), (0, 1, 2, 3, 4, 5, 6, 7), (6,), (7,), (3, 5, 6)])
 def test_resets_at_awkward_places(at, W):
     inputs = make(8, W, transposed=W == 4)
     reset = torch.zeros(3, 8, dtype=torch.bool)
@@ -109,7 +127,7 @@ def test_dtypes():
     assert result.dtype == torch.float32 and torch.equal(result, wide.float())
 
 
-@each(*pairwise(cut=[1, 2, 3, 8, 19], W=[1, 2, 4, 6], with_reset=[False, True]).args)
+@pairwise(cut=[1, 2, 3, 8, 19], W=[1, 2, 4, 6], with_reset=[False, True])
 def test_prefix_and_rest_equal_the_whole(cut, W, with_reset):
     """Values and gradients, through `last_taps` and what came before."""
     inputs = make(20, W)
@@ -126,7 +144,7 @@ def test_prefix_and_rest_equal_the_whole(cut, W, with_reset):
     assert_close(run(inputs, in_two, reset), expected, rtol=1e-12)
 
 
-@each(*pairwise(W=[1, 2, 4, 6], with_initial=[False, True], with_reset=[False, True]).args)
+@pairwise(W=[1, 2, 4, 6], with_initial=[False, True], with_reset=[False, True])
 def test_ragged_prefixes(W, with_initial, with_reset):
     """Sequences of 0 to 9 real positions, each continued by its own next 5 inputs."""
     inputs, lengths = make(14, W, batch=10), torch.arange(10)
@@ -179,7 +197,7 @@ WRONG = [
 ]
 
 
-@each("name, value, match", [
+@pytest.mark.parametrize("name, value, match", [
     *WRONG,
     ("weight", zeros(3), r"weight: shape \(3,\)"),
     ("weight", zeros(3, 0), r"weight: shape \(3, 0\).*W >= 1"),
@@ -198,7 +216,7 @@ def test_errors(name, value, match):
         assert "\n" not in str(error.value)
 
 
-@each("name, value, match", [
+@pytest.mark.parametrize("name, value, match", [
     *WRONG,
     ("W", 0, "W: 0; expected"),
     ("lengths", zeros(2), r"lengths: .*float32; expected \(B,\) = \(2,\), int64 or int32"),
@@ -212,7 +230,7 @@ def test_last_taps_errors(name, value, match):
 
 
 @pytest.mark.slow
-@each("optional, with_reset", [((), False), (OPTIONAL, True)])
+@pytest.mark.parametrize("optional, with_reset", [((), False), (OPTIONAL, True)])
 def test_torch_compile_traces_it_whole(optional, with_reset):
     torch._dynamo.reset()
     inputs, reset = make(9, optional=optional), random_reset(3, 9) if with_reset else None

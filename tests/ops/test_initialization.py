@@ -19,7 +19,6 @@ from lra_ssm.ops import (
     s4d_lin,
     s4d_real,
 )
-from tests.each import each
 
 
 def test_lin():
@@ -38,7 +37,7 @@ def test_inv():
     assert (A.real == -0.5).all()
 
 
-@each("N", [1, 2, 16, 32])
+@pytest.mark.parametrize("N", [1, 2, 16, 32])
 def test_legs(N):
     """The eigenvalues of HiPPO-LegS plus its rank-one term, by a general eigenvalue solver."""
     M = 2 * N
@@ -67,7 +66,7 @@ def test_real():
     assert torch.equal(s4d_real(4), torch.tensor([-1.0, -2.0, -3.0, -4.0]))
 
 
-@each("name, function", [("lin", s4d_lin), ("inv", s4d_inv), ("legs", s4d_legs), ("real", s4d_real)])
+@pytest.mark.parametrize("name, function", [("lin", s4d_lin), ("inv", s4d_inv), ("legs", s4d_legs), ("real", s4d_real)])
 def test_by_name(name, function):
     assert torch.equal(initialize_A(name, 6), function(6))
     with pytest.raises(ValueError, match="N: 0; expected at least 1"):
@@ -89,7 +88,7 @@ def test_delta_is_log_uniform():
     assert torch.equal(delta, again)
 
 
-@each("low, high", [(0.0, 0.1), (0.1, 0.01), (-1.0, 1.0)])
+@pytest.mark.parametrize("low, high", [(0.0, 0.1), (0.1, 0.01), (-1.0, 1.0)])
 def test_delta_errors(low, high):
     with pytest.raises(ValueError, match="delta_min, delta_max"):
         log_uniform_delta(4, low, high)

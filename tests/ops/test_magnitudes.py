@@ -14,11 +14,11 @@ same precision is, and within the second bound.
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
 from lra_ssm.ops import selective_scan
-from tests.each import each
 from tests.ops.scan_cases import BACKENDS, Inputs, leaves
 
 L, N = 5, 2
@@ -75,11 +75,11 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
-@each("backend", BACKENDS)
-@each("dtype", [torch.float32, torch.float64])
-@each("groups", [False, True])
-@each("discretization", ["euler", "zoh"])
-@each("complex_A", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("groups", [False, True])
+@pytest.mark.parametrize("discretization", ["euler", "zoh"])
+@pytest.mark.parametrize("complex_A", [False, True])
 def test_right_or_not_finite(complex_A, discretization, groups, dtype, backend):
     inputs, z = magnitudes(complex_A, groups, dtype)
     truth = run({name: wide(x) for name, x in inputs.items()}, "reference", discretization)
@@ -107,8 +107,8 @@ def test_right_or_not_finite(complex_A, discretization, groups, dtype, backend):
             )
 
 
-@each("backend", BACKENDS)
-@each("A", [-0.9, -9.0, -1e-3 + 2j])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("A", [-0.9, -9.0, -1e-3 + 2j])
 def test_zoh_slope_of_long_steps(A, backend):
     """Far out B_bar is -1/A, and its slope 1/A^2, however long the step: the gradient of A alone shows it."""
     A = torch.tensor([[A]], requires_grad=True)

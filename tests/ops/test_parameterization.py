@@ -9,11 +9,10 @@ import torch
 
 from lra_ssm.ops import Parameterization, eigenvalues, inverse_eigenvalues
 from lra_ssm.ops.parameterization import FORMS
-from tests.each import each
 
 ALL = [Parameterization(name, time) for name, time in FORMS]
 NUMBERS = [Parameterization("best", "continuous", a=2.0, b=0.0), Parameterization("best", "discrete", a=0.5, b=2.0)]
-every_form = each("p", [*ALL, *NUMBERS])
+every_form = pytest.mark.parametrize("p", [*ALL, *NUMBERS])
 WEIGHTS = torch.linspace(-6, 6, 241, dtype=torch.float64)
 KINKS = {"relu": [0.0], "clip": [-1e-4, 1 - 1e-4, -1 + 1e-4]}
 
@@ -56,7 +55,7 @@ TABLE_5 = {
 }
 
 
-@each("key", TABLE_5)
+@pytest.mark.parametrize("key", TABLE_5)
 def test_gradient_bounds_are_table_5(key):
     p, w = Parameterization(*key), WEIGHTS + 0.0123
     torch.testing.assert_close(p.gradient_bound(w), TABLE_5[key](w).double(), rtol=1e-8, atol=1e-12)
@@ -90,7 +89,7 @@ RANGES = {
 }
 
 
-@each("key", FORMS)
+@pytest.mark.parametrize("key", FORMS)
 def test_an_eigenvalue_outside_the_range_is_refused_with_the_range(key):
     p = Parameterization(*key)
     text, inside, outside = RANGES[key]
@@ -119,13 +118,13 @@ def test_the_ends_of_the_range_are_approached(p):
         assert reached.abs() > 1e8 if math.isinf(end) else (reached - end).abs() < 1e-8
 
 
-@each("p", [p for p in ALL if p.row.stable == "always"])
+@pytest.mark.parametrize("p", [p for p in ALL if p.row.stable == "always"])
 def test_what_is_called_stable_is(p):
     values = p.f(WEIGHTS)
     assert (values < 0).all() if p.time == "continuous" else (values.abs() < 1).all()
 
 
-@each("time", ["continuous", "discrete"])
+@pytest.mark.parametrize("time", ["continuous", "discrete"])
 def test_all_forms_start_from_the_same_eigenvalues(time):
     values = torch.tensor([-1.9, -0.5, -1e-3] if time == "continuous" else [0.1, 0.5, 0.999], dtype=torch.float32)
     for p in ALL:
@@ -143,7 +142,7 @@ def test_eigenvalues_take_the_form_and_are_exp_without_one():
     assert eigenvalues(w.bfloat16(), imag.bfloat16(), p).dtype == torch.complex64
 
 
-@each(
+@pytest.mark.parametrize(
     ("form", "message"),
     [
         ("tanh", "'tanh'; in continuous time it is one of direct, clip, relu, exp, softplus, best"),

@@ -19,7 +19,6 @@ from lra_ssm.ops import (
     ssd_scan,
 )
 from lra_ssm.ops.backends import eager, eager_ssd
-from tests.each import each
 from tests.ops import test_depthwise_convolution, test_scan, test_ssd_scan
 from tests.ops.scan_cases import Inputs, assert_close, differentiated, leaves, make_inputs, needs_compiled
 
@@ -82,14 +81,14 @@ OPERATORS = {
         test_depthwise_convolution.make, {"u": -1}, -1, "initial", finite=("u", "initial"),
     ),
 }  # fmt: skip
-every_operator = each("of", [value if hasattr(value, "marks") else pytest.param(value) for value in OPERATORS.values()])
+every_operator = pytest.mark.parametrize("of", OPERATORS.values(), ids=OPERATORS.keys())
 
 
 @pytest.fixture(params=[False, True], ids=["large pieces", "small pieces"])
 def pieces(request, monkeypatch):
     """Small pieces, so that short inputs cross them."""
     if request.param:
-        monkeypatch.setattr(eager, "_PIECE_BYTES", {"cpu": 1})
+        monkeypatch.setattr(eager, "STEPS", 16)
         monkeypatch.setattr(eager_ssd, "CHUNKS", 1)
 
 
@@ -104,7 +103,7 @@ def assert_same(a: Tensor, b: Tensor, rtol: float = 1e-11) -> None:
 
 
 @every_operator
-@each("used", [(True, False), (False, True)])
+@pytest.mark.parametrize("used", [(True, False), (False, True)])
 def test_gradient_through_one_result_alone(of, used, pieces):
     inputs = of.make(L=37)
     assert_close(differentiated(of.call, inputs, used), differentiated(of.slow, inputs, used))
@@ -121,7 +120,7 @@ def test_gradients_of_some_inputs_do_not_depend_on_whether_the_others_require_th
     assert torch.equal(of.call(**inputs)[0], expected["y"])
 
 
-@each("name", [name for name in OPERATORS if "eager" not in name and "C++" not in name])
+@pytest.mark.parametrize("name", [name for name in OPERATORS if "eager" not in name and "C++" not in name])
 def test_gradcheck_of_the_reference(name):
     of = OPERATORS[name]
     inputs = of.make(batch=1, L=3)
@@ -193,7 +192,7 @@ def test_autocast_does_not_lower_the_precision(of):
         assert_close(differentiated(of.call, inputs), expected, rtol=1e-7)
 
 
-@each("name", ["selective, real, C++", "Mamba-2's"])
+@pytest.mark.parametrize("name", ["selective, real, C++", "Mamba-2's"])
 def test_second_derivatives_are_an_error_and_not_wrong(name):
     of = OPERATORS[name].values[0] if "C++" in name else OPERATORS[name]
     x = leaves(of.make(L=5))

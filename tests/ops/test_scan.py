@@ -10,7 +10,6 @@ import torch
 from lra_ssm.ops import linear_scan
 from lra_ssm.ops.backends.cpu_linear_scan import constant_scan
 from lra_ssm.ops.backends.native_build import unavailable
-from tests.each import each
 from tests.ops.scan_cases import BACKENDS, assert_close, differentiated, narrowed, random_reset, widened
 from tests.pairwise import pairwise
 
@@ -51,24 +50,24 @@ SHORT = pairwise(kind=KINDS, L=[1, 2, 63], initial=[False, True], with_reset=[Fa
 LONG = [(kind, L, True, True) for kind in KINDS[:4] for L in (257, 1024)]  # real and complex alike, constant or not
 
 
-@each(SHORT.args[0], [*SHORT.args[1], *LONG])
+@pytest.mark.parametrize(SHORT.args[0], [*SHORT.args[1], *LONG])
 def test_against_the_loop(kind, L, initial, with_reset):
     inputs = make(kind, L=L, initial=initial)
     reset = random_reset(2, L) if with_reset else None
     assert_close(run(inputs, reset=reset), run(inputs, "reference", reset=reset))
 
 
-@each("backend", BACKENDS)
-@each("with_reset", [False, True])
-@each("complex_", [0, 1])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("with_reset", [False, True])
+@pytest.mark.parametrize("complex_", [0, 1])
 def test_backends_for_a_constant(complex_, with_reset, backend):
     inputs = make((complex_, complex_, complex_, True), L=257)
     reset = random_reset(2, 257) if with_reset else None
     assert_close(run(inputs, backend, reset=reset), run(inputs, "reference", reset=reset))
 
 
-@each("constant", [True, False])
-@each("complex_", [0, 1])
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("complex_", [0, 1])
 def test_a_is_zero(complex_, constant):
     """x is b, and the gradient of a is there: x_{t-1} times what comes to step t."""
     inputs = make((complex_, complex_, complex_, constant))
@@ -80,8 +79,8 @@ def test_a_is_zero(complex_, constant):
     assert torch.equal(linear_scan(a, b), b)
 
 
-@each("constant", [True, False])
-@each("complex_", [0, 1])
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("complex_", [0, 1])
 def test_an_infinite_state_before_a_reset_is_in_no_gradient_of_a(complex_, constant):
     """What comes to the step of the reset, times the state before it, would be nan there."""
     inputs = make((complex_, complex_, complex_, constant), initial=False)
@@ -92,8 +91,8 @@ def test_an_infinite_state_before_a_reset_is_in_no_gradient_of_a(complex_, const
     assert torch.isfinite(grad.abs()).all() and (grad != 0).any()
 
 
-@each("constant", [True, False])
-@each("complex_", [0, 1])
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("complex_", [0, 1])
 def test_float32_error(complex_, constant):
     narrow = make((complex_, complex_, complex_, constant), L=1024, dtype=torch.float32)
     reset = random_reset(2, 1024)
@@ -103,7 +102,7 @@ def test_float32_error(complex_, constant):
     assert_close(widened(result), truth, rtol=2e-6)
 
 
-@each("complex_", [False, True])
+@pytest.mark.parametrize("complex_", [False, True])
 def test_float32_error_of_a_long_memory(complex_):
     """|a| = 1 - 1e-5 over 4096 steps: a rounding of |a| or its phase, the same at every step, would show as 1e-4.
 
@@ -142,8 +141,8 @@ def test_on_a_gpu(kind):
         assert_close(widened(actual), expected, rtol=rtol)
 
 
-@each("complex_", [0, 1])
-@each(("batch", "D", "threads"), [(1, 1, 1), (3, 17, 2), (2, 37, 2), (1, 64, 3), (5, 8, 4)])
+@pytest.mark.parametrize("complex_", [0, 1])
+@pytest.mark.parametrize(("batch", "D", "threads"), [(1, 1, 1), (3, 17, 2), (2, 37, 2), (1, 64, 3), (5, 8, 4)])
 def test_every_width_and_number_of_threads(batch, D, threads, complex_):
     """C++ runs along channels: those that fill no vector, and batch items that are shared among threads."""
     generator = torch.Generator().manual_seed(0)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lra_ssm.ops import linear_scan, linear_scan_reference, prefer_backend
-from tests.each import each
 from tests.ops.scan_cases import assert_close, random_reset
 from tests.ops.test_scan import make, run
 
@@ -24,8 +23,8 @@ def test_backends_for_a_varying_factor():
             linear_scan(**make())
 
 
-@each("constant", [True, False])
-@each("complex_", [0, 1])
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("complex_", [0, 1])
 def test_strides(complex_, constant):
     """Transposed, strided, expanded and conjugated inputs; x in b's memory layout."""
     inputs = make((complex_, complex_, complex_, constant), L=40)
@@ -43,7 +42,7 @@ def test_strides(complex_, constant):
     assert_close(run(inputs), run(inputs, "reference"))
 
 
-@each("constant", [True, False])
+@pytest.mark.parametrize("constant", [True, False])
 def test_dtypes(constant):
     inputs = make((0, 0, 0, constant), dtype=torch.float32)
     half = {name: x.bfloat16() for name, x in inputs.items()}
@@ -87,7 +86,7 @@ zeros = torch.zeros
 NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jagged).transpose(1, 2)
 
 
-@each("name, value, match", [
+@pytest.mark.parametrize("name, value, match", [
     bad("b", None, "b: NoneType; expected a tensor"),
     bad("a", 0.5, "a: float; expected a tensor"),
     bad("b", zeros(2, 5), r"b: shape \(2, 5\); expected \(B, D, L\)"),
@@ -106,7 +105,7 @@ NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jag
     bad("reset", zeros(2, 4, dtype=torch.bool), r"reset: shape \(2, 4\); expected \(B, L\) = \(2, 5\)"),
     bad("backend", "fast", "backend: 'fast'; expected 'auto'"),
 ])  # fmt: skip
-@each("constant", [True, False])
+@pytest.mark.parametrize("constant", [True, False])
 def test_errors(name, value, match, constant):
     good = {"a": zeros(4) if constant else zeros(2, 4, 5), "b": zeros(2, 4, 5)}
     with pytest.raises(ValueError, match=match) as error:

@@ -9,17 +9,7 @@ import torch
 
 from lra_ssm.ops import causal_convolution, s4d_kernel, selective_scan
 from lra_ssm.ops.backends import eager
-from tests.each import each
 from tests.ops.scan_cases import BACKENDS, FAST, OPTIONAL, Case, assert_close, make_inputs, random_reset, run
-
-
-@pytest.fixture(params=[False, True], ids=["large pieces", "small pieces"])
-def pieces(request, monkeypatch):
-    """Small pieces: one batch item and 16 steps at a time, so that short inputs cross chunks and rows."""
-    if request.param:
-        monkeypatch.setattr(eager, "_PIECE_BYTES", {"cpu": 1, "cuda": 1})
-        assert eager.piece_size(3, 64, 37, "cpu") == (1, 16)
-
 
 # A covering set: every form of B and C and every option in some combination, different groups for B and C.
 CASES = [
@@ -88,30 +78,27 @@ CASES = [
 
 
 def compare(inputs, **flags):
-    """Every fast backend with the reference; eager also one batch item and 16 steps at a time, so that short inputs
-    cross chunks and rows."""
+    """Every fast backend with the reference; eager in chunks of 16 steps, so that short inputs cross chunks."""
     expected = run(inputs, "reference", **flags)
-    for backend in FAST:
-        assert_close(run(inputs, backend, **flags), expected, by=f"by {backend}")
-    with mock.patch.object(eager, "_PIECE_BYTES", {"cpu": 1}):
-        assert eager.piece_size(3, 64, 37, "cpu") == (1, 16)
-        assert_close(run(inputs, "eager", **flags), expected, by="by eager in small pieces")
+    with mock.patch.object(eager, "STEPS", 16):
+        for backend in FAST:
+            assert_close(run(inputs, backend, **flags), expected, by=f"by {backend}")
 
 
-@each("case", CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_forms_and_options(case):
     compare(case.inputs(batch=3), **case.flags(batch=3))
 
 
-@each("complex_A", [False, True])
-@each("L", [1, 2, 16, 63, 128, 257, 1024])
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("L", [1, 2, 16, 63, 128, 257, 1024])
 def test_lengths(L, complex_A):
     form = "2 interleaved" if complex_A else "2 real"
     inputs = make_inputs(complex_A, form, "1 real", batch=1, D=2, N=2, L=L)
     compare(inputs, discretization="zoh" if complex_A else "euler", delta_softplus=True, reset=random_reset(1, L))
 
 
-@each("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 def test_by_hand(backend):
     """Two steps, one channel, one state, computed by hand."""
     ln2 = torch.log(torch.tensor(2.0, dtype=torch.float64))
@@ -127,9 +114,9 @@ def test_by_hand(backend):
     torch.testing.assert_close(y, torch.stack([12 * ln2 + 3, 760 * ln2 + 5]).view(1, 1, 2))
 
 
-@each("discretization", ["euler", "zoh"])
-@each("complex_A", [False, True])
-@each("magnitude", [0.0, 1e-200, 1e-30, 1e-12, 1e-6, 1e-3])
+@pytest.mark.parametrize("discretization", ["euler", "zoh"])
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("magnitude", [0.0, 1e-200, 1e-30, 1e-12, 1e-6, 1e-3])
 def test_small_A(magnitude, complex_A, discretization):
     """Values and gradients stay right as A -> 0, and at A == 0."""
     inputs = make_inputs(complex_A, "2 real", "1 real", L=21)
@@ -138,8 +125,8 @@ def test_small_A(magnitude, complex_A, discretization):
     compare(inputs, discretization=discretization)
 
 
-@each("discretization", ["euler", "zoh"])
-@each("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("discretization", ["euler", "zoh"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 def test_errors_of_phases_do_not_add_up(backend, discretization):
     """An impulse, 2,048 steps of different sizes later, in float32: a frequency that was rounded once, or a sine with
     an error of the same sign everywhere, would leave 7e-5 of it at some frequency."""
@@ -154,7 +141,7 @@ def test_errors_of_phases_do_not_add_up(backend, discretization):
     assert (state / truth - 1).abs().max() < 3e-5
 
 
-@each("complex_A", [False, True])
+@pytest.mark.parametrize("complex_A", [False, True])
 def test_kernel_and_convolution_agree_with_the_scan(complex_A):
     """With constant delta, B and C the scan is a convolution with S4D's kernel."""
     inputs = make_inputs(complex_A, "constant", "constant", L=300, optional=())
@@ -169,7 +156,7 @@ def test_kernel_and_convolution_agree_with_the_scan(complex_A):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("complex_A", [False, True])
 @pytest.mark.parametrize("discretization", ["euler", "zoh"])
-def test_on_a_gpu(discretization, complex_A, pieces):
+def test_on_a_gpu(discretization, complex_A):
     inputs = make_inputs(complex_A, "2 interleaved" if complex_A else "2 real", "1 real", L=257)
     flags = dict(discretization=discretization, delta_softplus=True)
     reset = random_reset(2, 257)

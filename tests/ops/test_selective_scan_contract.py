@@ -9,7 +9,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lra_ssm.ops import prefer_backend, scan_backends, selective_scan
-from tests.each import each
 from tests.ops.scan_cases import (
     BACKENDS,
     FAST,
@@ -28,8 +27,8 @@ from tests.ops.scan_cases import (
 VARIABLE = {False: ("2 real", "1 real"), True: ("2 interleaved", "1 complex")}
 
 
-@each("backend", [*BACKENDS, "reference"])
-@each("softplus", [False, True])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("softplus", [False, True])
 def test_one_delta_for_all_steps(softplus, backend):
     """delta (D,), and its bias's and softplus's gradients, are those of the same delta at every step."""
     inputs = make_inputs(True, *VARIABLE[True], L=50)
@@ -42,7 +41,7 @@ def test_one_delta_for_all_steps(softplus, backend):
     assert_close(got, expected, rtol=1e-10)
 
 
-@each("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_interleaved_equals_complex(backend):
     inputs = make_inputs(True, "2 complex", "1 complex")
     flags = dict(discretization="zoh", delta_softplus=True)
@@ -53,8 +52,8 @@ def test_interleaved_equals_complex(backend):
     assert_close(run(inputs, backend, **flags), expected)
 
 
-@each("backend", BACKENDS)
-@each("complex_A", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("complex_A", [False, True])
 def test_strides(complex_A, backend):
     check_strides(complex_A, backend, D=6, L=40)
     inputs = make_inputs(complex_A, *VARIABLE[complex_A], D=6, L=40)
@@ -62,28 +61,30 @@ def test_strides(complex_A, backend):
     assert_close(run(inputs, backend), run(inputs, "reference"))
 
 
-@each("backend", [*BACKENDS, "reference"])
-@each("complex_A", [False, True])
-@each("autocast", [False, True])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
 def test_mixed_dtypes(complex_A, backend, autocast):
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         check_mixed_dtypes(complex_A, backend)
 
 
-@each("backend", FAST)
-@each("complex_A, discretization", [(False, "euler"), (True, "zoh"), (True, "euler"), (False, "zoh")])
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize(
+    "complex_A, discretization", [(False, "euler"), (True, "zoh"), (True, "euler"), (False, "zoh")]
+)
 def test_float32_error(complex_A, discretization, backend):
     check_float32(make_inputs(complex_A, *VARIABLE[complex_A], D=8, N=4, L=1024), discretization, backend)
 
 
-@each("backend", BACKENDS)
-@each("complex_A", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("complex_A", [False, True])
 def test_float32_gradient_of_small_A(complex_A, backend):
     check_float32_gradient_of_small_A(complex_A, backend, L=200)
 
 
-@each("backend", [*BACKENDS, "reference"])
-@each("name", ["u", "A", "B", "D", "z", "initial_state"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("name", ["u", "A", "B", "D", "z", "initial_state"])
 def test_one_double_input_makes_the_arithmetic_double(name, backend):
     inputs = make_inputs(True, "2 real", "constant", dtype=torch.float32)
     wide = widened(inputs)
@@ -106,8 +107,8 @@ class _LargestAllocation(TorchDispatchMode):
         return out
 
 
-@each("fast", BACKENDS)
-@each("complex_A", [False, True])
+@pytest.mark.parametrize("fast", BACKENDS)
+@pytest.mark.parametrize("complex_A", [False, True])
 def test_memory(complex_A, fast):
     """Nothing of B D L N elements is ever allocated, forward or backward; the reference shows that the test sees it."""
     form = "1 interleaved" if complex_A else "1 real"
@@ -143,8 +144,8 @@ def test_backends():
         selective_scan(**meta, backend="cpu")
 
 
-@each("complex_A", [False, True])
-@each("backend", ["auto", "eager", "reference"])
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "eager", "reference"])
 def test_the_meta_device_has_the_shapes_of_every_result_and_gradient(complex_A, backend):
     inputs, found = make_inputs(complex_A, "1 real", "constant", N=3, L=70, dtype=torch.float32), []
     for device in ("cpu", "meta"):
@@ -165,7 +166,7 @@ zeros, i = torch.zeros, torch.complex64
 NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jagged).transpose(1, 2)
 
 
-@each("name, value, match, complex_A", [
+@pytest.mark.parametrize("name, value, match, complex_A", [
     bad("u", zeros(2, 4), r"u: shape \(2, 4\); expected \(batch, D, L\)"),
     bad("u", zeros(2, 4, 0), r"u: shape \(2, 4, 0\)"),
     bad("u", zeros(2, 4, 5, dtype=torch.int64), "u: dtype torch.int64"),
@@ -205,7 +206,7 @@ NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jag
     bad("A", zeros(4, 3, device="meta"), "A: on meta; expected cpu"),
     bad("discretization", "bilinear", "discretization: 'bilinear'; expected 'euler' or 'zoh'"),
 ])  # fmt: skip
-@each("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_errors(name, value, match, complex_A, backend):
     good = make_inputs(complex_A, "1 real", "1 real", N=3, L=5, optional=(), dtype=torch.float32)
     with pytest.raises(ValueError, match=match) as error:

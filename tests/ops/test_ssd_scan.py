@@ -10,7 +10,6 @@ import torch
 
 from lra_ssm.ops import prefer_backend, selective_scan, ssd_scan, ssd_scan_reference, ssd_step
 from lra_ssm.ops.backends import eager_ssd, mamba_ssm_ssd
-from tests.each import each
 from tests.ops.scan_cases import assert_close, differentiated, narrowed, random_reset, weighted_sum, widened
 from tests.pairwise import pairwise
 
@@ -45,19 +44,17 @@ def agree(inputs, rtol=1e-9, **flags):
     assert_close(run(inputs, "eager", **flags), expected, rtol)
 
 
-@each(
-    *pairwise(
+@pairwise(
         L=[1, 2, 63, 64, 257], chunk_size=[None, 1, 16], G=[1, 2, 4], with_reset=[False, True],
         optional=[(), ("D",), OPTIONAL], rest=False,
-    ).args
-)  # fmt: skip
+    )  # fmt: skip
 def test_against_the_loop(L, chunk_size, G, with_reset, optional, monkeypatch):
     monkeypatch.setattr(eager_ssd, "CHUNKS", 3)
     inputs = make(L=L, G=G, optional=optional)
     agree(inputs, chunk_size=chunk_size, reset=random_reset(2, L) if with_reset else None)
 
 
-@each("with_reset", [False, True])
+@pytest.mark.parametrize("with_reset", [False, True])
 def test_long(with_reset):
     agree(make(L=1024), reset=random_reset(2, 1024) if with_reset else None)
 
@@ -124,7 +121,7 @@ def test_steps_are_the_scan():
     assert_close(dict(zip(x, grads[1], strict=True)), dict(zip(x, grads[0], strict=True)))
 
 
-@each("decay", [1e-6, 1e3, 1e8])
+@pytest.mark.parametrize("decay", [1e-6, 1e3, 1e8])
 def test_any_decay_is_finite_and_right_in_float32(decay):
     """No exponential of a positive number, and nothing of 0 times infinity, in either direction."""
     inputs = make(L=300, decay=decay)
@@ -184,11 +181,11 @@ WRONG = [
     ({"chunk_size": 0}, "chunk_size: 0; expected at least 1"),
     ({"A": torch.zeros(4, device="meta")}, "A: on meta; expected cpu, where x is"),
     ({"backend": "cpu"}, "backend: 'cpu'; expected 'auto' or one of 'eager', 'mamba_ssm', 'reference'"),
-    ({"backend": "mamba_ssm"}, "backend: 'mamba_ssm' cannot run this call: runs tensors on a CUDA device alone"),
+    ({"backend": "mamba_ssm"}, "backend: 'mamba_ssm' cannot run this call: runs tensors on a CUDA device only"),
 ]
 
 
-@each("wrong, message", WRONG)
+@pytest.mark.parametrize("wrong, message", WRONG)
 def test_what_does_not_fit_is_one_line(wrong, message):
     with pytest.raises(ValueError, match=message) as error:
         ssd_scan(**(make(L=5) | wrong))
@@ -230,9 +227,9 @@ def stand_in(monkeypatch):
     return function
 
 
-@each("optional", [(), OPTIONAL])
-@each("with_reset", [False, True])
-@each("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("optional", [(), OPTIONAL])
+@pytest.mark.parametrize("with_reset", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_mamba_ssm_by_a_stand_in(optional, with_reset, dtype, stand_in):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
@@ -267,6 +264,6 @@ def test_mamba_ssm_is_refused_where_it_would_be_wrong(stand_in):
 
 
 def test_the_device_and_the_installation_are_looked_at():
-    assert "runs tensors on a CUDA device alone" in str(mamba_ssm_ssd.refusal(torch.device("cpu"), None))
+    assert "runs tensors on a CUDA device only" in str(mamba_ssm_ssd.refusal(torch.device("cpu"), None))
     reason = mamba_ssm_ssd.refusal(torch.device("cuda"), None)
     assert reason is None or reason.startswith("mamba-ssm is ")

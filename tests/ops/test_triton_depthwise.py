@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from lra_ssm.ops import causal_depthwise_convolution_reference
-from tests.each import each
 from tests.ops.scan_cases import assert_close, random_reset
 from tests.ops.test_depthwise_convolution import OPTIONAL, make, run
 from tests.pairwise import pairwise
@@ -52,7 +51,9 @@ CASES = pairwise(
 CHOSEN = [(1, 2, True, False, OPTIONAL, True), (33, 3, True, True, OPTIONAL, True), (9, 5, False, True, (), False)]
 
 
-@each(CASES.args[0], [*CHOSEN, *(pytest.param(*case.values, marks=pytest.mark.trials) for case in CASES.args[1])])
+@pytest.mark.parametrize(
+    CASES.args[0], [*CHOSEN, *(pytest.param(*case.values, marks=pytest.mark.trials) for case in CASES.args[1])]
+)
 def test_against_the_definition(L, W, transposed, with_reset, optional, silu):
     inputs = make(L, W, batch=2, optional=optional, transposed=transposed)
     reset = random_reset(2, L) if with_reset else None
@@ -60,7 +61,7 @@ def test_against_the_definition(L, W, transposed, with_reset, optional, silu):
     assert_close(actual, run(inputs, lambda **x: by_definition(silu, **x), reset))
 
 
-@each("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_dtypes_and_strides(dtype):
     """Sequences of one dtype beside parameters of another: float32 arithmetic, each gradient in its input's dtype."""
     inputs = make(40, batch=2, D=6, dtype=torch.float32)

@@ -13,7 +13,6 @@ import torch
 
 from lra_ssm.ops import selective_scan
 from lra_ssm.ops.backends import triton_call, triton_scan
-from tests.each import each
 from tests.ops import test_scan
 from tests.ops.scan_cases import (
     assert_close,
@@ -187,7 +186,7 @@ def test_float32_error(complex_A, discretization, cut):
     check_float32(make_inputs(complex_A, "1 real", "1 real", batch=1, D=2, L=L), discretization, "triton")
 
 
-@each("discretization", ["euler", "zoh"])
+@pytest.mark.parametrize("discretization", ["euler", "zoh"])
 def test_float32_error_of_large_phases(discretization):
     """delta Im A up to thousands of radians; delta is a power of two, so that the product is not rounded."""
     narrow = narrowed(make_inputs(True, "1 real", "1 real", batch=1, D=4, N=16, L=3, optional=()))
@@ -214,7 +213,7 @@ def test_errors_of_phases_do_not_add_up():
     assert error.mean((0, 1)).abs().max() < 2e-8
 
 
-@each(
+@pytest.mark.parametrize(
     "A, delta", [(complex(-1e-4, 1e5), 6.1e3), (complex(-1e-6, 1e7), 3.3e3), (complex(-1, 0), 1e16), (-1.0, math.inf)]
 )
 def test_beyond_all_phases_the_state_is_bounded(A, delta):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.record import RunRecord, find_runs, flatten, is_held, read_object, same_data
 from tests.results.made import DATA, config_of, make_run, read
 from tests.runner import only_run
@@ -50,28 +51,35 @@ def test_a_record_has_what_a_real_run_leaves(trained, tmp_path):
         ({"tested": False}, "finished, not tested"),
         ({"status": "failed", "reason": "the loss is nan"}, "failed: the loss is nan"),
         ({"status": "interrupted", "step": 40}, "not finished (interrupted, step 40 of 80,000)"),
-        ({"tested": {"time": "2026-01-01T00:05:00+00:00"}}, "tested before it was finished"),
-        ({"tested": {"time": "2026-01-01T00:15:00+00:00"}}, ""),
-        # The test began while the fit still trained, and ended after it.
-        ({"tested": {"began": "2026-01-01T00:05:00+00:00", "time": "2026-01-01T00:15:00+00:00"}},
-         "tested before it was finished"),
-        ({"tested": {"limit_batches": 2}}, "tested on a part of the split (limit 2)"),
-        ({"tested": {"batches": 2, "of_batches": 9}}, "tested on a part of the split (limit 2)"),
-        ({"tested": {"batches": 9, "of_batches": 9}}, ""),
-        ({"tested": {"settings": {"trainer.precision": "16-mixed"}}},
-         "tested with other settings (trainer.precision=16-mixed)"),
-        ({"tested": {"checkpoint": "runs/x/own_checkpoints/best.ckpt"}},
-         "tested with another checkpoint (runs/x/own_checkpoints/best.ckpt)"),
-        ({"tested": {"checkpoint": "runs/x/checkpoints/last.ckpt"}},
-         "tested with another checkpoint (runs/x/checkpoints/last.ckpt)"),
-        ({"tested": {"checkpoint_sha256": "aa"}, "best": {"sha256": "bb"}},
-         "tested with another checkpoint (checkpoints/best.ckpt)"),
-        ({"tested": {"checkpoint": "elsewhere/best.ckpt", "checkpoint_sha256": "aa"}, "best": {"sha256": "aa"}}, ""),
     ],
-)  # fmt: skip
-def test_only_a_complete_score_of_the_best_checkpoint_counts(made, missing, tmp_path):
+)
+def test_a_run_without_a_result_says_why(made, missing, tmp_path):
     make_run(tmp_path, **made)
     assert read(tmp_path)[0].missing == missing
+
+
+@pytest.mark.parametrize(
+    ("score", "missing"),
+    [
+        ({}, ""),
+        # The test began while the fit still trained, and ended after it.
+        ({"began": "2026-01-01T00:05:00+00:00"}, "finished, tested only with a run that was not finished"),
+        ({"batches": 2}, "finished, tested only with 2 of 9 batches"),
+        ({"settings": {"trainer.precision": "16-mixed"}},
+         "finished, tested only with other settings (trainer.precision 16-mixed)"),
+        ({"checkpoint": "r/own_checkpoints/best.ckpt", "checkpoint_sha256": "bb"},
+         "finished, tested only with r/own_checkpoints/best.ckpt, not the run's best.ckpt"),
+        ({"checkpoint": "r/checkpoints/last.ckpt"},
+         "finished, tested only with r/checkpoints/last.ckpt, not the run's best.ckpt"),
+    ],
+)  # fmt: skip
+def test_only_a_complete_score_of_the_best_checkpoint_counts(score, missing, tmp_path):
+    path = make_run(tmp_path, tested=False, best={"file": "best.ckpt", "sha256": "aa"})
+    own = {"checkpoint": "r/checkpoints/best.ckpt", "checkpoint_sha256": "aa", "began": "2026-01-01T00:15:00+00:00",
+           "batches": 9, "of_batches": 9, "settings": {}, "metrics": {"test/accuracy": 0.5}}  # fmt: skip
+    RunDirectory(path).record_score("test", own | score, object())
+    run = read(tmp_path)[0]
+    assert run.missing == missing and run.tested.get("metrics") == (None if missing else {"test/accuracy": 0.5})
 
 
 def test_a_run_without_a_test_split_counts_by_its_validation(tmp_path):

@@ -2,13 +2,14 @@
 
 import csv
 import io
+import json
 import math
 from statistics import mean, stdev
 
 import pytest
 
 from lra_ssm.errors import InputError
-from lra_ssm.results.table import grid, groups_of, results_table, runs_frame, runs_to_csv, to_csv
+from lra_ssm.results.table import grid, groups_of, results_table, runs_frame, runs_to_csv
 from tests.results.made import DATA, make_run, read
 
 LR = "model.init_args.optimizer.lr"
@@ -109,13 +110,15 @@ def test_what_does_not_count_is_named_and_left_out(tmp_path):
     good = make_run(tmp_path, seed=0)
     killed = make_run(tmp_path, seed=1, status="interrupted", step=300, tested=False)
     untested = make_run(tmp_path, seed=2, tested=False)
-    precision = make_run(tmp_path, seed=3, tested={"settings": {"trainer.precision": "16-mixed"}})
+    precision = make_run(tmp_path, seed=3, tested=False)
+    others = {"others": [{"why": "other settings (trainer.precision 16-mixed)"}]}
+    (precision / "test-others.json").write_text(json.dumps(others))
     early = make_run(tmp_path, seed=4, status="failed", reason="no room", tested=False, data={})  # before its data
     (found,) = group(tmp_path)
     assert [run.path.name for run in found.counted.run] == [good.name] and values(found) == [60.0]
     told = note(found, "4 of 5 runs not counted: ")
     for path, why in ((killed, "not finished (interrupted, step 300 of 80,000)"), (untested, "finished, not tested"),
-                      (precision, "tested with other settings (trainer.precision=16-mixed)"),
+                      (precision, "finished, tested only with other settings (trainer.precision 16-mixed)"),
                       (early, "failed: no room")):  # fmt: skip
         assert f"{path}: {why}" in told
 
@@ -242,7 +245,14 @@ def test_settings_that_differ_from_the_config_are_counted_and_named(tmp_path):
     found = results_table(group(tmp_path))
     assert found.frame.settings[0] == "2 differ"
     told = "model.optimizer.lr 0.5 instead of 0.01; trainer.max_steps 1000 instead of 80000"
-    assert f"other settings than configs/…/listops/s4d.yaml: {told}" in found.notes[0]
+    assert f"b: other settings than configs/…/listops/s4d.yaml: {told}" in found.notes
+    # What two rows have in common is said once.
+    make_run(tmp_path, changes={"trainer.max_steps": 1000, LR: 0.2})
+    found = results_table(group(tmp_path))
+    assert [note[3:].partition("yaml: ")[2] for note in found.notes if "other settings" in note] == [
+        "trainer.max_steps 1000 instead of 80000", "model.optimizer.lr 0.5 instead of 0.01",
+        "model.optimizer.lr 0.2 instead of 0.01",
+    ]  # fmt: skip
 
 
 def test_the_grid_has_the_average_if_all_six_tasks_are_there(tmp_path):
@@ -259,15 +269,14 @@ def test_the_grid_has_the_average_if_all_six_tasks_are_there(tmp_path):
     assert "average" not in grid(group(tmp_path / "runs/lra/text")).frame
 
 
-def test_csv_has_numbers_and_each_run(tmp_path):
+def test_csv_has_the_table_or_each_run(tmp_path):
     make_run(tmp_path, seed=0, value=0.5)
     make_run(tmp_path, seed=1, value=0.6)
     make_run(tmp_path, seed=2, tested=False, changes={"trainer.max_steps": 7})
     frame = runs_frame(read(tmp_path))
-    first, second = csv.DictReader(io.StringIO(to_csv(groups_of(frame))))
-    assert float(first["mean"]) == pytest.approx(55) and float(first["std"]) == pytest.approx(50**0.5)
-    assert float(first["difference"]) == pytest.approx(55 - 60.47) and first["settings_that_differ"] == ""
-    assert (second["mean"], second["std"], second["seeds"]) == ("", "", "0")
+    first, second = csv.DictReader(io.StringIO(results_table(groups_of(frame)).csv()))
+    assert (first["test/accuracy, % ± std"], first["seeds"], first["difference"]) == ("55.00 ± 7.07", "2", "-5.47")
+    assert (second["test/accuracy, % ± std"], second["seeds"]) == ("–", "0 of 1")
     each = list(csv.DictReader(io.StringIO(runs_to_csv(frame))))
     assert [(row["seed"], row["why"], row["trainer.max_steps"]) for row in each] == [
         ("0", "", "80000"), ("1", "", "80000"), ("2", "finished, not tested", "7")

@@ -91,7 +91,7 @@ def test_each_run_is_trained_and_tested_so_many_at_a_time(tmp_path):
         running += 1 if line == "begins" else -1
         most = max(most, running)
     assert most == 2
-    assert "run 4 begins: seed_everything=4" in said
+    assert "run 4 begins: mine" in said
     assert re.search(r"run 4 done after [\d.]+ s: test/accuracy 0.75", said)
     assert all(not run.record.missing for run in SweepFolder(folder.path).runs)
 

@@ -24,7 +24,7 @@ TEMPLATE = """#!/bin/bash
 #SBATCH --cpus-per-task=1
 {lines}
 srun {more} python -m lra_ssm fit "$@" {devices} || exit
-srun --ntasks=1 python -m lra_ssm test "$@"
+srun --nodes=1 --ntasks=1 --ntasks-per-node=1 python -m lra_ssm test "$@" {one}
 """
 
 
@@ -41,9 +41,9 @@ def write_sweep(folder, name, **parts):
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
 
 
-def submit(folder, name, *lines, options=(), more="", devices=""):
+def submit(folder, name, *lines, options=(), more="", devices="", one=""):
     """Submits with a template that has these lines; returns the job."""
-    (folder / "mine.sbatch").write_text(TEMPLATE.format(lines="\n".join(lines), more=more, devices=devices))
+    (folder / "mine.sbatch").write_text(TEMPLATE.format(lines="\n".join(lines), more=more, devices=devices, one=one))
     out = succeed(["submit", f"{name}.yaml", "--template=mine.sbatch", *options], folder).out
     return out.split()[1].rstrip(":")
 
@@ -136,7 +136,8 @@ def test_the_time_limit(folder, tmp_path_factory):
 
 def test_two_processes_under_srun_of_which_one_dies(folder):
     """The same run twice: one is disturbed."""
-    ddp = {"more": "--kill-on-bad-exit=1", "devices": "--trainer.devices=2"}
+    ddp = {"more": "--kill-on-bad-exit=1", "devices": "--trainer.devices=2",
+           "one": "--trainer.devices=1 --trainer.strategy=auto"}  # fmt: skip
     write_sweep(folder, "whole", set=SETTINGS | {"trainer.strategy": "ddp"})
     write_sweep(folder, "broken", set=SETTINGS | {"trainer.strategy": "ddp"}, runs_dir="others")
     two = ["--sbatch=--ntasks-per-node=2"]

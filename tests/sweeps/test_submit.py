@@ -286,8 +286,10 @@ def test_status_says_where_each_run_stands(here, capsys, monkeypatch):
     leave(runs[1], "started")
     leave(runs[2], "failed", reason="the loss is nan")
     leave(runs[3], "interrupted")
-    runs[3].log.write_text("== 2026\nlra-ssm: stopped by SIGTERM at step 40, saved\n")
-    runs[4].log.write_text("== 2026\nlra-ssm: error: no data root\n")  # it ended before it had a directory
+    runs[3].log.write_text("== attempt at 2026\nlra-ssm: stopped by SIGTERM at step 40, saved\n")
+    runs[4].log.write_text(
+        "== attempt 1\nfirst\n== attempt 2\nlra-ssm: error: no data root\nsrun: error: 2\n"
+    )  # it ended before it had a directory
     leave(runs[7], "started")
     (runs[7].path / ".holder.json").write_text(json.dumps({"host": os.uname().nodename}))
     stand_in("squeue", 'echo "6|PENDING|Resources"\necho "7|RUNNING|None"')

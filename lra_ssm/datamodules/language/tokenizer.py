@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lra_ssm.datamodules.sequences import token_dtype
-from lra_ssm.datamodules.storage import Array, IntArray
+from lra_ssm.datamodules.storage import Array, IntArray, token_dtype
 from lra_ssm.errors import InputError, hint
 from lra_ssm.files import replacing
 

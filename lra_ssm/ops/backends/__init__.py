@@ -68,11 +68,10 @@ BACKENDS: dict[str, Backend] = {
     "reference": Backend(Operation(run_reference), Operation(run_kernel_reference), Operation(run_ssd_reference)),
 }
 
-# What "auto" tries, in this order, by type of device; triton's interpreter on a CPU is for tests.
-AUTO = {"cpu": ("cpu", "eager"), "cuda": ("triton", "mamba_ssm", "eager")}
-# The same on a GPU for real A by Euler's rule (Mamba's own scan), which mamba-ssm's kernel computes in one launch:
-# forward and backward on an H200 it was 1.4 times as fast as ours in float32 and 1.8 times in bfloat16 (medians).
-AUTO_REAL_EULER = {"cuda": ("mamba_ssm", "triton", "eager")}
+# What "auto" tries, in this order, by type of device; triton's interpreter on a CPU is for tests. mamba-ssm's kernel is
+# first for Mamba's own scan, which is all it takes: on an H200 it was 1.4 times as fast as ours in float32, 1.8 in
+# bfloat16 (medians, forward and backward).
+AUTO = {"cpu": ("cpu", "eager"), "cuda": ("mamba_ssm", "triton", "eager")}
 
 _preferred = "auto"
 _recorded: dict[str, dict[str, None]] | None = None
@@ -122,8 +121,10 @@ def run_scan(name: str, inputs: ScanInputs, needs_state: bool = False) -> tuple[
 
     needs_state: the caller asked for the last state, hence perhaps for its gradient, which mamba-ssm's kernel lacks.
     """
-    operations = {key: backend.scan for key, backend in BACKENDS.items()}
-    order = _scan_order(inputs, needs_state)
+    operations, order = {key: backend.scan for key, backend in BACKENDS.items()}, _order(inputs.u.device)
+    # torch.compile cannot look into mamba-ssm's kernel, which also lacks the last state's gradient.
+    if torch.compiler.is_compiling() or (needs_state and torch.is_grad_enabled()):
+        order = [key for key in order if key != "mamba_ssm"]
     return _run("selective scan", operations, _preferred if name == "auto" else name, order, inputs.u.device, inputs)
 
 
@@ -154,17 +155,6 @@ def _run_preferred(what: str, operations: dict[str, Operation], name: str, devic
     if name == "auto" and (_preferred not in BACKENDS or (preferred and preferred.refusal(device, inputs) is None)):
         name = _preferred
     return _run(what, operations, name, _order(device), device, inputs)
-
-
-def _scan_order(inputs: ScanInputs, needs_state: bool) -> Sequence[str]:
-    """What "auto" tries for these inputs."""
-    device = inputs.u.device
-    one_launch = not inputs.A.is_complex() and inputs.discretization == "euler" and inputs.B_bias is None
-    needs_gradient = needs_state and torch.is_grad_enabled()
-    # torch.compile cannot look into mamba-ssm's kernel.
-    if one_launch and not needs_gradient and not torch.compiler.is_compiling():
-        return AUTO_REAL_EULER.get(device.type, _order(device))
-    return _order(device)
 
 
 def _order(device: torch.device) -> Sequence[str]:

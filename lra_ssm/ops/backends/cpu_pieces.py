@@ -1,9 +1,9 @@
-"""What stands around the scan in a block, by the C++ of native/, without autograd: convolution and SiLU, gate, RMSNorm,
-and the softmax of a loss.
+"""What stands around the scan in a block, by the C++ of native/, without autograd: the short convolution with SiLU, a
+linear map of a few rows, and a whole block at one position.
 
 Each function is for tensors that `takes` accepts; results are contiguous.
 
-Shapes: B batch, L length, D channels, W taps, R rows, V vocabulary.
+Shapes: B batch, L length, D channels, W taps, R rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from lra_ssm.ops.backends.native_build import library, unavailable
 
 MAX_TAPS, MAX_ROWS = 4, 8
 _TILE, _LANES = 256, 16  # channels of the convolution that go through time together, at most; floats of a vector
-_PARTS = 8  # of the rows, whose sums are added in one order whatever the number of threads
 _WORTH_THREADS = 1 << 13  # numbers
 # Weights of in_proj: of fewer, waiting for each other six times costs threads that sleep more than they gain.
 _WORTH_WAITING = 1 << 20
@@ -28,31 +27,11 @@ def _fields(integers: str, pointers: str) -> list[tuple[str, type]]:
     return [*names, *((name, ctypes.c_void_p) for name in pointers.split())]
 
 
-class _CrossEntropy(ctypes.Structure):
-    _fields_ = _fields("rows numbers is_double threads", "logits targets ignored scale losses")
-
-
-class _Gate(ctypes.Structure):
-    _fields_ = _fields("rows numbers is_double threads y_row z_row grad_row", "y z grad out grad_y grad_z")
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = [
-        *_fields("rows numbers is_double threads parts x_row grad_row", ""),
-        ("epsilon", ctypes.c_double),
-        *_fields("", "x weight grad scale out grad_weight"),
-    ]
-
-
 class _Convolution(ctypes.Structure):
     _fields_ = _fields(
         "batch length channels taps is_double silu threads tile u_batch u_time out_batch out_time grad_batch grad_time",
         "u weight bias initial reset grad out grad_weight grad_bias grad_initial",
     )
-
-
-class _Step(ctypes.Structure):
-    _fields_ = _fields("batch channels states is_double threads", "u delta delta_bias A B C D state y after")
 
 
 class _MambaStep(ctypes.Structure):
@@ -93,71 +72,6 @@ def _call(function: str, structure: type[ctypes.Structure], like: Tensor, /, **v
     threads = torch.get_num_threads() if like.numel() >= _WORTH_THREADS else 1
     plain = {"is_double": like.dtype == torch.float64, "threads": threads, **plain}
     getattr(native, function)(ctypes.byref(structure(**plain)))
-
-
-def _rows(x: Tensor) -> Tensor:
-    """(…, D) as (R, D) whose rows are runs of memory; a view where it can be one."""
-    x = x.reshape(-1, x.shape[-1])
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def softmax_losses(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tensor | None) -> Tensor:
-    """-log softmax(logits)[target] (R,) of logits (R, V), contiguous; 0 where ignored. With scale (R,), the logits
-    become the gradient of sum(scale losses)."""
-    losses = logits.new_empty(len(logits))
-    R, V = logits.shape
-    _call("cross_entropy", _CrossEntropy, logits, rows=R, numbers=V, logits=logits, targets=targets, ignored=ignored,
-          scale=scale, losses=losses)  # fmt: skip
-    return losses
-
-
-def silu_gate(y: Tensor, z: Tensor) -> Tensor:
-    """y SiLU(z), both (…, D)."""
-    out = torch.empty(y.shape, dtype=y.dtype)
-    y, z = _rows(y), _rows(z)
-    _call("silu_gate", _Gate, y, rows=len(y), numbers=y.shape[1], y_row=y.stride(0), z_row=z.stride(0), y=y, z=z,
-          out=out)  # fmt: skip
-    return out
-
-
-def silu_gate_backward(grad: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    grad_y, grad_z = (torch.empty(y.shape, dtype=y.dtype) for _ in range(2))
-    grad, y, z = _rows(grad), _rows(y), _rows(z)
-    _call("silu_gate", _Gate, y, rows=len(y), numbers=y.shape[1], y_row=y.stride(0), z_row=z.stride(0),
-          grad_row=grad.stride(0), y=y, z=z, grad=grad, grad_y=grad_y, grad_z=grad_z)  # fmt: skip
-    return grad_y, grad_z
-
-
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """(x weight / root mean square of x (…, D), the reciprocals of these (R,))."""
-    out, rows = torch.empty(x.shape, dtype=x.dtype), _rows(x)
-    scale = rows.new_empty(len(rows))
-    _call("rms_norm", _Norm, rows, rows=len(rows), numbers=rows.shape[1], parts=_PARTS, x_row=rows.stride(0),
-          epsilon=epsilon, x=rows, weight=weight.contiguous(), scale=scale, out=out)  # fmt: skip
-    return out, scale
-
-
-def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and weight."""
-    grad_x, weight = torch.empty(x.shape, dtype=x.dtype), weight.contiguous()
-    rows, grad = _rows(x), _rows(grad)
-    parts = rows.new_empty(_PARTS, rows.shape[1])
-    _call("rms_norm", _Norm, rows, rows=len(rows), numbers=rows.shape[1], parts=_PARTS, x_row=rows.stride(0),
-          grad_row=grad.stride(0), x=rows, weight=weight, grad=grad, scale=scale, out=grad_x,
-          grad_weight=parts)  # fmt: skip
-    return grad_x, parts.sum(0)
-
-
-def selective_step(
-    u: Tensor, delta: Tensor, delta_bias: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(y (B, D), state (B, D, N)) of `ops.selective_step` for real A (D, N), B and C (B, N), Euler's rule; float32."""
-    y, after = torch.empty(u.shape), torch.empty(state.shape)
-    tensors = {"u": u, "delta": delta, "delta_bias": delta_bias, "A": A, "B": B, "C": C, "D": D, "state": state}
-    tensors = {name: x.contiguous() for name, x in tensors.items()}
-    batch, channels, states = state.shape
-    _call("selective_step", _Step, state, batch=batch, channels=channels, states=states, y=y, after=after, **tensors)
-    return y, after
 
 
 def mamba_step(

@@ -46,7 +46,7 @@ def _refuse_installation() -> str | None:
 
 def _refuse_device(device: torch.device) -> str | None:
     if device.type != "cuda":
-        return f"runs tensors on a CUDA device alone; x is on {device}"
+        return f"runs tensors on a CUDA device only; x is on {device}"
     return _refuse_installation()
 
 

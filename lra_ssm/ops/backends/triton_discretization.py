@@ -21,9 +21,6 @@ PI = tl.constexpr(math.pi)
 ONE_TURN = tl.constexpr(1 / (2 * math.pi))
 MOST = tl.constexpr(1 - 2**-18)  # of a frequency, in the first of its two parts: see `frequencies`
 ROUNDING = tl.constexpr(12582912.0)  # 1.5 2^23: a float32 sum with it is rounded to an integer
-# The hardware's sine and cosine, for angles up to pi/2 here: errors up to 4e-7 by CUDA's guide, where ours are up to
-# 1.5e-7. Off: on an H200 ListOps' step with B2S6 took no less with them.
-FAST_SINE = tl.constexpr(False)
 # Taylor coefficients of (exp(z) - 1)/z; in z^2, of z exp(z)/(exp(z) - 1) - 1 - z/2: Bernoulli's numbers over (2k)!
 PHI1 = tl.constexpr(tuple(1 / math.factorial(k + 1) for k in range(16)))
 HOLD_SLOPE = tl.constexpr((1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000))
@@ -56,14 +53,6 @@ def power_of_2(x, MINUS: tl.constexpr = False):
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
-
-
-@triton.jit
-def fast_sine_cosine(x):
-    return (
-        tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1),
-        tl.inline_asm_elementwise("cos.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1),
-    )
 
 
 @triton.jit
@@ -146,10 +135,9 @@ def half_turn(r):
     """(sin, cos) of pi r, r in [-1/2, 1/2]."""
     if r.dtype == tl.float64:
         return tl.sin(r * PI), tl.cos(r * PI)
-    elif FAST_SINE:
-        return fast_sine_cosine(r * PI)
     else:
-        # polynomials in r^2 with pi in two parts and float32 coefficients, which were chosen so that the errors of the
+        # The hardware's sine and cosine (errors up to 4e-7) made ListOps' step with B2S6 no faster on an H200.
+        # Polynomials in r^2 with pi in two parts and float32 coefficients, which were chosen so that the errors of the
         # angle and of the sum of squares cancel in the mean over [0, r], for every r: what is left of them adds up over
         # the steps that a state remembers
         z = r * r

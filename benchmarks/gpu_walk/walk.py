@@ -1,10 +1,13 @@
-"""Counts the training steps of configs at their real size on fake CUDA tensors: `python -m tests.gpu_walk.walk CONFIG…`
-prints a line of JSON for each; with --compiled also the kernels of a step whose blocks are compiled."""
+"""Counts the training steps of configs at their real size, on CUDA tensors that are not there.
+
+`python -m benchmarks.gpu_walk.walk CONFIG…` prints a line of JSON for each: kernels, bytes moved, memory, what the
+processor waits for, and calls with tensors of several devices.
+"""
 
 import sys
 from pathlib import Path
 
-from tests.gpu_walk import fake_cuda
+from benchmarks.gpu_walk import fake_cuda
 
 if __name__ == "__main__":
     fake_cuda.install(fake_cuda.build())
@@ -12,7 +15,6 @@ if __name__ == "__main__":
 import json
 import time
 import warnings
-from collections import Counter
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -20,10 +22,10 @@ import torch
 import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.gpu_walk.waits import CountWaits
 from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.compute import ComputeSettings
 from lra_ssm.runs.cost import GPUS, count_step, seconds_on
-from tests.gpu_walk.waits import CountWaits
 
 
 def count(path: Path) -> CountWaits:
@@ -42,16 +44,6 @@ def count(path: Path) -> CountWaits:
     return counter
 
 
-def compiled_launches(path: Path) -> dict[str, int]:
-    """Of the blocks compiled, by kind of kernel, and of what is around them as "others"."""
-    from tests.gpu_walk.compiled import counting  # imports inductor, which takes seconds
-
-    found: Counter[str] = Counter()
-    with counting(found):
-        others = count(path)
-    return {**found, "others": sum(others.cost.total("phase", "launches").values())}
-
-
 def known() -> CountWaits:
     """What has to be seen: waits of every kind, and a tensor on the wrong device."""
     with FakeTensorMode(), CountWaits(torch.device("cuda", 0)) as counter:
@@ -66,8 +58,7 @@ def known() -> CountWaits:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    compile_too = "--compiled" in sys.argv
-    for name in (given for given in sys.argv[1:] if given != "--compiled"):
+    for name in sys.argv[1:]:
         start = time.perf_counter()
         counter = known() if name == "known" else count(Path(name))
         cost, moved = counter.cost, counter.cost.total("operator", "size")
@@ -85,7 +76,6 @@ if __name__ == "__main__":
             "mixed": dict(counter.mixed),
             "bound": seconds_on(cost, GPUS["H100"], "high"),
             "largest": moved.most_common(5),
-            **({"compiled launches": compiled_launches(Path(name))} if compile_too else {}),
             "seconds": time.perf_counter() - start,
         }
         print(json.dumps(found), flush=True)

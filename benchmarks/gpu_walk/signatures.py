@@ -1,15 +1,17 @@
 """Triton's kernels as configs launch them, compiled for a Hopper GPU.
 
-`python -m tests.gpu_walk.signatures CONFIG…` prints a line of JSON for each kind of call of the scan: instructions for
-a state (or pair of states) and step of all its kernels together, the most registers and bytes of stack that one of them
-takes, and the configs that call so. `--cache=FOLDER` compiles all kernels of the configs into FOLDER instead: given as
-TRITON_CACHE_DIR to a machine with a GPU and the same Triton, nothing is compiled there. Where that Triton is not in an
-environment with a CPU's torch, `… --part=walk` of one environment is piped into `… --part=compile` of another.
+`python -m benchmarks.gpu_walk.signatures CONFIG…` prints a line of JSON for each kind of call of the scan: instructions
+for a state (or pair of states) and step of all its kernels together, the most registers and bytes of stack that one of
+them takes, and the configs that call so. `--cache=FOLDER` compiles all kernels of the configs into FOLDER instead:
+given as TRITON_CACHE_DIR to a machine with a GPU and the same Triton, nothing is compiled there. Where that Triton is
+not in an environment with a CPU's torch, `… --part=walk` of one environment is piped into `… --part=compile` of
+another.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,11 +49,11 @@ def walk(configs: list[str], everything: bool = False) -> dict[str, list[str]]:
 
     everything: each kernel by itself, of other operators too.
     """
-    from tests.gpu_walk import fake_cuda
+    from benchmarks.gpu_walk import fake_cuda
 
     fake_cuda.install(fake_cuda.build())
+    from benchmarks.gpu_walk.walk import count
     from lra_ssm.runs.step_cost import CountStep
-    from tests.gpu_walk.walk import count
 
     found: dict[str, list[str]] = {}
     kernels: list[Any] = []
@@ -94,9 +96,62 @@ def given(arguments: dict[str, Any]) -> dict[str, Any]:
     return {key: one(value) for key, value in arguments.items()}
 
 
-def compile_kernels(calls: dict[str, list[str]]) -> None:
-    from tests.ops.test_triton_compile import without_a_gpu
+def without_a_gpu() -> None:
+    """Triton compiles for a Hopper GPU from here on."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
 
+    class Hopper:
+        """What the compiler asks of a GPU's driver."""
+
+        def get_current_target(self) -> Any:
+            return GPUTarget("cuda", 90, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: Any = None) -> int:
+            return 0
+
+    driver.set_active(Hopper())
+
+
+def counted(kernel: Any, num_warps: int = 1, **arguments: Any) -> dict[str, Any]:
+    """What a kernel takes that is compiled for these arguments."""
+    import triton
+
+    dump = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    compiled = kernel.warmup(**arguments, grid=(1,), num_warps=num_warps, enable_fp_fusion=True)
+    cubin = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    usage, code = (
+        subprocess.run([dump, option, cubin], capture_output=True, text=True).stdout
+        for option in ("--dump-resource-usage", "-sass")
+    )
+    registers, stack = (int(x) for x in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr]
+    found = {"registers": registers, "stack": stack}
+    if "CHUNK" in arguments or "C_FORM" in arguments:
+        states = arguments["BLOCK_D"] * arguments["BLOCK_N"] * 4 / 32  # and steps that a lane takes at once
+        found["per state and step"] = round(in_inner_loops(code) / states, 1)
+    return found
+
+
+def in_inner_loops(code: str) -> int:
+    """The instructions of all loops that hold no other, in a cubin's text."""
+    instructions = [
+        (int(found[1], 16), found[2])
+        for found in re.finditer(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\d+ )?([A-Z][^;]*);", code)
+    ]
+    loops = []
+    for at, text in instructions:
+        target = re.match(r"BRA.*(?<=\s)0x([0-9a-f]+)", text)
+        if target and int(target[1], 16) < at:
+            loops.append((int(target[1], 16), at))
+    inner = [x for x in loops if not any(y != x and x[0] <= y[0] and y[1] <= x[1] for y in loops)]
+    return sum(first <= at <= last for at, _ in instructions for first, last in inner)
+
+
+def compile_kernels(calls: dict[str, list[str]]) -> None:
     without_a_gpu()
     for call in with_bar(calls, "compiling", len(calls)):
         ((module, name, arguments),) = json.loads(call)
@@ -106,8 +161,6 @@ def compile_kernels(calls: dict[str, list[str]]) -> None:
 
 
 def count_calls(calls: dict[str, list[str]]) -> None:
-    from tests.ops.test_triton_compile import counted, without_a_gpu
-
     without_a_gpu()
     known: dict[str, dict[str, Any]] = {}
     for call, users in calls.items():
@@ -137,7 +190,7 @@ def main() -> None:
         calls = json.load(sys.stdin)
         compile_kernels(calls) if asked.cache else count_calls(calls)
     else:  # a process each: the stand-in for CUDA is not one that compiles
-        line = [sys.executable, "-m", "tests.gpu_walk.signatures", *sys.argv[1:]]
+        line = [sys.executable, "-m", "benchmarks.gpu_walk.signatures", *sys.argv[1:]]
         walked = subprocess.run([*line, "--part=walk"], stdout=subprocess.PIPE, check=True)
         with tempfile.TemporaryDirectory() as folder:
             environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}

@@ -1,0 +1,60 @@
+"""A training step on a GPU that is not there: nothing on two devices, no waiting, and kernels that compile."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ["mnist/s4d", "cpu/lm_imdb_hybrid", "lra/listops/b2s6"]
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the stand-in for CUDA is Linux's"),
+    pytest.mark.skipif("+cpu" not in torch.__version__, reason="the stand-in is for a CPU build of torch"),
+]
+
+
+def tool(name: str, configs: list[str], *flags: str) -> list[dict[str, Any]]:
+    files = [config if config == "known" else str(ROOT / f"configs/{config}.yaml") for config in configs]
+    line = [sys.executable, "-m", f"benchmarks.gpu_walk.{name}", *flags, *files]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(text) for text in done.stdout.splitlines()]
+
+
+def test_steps_of_three_configs_and_what_is_known_to_wait() -> None:
+    known, *others = tool("walk", ["known", *CONFIGS])
+    assert {wait.partition(" ")[0]: count for wait, count in known["waits"].items()} == {
+        "aten::index": 1, "aten::_local_scalar_dense": 1, "aten::_to_copy": 1, "aten::nonzero": 1, "aten::equal": 1,
+    }  # fmt: skip
+    assert len(known["mixed"]) == 1
+    assert [found["config"] for found in others] == CONFIGS
+    for found in others:
+        assert not found["mixed"] and not found["waits"], found
+        assert found["launches"].keys() == {"forward", "backward", "optimizer"} and found["peak"] < 80e9
+
+
+@pytest.mark.slow
+def test_kernels_of_configs_are_compiled_for_hopper(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    assert tool("signatures", CONFIGS, f"--cache={tmp_path}") == []
+    kernels = {"scan_kernel", "gradient_kernel", "s4d_kernel", "s4d_gradient_kernel", "convolution_kernel",
+               "convolution_gradient_kernel", "losses_kernel"}  # fmt: skip
+    assert kernels <= {path.stem for path in tmp_path.rglob("*.cubin")}
+
+
+@pytest.mark.slow
+def test_instructions_of_a_configs_scan() -> None:
+    """Forward and backward as the config calls it; registers that do not fit are on the stack, arrays would be too."""
+    pytest.importorskip("triton")
+    forward, backward = tool("signatures", ["lra/listops/b2s6"])
+    assert (forward["kernels"], backward["kernels"]) == (["scan"], ["gradient"])
+    assert "listops/b2s6" in forward["configs"][0] and forward["TIED"] and forward["BLOCK_D"] * forward["BLOCK_N"] >= 32
+    assert 10 < forward["instructions"] < backward["instructions"] and backward["stack"] < 1024
