@@ -44,7 +44,7 @@ class Steps(Protocol):
 class Generation(Iterator[Tensor]):
     """An iterator over steps: each yields (B,) int64, the next token of each row, or −1 for a row that has ended.
 
-    It computes a step when it is asked for it. Rows do not depend on each other, except for the rounding of products
+    A step is only computed when it is requested. Rows do not depend on each other, except for the rounding of products
     of another shape: each row also has its own random numbers.
 
     The transformations of the probabilities and their order are those of Hugging Face's generate: repetition penalty
@@ -174,12 +174,12 @@ class Generation(Iterator[Tensor]):
 
     def _stops(self) -> Tensor:
         """Return the rows whose new tokens end with a stop, (B,) bool."""
-        found = torch.isin(self._new[:, self._count - 1], self._stop_tokens)
+        stopped = torch.isin(self._new[:, self._count - 1], self._stop_tokens)
         for sequence in self._stop_sequences:
             begin = self._count - len(sequence)
             if begin >= 0:
-                found |= (self._new[:, begin : self._count] == sequence).all(1)
-        return found
+                stopped |= (self._new[:, begin : self._count] == sequence).all(1)
+        return stopped
 
 
 def check_settings(temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float) -> None:
@@ -188,7 +188,7 @@ def check_settings(temperature: float, top_k: int | None, top_p: float | None, r
     _require(top_k is None or top_k >= 1, f"top_k is {top_k}; it must be at least 1, or None for all tokens")
     _require(top_p is None or 0 < top_p <= 1, f"top_p is {top_p}; it must be above 0 and at most 1, or None")
     positive = 0 < repetition_penalty < math.inf
-    _require(positive, f"repetition_penalty is {repetition_penalty}; it must be above 0, and 1 is none")
+    _require(positive, f"repetition_penalty is {repetition_penalty}; it must be above 0; 1 has no effect")
 
 
 def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
