@@ -1,4 +1,4 @@
-"""Measures texts to tokens, ours beside the usual way, and batches of windows beside a training step.
+"""Measures texts to tokens, ours next to the usual way.
 
 - encode: the tokenizer's library on texts in memory (of a tokenizer.json; other tokenizers are ours alone).
 - prepare: all that `lra-ssm prepare corpus` does with a file of these texts.
@@ -9,7 +9,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
 from functools import partial
 from itertools import chain
@@ -19,13 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from bench import Bench, Row, options, start
 from lra_ssm.datamodules import Corpus
-from lra_ssm.layers import S4D, LayerSpec
-from lra_ssm.models import Backbone
 from measure import Call
 from plots import Bar
 
@@ -169,48 +165,6 @@ def compare_tokenising(texts: list[str], bench: Bench) -> list[Row]:
     return bench.keep(rows)
 
 
-# -- batches -------------------------------------------------------------------------------------------------------
-
-
-def compare_batches(texts: list[str], bench: Bench) -> list[Row]:
-    """Batches beside a step of the smallest language model: one S4D block of 64 channels over bytes."""
-    batch, length = (2, 64) if bench.given.quick else (32, 512)
-    with TemporaryDirectory() as folder:
-        for split, own in (("train", texts), ("val", texts[:10])):
-            _write(own, Path(folder, f"{split}.jsonl"))
-        loaders = {}
-        settings = {"source": folder, "root": f"{folder}/data", "tokenizer": "bytes"}
-        for order in ("shuffled", "streams"):
-            data = Corpus(order=order, length=length, batch_size=batch, **settings)
-            _quietly(data.prepare_data)
-            data.setup("fit")
-            loaders[order] = data.train_dataloader()
-        calls = {"step": _step(next(iter(loaders["shuffled"])))}
-        calls |= {order: partial(next, _endless(loader)) for order, loader in loaders.items()}
-        return bench.keep(bench.times("windows of text", "a batch", {"B": batch, "L": length}, calls))
-
-
-def _endless(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader
-
-
-def _step(batch: Any) -> Callable[[], None]:
-    torch.manual_seed(0)
-    backbone = Backbone(LayerSpec(S4D), vocab_size=257, d_model=64, n_layers=1)
-    head = nn.Linear(64, 257)
-    optimizer = torch.optim.AdamW([*backbone.parameters(), *head.parameters()])
-
-    def call() -> None:
-        logits = head(backbone(batch.inputs))
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    return call
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = options(__doc__, EXAMPLE)
     parser.add_argument("--source", type=Path, metavar="PATH", help="a text file, .jsonl, or folder of .txt; default: "
@@ -221,7 +175,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     texts = read_texts(given.source, 100_000 if given.quick else _BYTES)
     bench = Bench("tokens", given)
     rows = compare_tokenising(texts, bench)
-    compare_batches(texts[: len(texts) // 6 + 1], bench)
     bars = [Bar("", row.contender, row.extra["MB/s"]) for row in rows if row.ms]
     bench.finish_bars(bars, f"MB of text a second, {bench.threads} cores")
 

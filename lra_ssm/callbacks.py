@@ -1,8 +1,4 @@
-"""Callbacks and the small Trainer plugins every run of the command line has.
-
-Randomness by step, stop on a loss that is not finite, throughput, learning rates, gradient norms, the optimizer groups'
-table, the scans' backends. What a run directory needs of the Trainer: runs/metrics.py, checkpoints.py, saving.py.
-"""
+"""Callbacks of every fit: randomness by step, a stop on NaN, and what is logged and printed of training."""
 
 import random
 import time
@@ -28,16 +24,29 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.roles import ROLES, parameter_roles
 from lra_ssm.ops import record_backends
-from lra_ssm.ops.tensors import read_later
-from lra_ssm.progress import values_of_batch
+from lra_ssm.ops.tensors import copy_to_cpu_async
 from lra_ssm.tasks.optim import format_groups
+
+LEARNING_RATE = "lr/"  # begins the name of a logged learning rate
+_COUNTED = 128  # positions on which operations are counted: those of a recurrence are the same for each
+_DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
+
+
+def fit_callbacks(seed: int, given: Sequence[Callback] = ()) -> list[Callback]:
+    """Return the callbacks of every fit, in a run's directory or not.
+
+    given: the user's, among which may be a Throughput with settings.
+    """
+    speed = [] if any(isinstance(callback, Throughput) for callback in given) else [Throughput()]
+    logged = [LogLearningRates(), LogGradientNorm(), LogEpochMeans(), *speed]
+    return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), ShowBackends(), *logged]
 
 
 class SeedByStep(Callback):
     """Seeds torch, numpy and random before every training batch from (seed, batches trained so far, rank).
 
-    The randomness of a step (dropout) then depends on its place in the run alone, so that a run resumed at any step
-    draws what an uninterrupted one draws, on any device, without random states in checkpoints.
+    The randomness of a step (dropout) then depends only on its place in the run: a run resumed at any step draws what
+    an uninterrupted one draws, on any device, and checkpoints need no random states.
     """
 
     def __init__(self, seed: int) -> None:
@@ -55,10 +64,10 @@ class SeedByStep(Callback):
 class StopOnNonFinite(Callback):
     """Raises InputError when the loss or a gradient is NaN or infinite.
 
-    The message has the step, the loss and the largest gradient by parameter name; of the step before, where the loss
-    is not finite: its gradients say nothing. With a gradient scaler (16-mixed) infinite gradients are its business.
-    Costs one pass over the gradients a step. On a CPU it comes before the weights are touched; on a GPU, which is not
-    waited for, a step later, and before anything is saved or validated.
+    The message has the step, the loss and the largest gradient by parameter name, of the step before if the loss is not
+    finite: then its gradients say nothing. With a gradient scaler (16-mixed) infinite gradients are left to it.
+    Costs one pass over the gradients a step. On a CPU it comes before the weights change; on a GPU, which is not waited
+    for, a step later, and before anything is saved or validated.
     """
 
     def __init__(self) -> None:
@@ -70,8 +79,8 @@ class StopOnNonFinite(Callback):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._catch_up(trainer, pl_module)
         self._loss = loss.detach()
-        said = partial(_of_loss, self._loss, _place(trainer), self._names, self._norms)
-        self._stop_unless(torch.isfinite(self._loss), said)
+        message = partial(_describe_loss, self._loss, _place(trainer), self._names, self._norms)
+        self._stop_unless(torch.isfinite(self._loss), message)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         named = [(name, p.grad) for name, p in pl_module.named_parameters() if p.grad is not None]
@@ -85,15 +94,15 @@ class StopOnNonFinite(Callback):
         if sharded:  # every process stops, and says the same; NaN has no place in an order
             self._norms = trainer.strategy.reduce(self._norms.nan_to_num(torch.inf), reduce_op="max")
         if getattr(trainer.precision_plugin, "scaler", None) is None:
-            said = partial(_of_gradients, self._loss, _place(trainer), self._names, self._norms)
-            self._stop_unless(torch.isfinite(self._norms).all(), said)
+            message = partial(_describe_gradients, self._loss, _place(trainer), self._names, self._norms)
+            self._stop_unless(torch.isfinite(self._norms).all(), message)
 
-    def _stop_unless(self, finite: Tensor, said: Callable[[], str]) -> None:
-        read = read_later(finite)
+    def _stop_unless(self, finite: Tensor, message: Callable[[], str]) -> None:
+        read = copy_to_cpu_async(finite)
 
         def look() -> None:
             if not read():
-                raise InputError(said())
+                raise InputError(message())
 
         if _is_waited_for(finite):
             look()
@@ -112,11 +121,11 @@ def _is_waited_for(x: Tensor) -> bool:
     return x.device.type != "cuda"
 
 
-def _of_loss(loss: Tensor, place: str, names: list[str], norms: Tensor | None) -> str:
+def _describe_loss(loss: Tensor, place: str, names: list[str], norms: Tensor | None) -> str:
     return f"loss is {loss.item()} {place}; {_largest_gradient(names, norms, 'of the step before')}"
 
 
-def _of_gradients(loss: Tensor, place: str, names: list[str], norms: Tensor) -> str:
+def _describe_gradients(loss: Tensor, place: str, names: list[str], norms: Tensor) -> str:
     return f"loss is {loss.item():.4g} {place}, but {_largest_gradient(names, norms, 'is')}"
 
 
@@ -124,7 +133,7 @@ def _largest_gradient(names: list[str], norms: Tensor | None, when: str) -> str:
     if norms is None:
         return "no gradient was computed before"
     norms = norms.cpu()
-    i = int(norms.argsort()[-1])  # NaN sorts last, hence is the largest: it is what we want to name
+    i = int(norms.argsort()[-1])  # NaN sorts last, hence counts as the largest: it is what we want to name
     return f"the largest gradient {when} {norms[i].item():.3g} in {names[i]}"
 
 
@@ -133,16 +142,16 @@ def _place(trainer: Trainer) -> str:
 
 
 class Throughput(Callback):
-    """Logs speed over all devices, between two log steps, validation left out.
+    """Logs speed over all devices, between two log steps, without validation.
 
-    `train/samples_per_s`; of a task that has `tokens_of` (language models) `train/tokens_per_s`, padding left out; and,
-    where the peak of a device is known, `train/mfu`, model FLOPs utilisation (Chowdhery et al. 2022, PaLM, appendix
-    B): the operations that tokens/s need by `analysis/flops.py`, over those of all devices at their peak.
-    (They are counted on sequences of 128 tokens; attention of a network of one's own would need more on longer ones.)
+    `train/samples_per_s`; for a task that has `tokens_of` (language models) `train/tokens_per_s`, without padding; and,
+    if the peak of a device is known, `train/mfu`, model FLOPs utilization (Chowdhery et al. 2022, PaLM, appendix B):
+    the operations that tokens/s need by `analysis/flops.py`, over those of all devices at their peak.
+    (They are counted on sequences of 128 tokens; attention of a user's network would need more on longer ones.)
 
     Args:
-        peak_flops: of one device a second, in the precision that trains; None for what Lightning knows of a GPU. On a
-            CPU nothing is assumed.
+        peak_flops: operations per second of one device, in the precision that trains; None for what Lightning knows of
+            a GPU. Nothing is assumed about a CPU.
     """
 
     def __init__(self, peak_flops: float | None = None) -> None:
@@ -151,7 +160,7 @@ class Throughput(Callback):
         self._tokens: Tensor | float = 0.0
         self._seconds = 0.0
         self._started = 0.0
-        self._share: float | None = None  # of a device's peak that one token a second on it is
+        self._share: float | None = None  # of a device's peak that one token per second on it is
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._share = None
@@ -163,7 +172,7 @@ class Throughput(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._samples += _size_of(batch)
+        self._samples += _batch_size(batch)
         tokens_of = getattr(pl_module, "tokens_of", None)
         if tokens_of is not None:
             self._tokens += tokens_of(batch)  # on a GPU a tensor, which is not waited for
@@ -192,7 +201,7 @@ class Throughput(Callback):
             self._started = 0.0
 
     def _share_of_peak(self, trainer: Trainer, pl_module: LightningModule, length: int) -> float:
-        """0 where the peak is not known, or the network cannot be counted."""
+        """Return 0 if the peak is not known, or the network cannot be counted."""
         peak = self.peak_flops or _known_peak(trainer, pl_module.device)
         spec = pl_module.hparams.get("network")
         if not (peak and spec):
@@ -200,21 +209,23 @@ class Throughput(Callback):
         try:
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
                 return training_flops_per_token(NetworkSpec.of(spec)(), length) / peak
-        except Exception as error:  # a network of a user's own; a number for the log is no reason for a run to fail
+        except Exception as error:  # a user's network; a number for the log is no reason for a run to fail
             rank_zero_warn(f"train/mfu is not logged, the network cannot be counted: {squeeze(str(error))[:200]}")
             return 0.0
 
 
-_COUNTED = 128  # positions that operations are counted on: those of a recurrence are the same for each
-_DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
-
-
 def _known_peak(trainer: Trainer, device: torch.device) -> float | None:
-    """Operations a second of matrix products on the device, as far as Lightning has them."""
+    """Return a device's operations per second of matrix products, as far as Lightning knows them."""
     if device.type != "cuda":
         return None
     with warnings.catch_warnings(action="ignore"):  # it warns of GPUs that it does not know
         return get_available_flops(device, _DTYPES[str(trainer.precision).partition("-")[0]])
+
+
+def _batch_size(batch: Any) -> int:
+    """Return the number of examples of this process's batch."""
+    # Lightning takes a part that is None (no lengths) for something ambiguous, and warns.
+    return extract_batch_size([part for part in batch if part is not None] if isinstance(batch, tuple) else batch)
 
 
 def _logs(trainer: Trainer) -> bool:
@@ -223,22 +234,19 @@ def _logs(trainer: Trainer) -> bool:
     return bool(every) and (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every == 0
 
 
-LEARNING_RATE = "lr/"  # begins the name of a logged learning rate
-
-
 class LogLearningRates(Callback):
-    """Logs `lr/<group>`, the rate that a step is made with, of every group of the optimizer.
+    """Logs `lr/<group>`, the rate that a step is made with, for every group of the optimizer.
 
-    (Lightning's LearningRateMonitor writes a row of its own for them, and cannot be without a logger.)
+    (Lightning's LearningRateMonitor writes a row of its own for them, and refuses to be without a logger.)
     """
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         if not _logs(trainer):
             return
-        among = [] if len(trainer.optimizers) == 1 else [str(trainer.optimizers.index(optimizer))]
+        prefix = [] if len(trainer.optimizers) == 1 else [str(trainer.optimizers.index(optimizer))]
         for number, group in enumerate(optimizer.param_groups):
             # Loggers refuse commas. float64, or 0.008 would be 0.00800000037997961 in the log.
-            name = "/".join([*among, group.get("name", str(number)).replace(", ", "-")])
+            name = "/".join([*prefix, group.get("name", str(number)).replace(", ", "-")])
             pl_module.log(LEARNING_RATE + name, torch.tensor(float(group["lr"]), dtype=torch.float64))
 
 
@@ -253,9 +261,10 @@ class LogGradientNorm(Callback):
 
 
 class LogEpochMeans(Callback):
-    """Logs `<name>_epoch`, at the end of an epoch, of each value that the training step logs of its batch alone (the
-    loss, the accuracy): its mean over the epoch's batches, each with its number of examples, and over all devices.
-    An epoch that is resumed within goes on from what the checkpoint has, on any number of devices.
+    """Logs `<name>_epoch`, at the end of an epoch, for each value that the training step logs of its batch only.
+
+    It is the mean over the epoch's batches, each with its number of examples, and over all devices. Lightning's own
+    (`on_epoch=True`) forgets what was before the checkpoint when an epoch is resumed in its middle.
     """
 
     def __init__(self) -> None:
@@ -264,20 +273,19 @@ class LogEpochMeans(Callback):
         self._batches = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": self._of_all_devices(), "batches": self._batches}
+        return {"sums": self._sum_over_devices(), "batches": self._batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._batches = state["batches"]
-        first = getattr(rank_zero_only, "rank", 0) == 0  # the sums are of all devices: one alone takes them up
-        given = state["sums"].items() if first else ()
+        given = state["sums"].items() if getattr(rank_zero_only, "rank", 0) == 0 else ()  # they are of all devices
         self._sums = {name: (torch.tensor(total, dtype=torch.float64), examples) for name, (total, examples) in given}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        size = _size_of(batch)
+        size = _batch_size(batch)
         self._batches += 1
-        values = values_of_batch(trainer)
+        values = _values_of_batch(trainer)
         for name, value in values.items():
             if value is not self._last.get(name):  # else of a batch before: a step may log it now and then
                 total, examples = self._sums.get(name, (torch.zeros(()), 0))
@@ -285,14 +293,13 @@ class LogEpochMeans(Callback):
         self._last = values
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Fewer of an epoch that a checkpoint without this state was within.
+        # A checkpoint without this state may have been in the middle of the epoch.
         if self._batches == trainer.fit_loop.epoch_loop.batch_progress.current.completed:
-            for name, (total, examples) in self._of_all_devices().items():
-                # All devices have the same; told to make it so, Lightning has nothing to warn of.
-                pl_module.log(f"{name}_epoch", total / examples, sync_dist=True)
+            for name, (total, examples) in self._sum_over_devices().items():
+                pl_module.log(f"{name}_epoch", total / examples, sync_dist=True)  # else Lightning warns
         self._sums, self._batches = {}, 0
 
-    def _of_all_devices(self) -> dict[str, tuple[float, int]]:
+    def _sum_over_devices(self) -> dict[str, tuple[float, int]]:
         """Every process calls it; the names that they have logged may differ."""
         own = {name: (total.item(), examples) for name, (total, examples) in self._sums.items()}
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
@@ -306,10 +313,11 @@ class LogEpochMeans(Callback):
         return found
 
 
-def _size_of(batch: Any) -> int:
-    """The number of examples of this process's batch."""
-    # Lightning takes a part that is None (no lengths) for something ambiguous, and warns.
-    return extract_batch_size([part for part in batch if part is not None] if isinstance(batch, tuple) else batch)
+def _values_of_batch(trainer: Trainer) -> dict[str, Any]:
+    """Return what the training step logged of its batch only, by name: numbers () of this device."""
+    results = trainer.fit_loop.epoch_loop._results.values()
+    own = [result for result in results if result.meta.fx == "training_step" and not result.meta.on_epoch]
+    return {result.meta.name: result._forward_cache for result in own if result._forward_cache is not None}
 
 
 class LogGradientOverWeight(Callback):
@@ -369,10 +377,3 @@ class ShowBackends(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._recording.close()
-
-
-def fit_callbacks(seed: int, given: Sequence[Callback] = ()) -> list[Callback]:
-    """What every fit has, in a run directory or not; given: the user's, among which Throughput may be with settings."""
-    speed = [] if any(isinstance(callback, Throughput) for callback in given) else [Throughput()]
-    logged = [LogLearningRates(), LogGradientNorm(), LogEpochMeans(), *speed]
-    return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), ShowBackends(), *logged]

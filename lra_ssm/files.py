@@ -1,13 +1,11 @@
-"""Files and folders that are written whole or not at all; their digests; a lock on what several processes write."""
+"""Files and folders that are written whole or not at all, their digests, and a lock for several processes."""
 
 import errno
 import hashlib
-import io
 import json
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -22,101 +20,64 @@ UNFINISHED = ".unfinished-"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class _Counting(io.RawIOBase):
-    """A binary file that counts what it is given, and once the disk has refused some of it takes the rest in silence.
-
-    torch.save, told of an error, dies of several; and so the message can say how much room is needed.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.size, self.error = file, 0, None  # type: tuple[IO[bytes], int, OSError | None]
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        size = memoryview(data).nbytes
-        self.size += size
-        try:
-            if self.error is None:
-                self.file.write(data)
-        except OSError as error:
-            self.error = error
-        return size
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        try:
-            return self.file.seek(offset, whence)
-        except OSError as error:  # what was buffered is written first
-            self.error = self.error or error
-            return 0
-
-    def readable(self) -> bool:
-        return self.file.readable()
-
-    def readinto(self, buffer: Any) -> int:
-        return 0 if self.error else self.file.readinto(buffer)  # type: ignore[attr-defined]
-
-    def flush(self) -> None:
-        try:
-            if self.error is None and not self.file.closed:  # Python flushes once more when it lets go of this
-                self.file.flush()
-        except OSError as error:
-            self.error = error
-
-
 def unused(path: Path) -> Path:
-    """The path, or the first of path-2, path-3, … that is not taken: photos.csv, photos-2.csv."""
+    """Return the path, or the first of path-2, path-3, … that does not exist: photos.csv, photos-2.csv."""
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
     return path if not path.exists() else next(other for other in numbered if not other.exists())
 
 
 @contextmanager
-def replacing(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
-    """A file beside `path`, open for writing, which takes its place when the block ends well.
+def naming_file(path: Path) -> Iterator[None]:
+    """Name `path` in the OSError of a block that writes it, and the space that is left on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None and UNFINISHED not in str(error.filename):
+            raise  # it is about another file
+        reason = error.strerror
+        if error.errno in _FULL:
+            reason = f"{reason}: {shutil.disk_usage(path.parent).free / 1e6:.3g} MB free"
+        raise type(error)(error.errno, reason, str(path)) from error
 
-    Whoever reads `path` finds the old file or the new one, whole: it is flushed to the disk before it is renamed. Where
-    the block fails it is removed; a killed process leaves a file whose name begins with UNFINISHED. mode, options: as
-    `open` has them.
+
+@contextmanager
+def replacing(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
+    """Open a file next to `path`, which takes its place when the block ends well.
+
+    A reader of `path` finds the old file or the new one, whole: it is flushed to the disk before it is renamed. If the
+    block fails it is removed; a killed process leaves a file whose name begins with UNFINISHED.
+
+    Args:
+        path: of the file; what a link points to is replaced, not the link.
+        mode, options: as of `open`.
 
     Raises:
-        OSError: the disk does not take it; names `path`, and says how much room there is where that is why.
+        OSError: the disk does not take it; names `path`.
     """
-    path = path.resolve()  # what a link points to is replaced, not the link
-    # The thread is part of the name: the one that ends a process may write what the main one was writing.
-    partial = path.with_name(f"{UNFINISHED}{path.name}-{os.getpid()}-{threading.get_ident()}")
-    size = None
-    try:
-        with open(partial, mode, **options) as file:
-            if "b" in mode:
-                counting = _Counting(file)
-                yield counting  # type: ignore[misc]
-                counting.flush()
-                size = counting.size
-                if counting.error is not None:
-                    raise counting.error
-            else:
+    path = path.resolve()
+    partial = path.with_name(f"{UNFINISHED}{path.name}-{os.getpid()}")
+    with naming_file(path):
+        try:
+            with open(partial, mode, **options) as file:
                 yield file
                 file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise _named(error, path, size) from error
-    finally:
-        with suppress(OSError):  # of a disk that has become read-only; the error above says what is wrong
-            partial.unlink(missing_ok=True)
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+            sync_folder(path.parent)
+        finally:
+            with suppress(OSError):  # of a disk that has become read-only
+                partial.unlink(missing_ok=True)
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path`, which takes that name when the block ends well, and else is removed.
+    """Make an empty folder next to `path`, which takes that name when the block ends well and else is removed.
 
     What is written there must be flushed to the disk. A killed process leaves a folder whose name begins with
     UNFINISHED and is that of no other process, on no other machine.
 
     Raises:
-        OSError: the disk does not take it, or `path` is there.
+        OSError: the disk does not take it, or `path` exists.
     """
     partial = path.with_name(f"{UNFINISHED}{path.name}-{os.urandom(8).hex()}")
     try:
@@ -130,8 +91,8 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Writes a folder's names to the disk: without, power that fails may leave the old file, or none."""
-    with suppress(OSError):  # some systems and network drives know no such thing
+    """Flush a folder's names to the disk: a power failure may bring back the old file, or none, without it."""
+    with suppress(OSError):  # some systems and network drives cannot
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -140,7 +101,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sha256(path: Path, start: int = 0) -> str:
-    """The sha256 of a file from a byte on, in hexadecimal."""
+    """Return the sha256 of a file from a byte on, in hexadecimal."""
     with open(path, "rb") as file:
         file.seek(start)
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -148,13 +109,12 @@ def sha256(path: Path, start: int = 0) -> str:
 
 @contextmanager
 def locked(path: Path, what: str, keep: bool = False) -> Iterator[None]:
-    """Holds a lock file, made with the folders above it; the kernel drops the lock with its holder.
+    """Hold a lock file, made with the folders above it; the kernel drops the lock with its holder.
 
     Args:
         path: the lock file.
-        what: what the other process does, as one who waits is told.
-        keep: leave the file; else it is removed, and who waits on the removed one notices and takes a new one (on
-            network drives not everybody does).
+        what: what the other process does, for the message to whoever waits.
+        keep: leave the file; else it is removed, and a process that waits on the removed one takes a new one.
 
     Raises:
         InputError: the file cannot be locked.
@@ -165,7 +125,7 @@ def locked(path: Path, what: str, keep: bool = False) -> Iterator[None]:
     try:
         while not lock.is_locked:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # who held it has removed its folder
+            with suppress(FileNotFoundError):  # its holder has removed the folder
                 try:
                     lock.acquire(timeout=0)
                 except Timeout:
@@ -182,52 +142,14 @@ def locked(path: Path, what: str, keep: bool = False) -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def appending(path: Path, **options: Any) -> Iterator[IO[str]]:
-    """`path`, open for adding to its end; where the disk does not take all of it, it is as before.
-
-    Raises:
-        OSError: as `replacing` does.
-    """
-    size = path.stat().st_size if path.exists() else None
-    try:
-        with open(path, "a", **options) as file:
-            yield file
-    except OSError as error:
-        try:
-            if size is None:
-                path.unlink(missing_ok=True)
-            else:
-                os.truncate(path, size)
-        except OSError:
-            pass  # the disk takes nothing at all any more; a row that is cut off is dropped when the run goes on
-        raise _named(error, path, None) from error
-
-
-def _named(error: OSError, path: Path, size: int | None) -> OSError:
-    """The error with the file that it is about; of a disk that is full the room that is needed and that is left."""
-    if error.errno is None or (error.filename is not None and UNFINISHED not in str(error.filename)):
-        return error  # it is about something else
-    why = error.strerror
-    if error.errno in _FULL:
-        needed = f"{size / 1e6:.3g} MB needed, " if size else ""
-        why = f"{why}: {needed}{shutil.disk_usage(path.parent).free / 1e6:.3g} MB free"
-    return type(error)(error.errno, why, str(path))
+def write_json(path: Path, data: Any) -> None:
+    """Write `data` as JSON; what JSON has no type for becomes text."""
+    with replacing(path) as file:
+        file.write(json.dumps(data, indent=2, default=str) + "\n")
 
 
 def one_reason(error: BaseException) -> str:
-    """What an error says, in one line; of a file or folder that cannot be read or written which one it is."""
+    """Return what an error says in one line, and which file or folder cannot be read or written."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: cannot be read or written ({error.strerror})"
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def set_aside(path: Path) -> Path:
-    """Renames a damaged file: a.json becomes a.damaged.json, or where there is one a.damaged-2.json; returns it."""
-    return path.replace(unused(path.with_stem(f"{path.stem}.damaged")))
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Writes `data` as JSON, what JSON has no type for as text."""
-    with replacing(path) as file:
-        file.write(json.dumps(data, indent=2, default=str) + "\n")

@@ -111,6 +111,9 @@ class KillMe(Callback):
     def setup(self, *args: Any, **kwargs: Any) -> None:
         self._at("setup")
 
+    def on_sanity_check_start(self, *args: Any) -> None:
+        self._at("sanity_check_start")
+
     def on_train_start(self, *args: Any) -> None:
         self._at("train_start")
 

@@ -177,7 +177,7 @@ def test_import_and_help_load_neither_torch_nor_lightning(code):
 
 def test_help_of_commands_that_do_not_train_is_quick():
     """Neither of what takes seconds to import is loaded for it."""
-    names = "configs coordcheck export generate inspect pull push results runs score status submit".split()
+    names = "configs coordcheck export generate inspect pull push results score status submit".split()
     help_ = f"for name in {names}:\n    with suppress(SystemExit): main([name, '--help'])"
     check = f"from contextlib import suppress\nimport sys\nfrom lra_ssm.cli import main\n{help_}\n"
     check += "assert not {'torch', 'lightning'} & set(sys.modules)"

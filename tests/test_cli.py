@@ -63,10 +63,10 @@ def test_every_command_has_help(command, tmp_path):
 
 
 def test_whoever_reads_no_further_ends_the_command_quietly(trained):
-    """As `lra-ssm runs | head -1`: the pipe is closed before anything is written."""
+    """As `lra-ssm status | head -1`: the pipe is closed before anything is written."""
     end, tip = os.pipe()
     os.close(end)
-    for command in ("runs", "--help"):
+    for command in ("status", "--help"):
         started = [sys.executable, "-m", "lra_ssm", command]
         ended = subprocess.run(started, cwd=trained[0], stdout=tip, stderr=subprocess.PIPE)
         assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
@@ -100,7 +100,7 @@ def test_the_run_directory_has_what_the_design_says(trained):
     losses = [float(row["train/loss"]) for row in rows[:2]]
     assert float(rows[3]["train/loss_epoch"]) == pytest.approx(sum(losses) / 2, abs=1e-6)
     assert record["metrics"]["val/accuracy"] == pytest.approx(float(rows[2]["val/accuracy"]))
-    assert record["of_last_batch"] == ["train/accuracy", "train/grad_norm", "train/loss"]
+    assert record["of_last_batch"] == ["train/accuracy", "train/loss"]
     shown = {line.split()[0]: line for line in result.out.splitlines() if line.startswith("  ")}
     assert shown.keys() >= set(record["of_last_batch"]) and not any(name.startswith("lr/") for name in shown)
     assert {name for name, line in shown.items() if line.endswith(" of the last batch")} == set(record["of_last_batch"])

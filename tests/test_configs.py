@@ -16,7 +16,7 @@ import lra_ssm
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.roles import ROLES
 from lra_ssm.layers.spec import import_object
-from lra_ssm.runs.saving import CheckpointSettings
+from lra_ssm.runs.checkpoints import CheckpointSettings
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_rates
 from tests.each import each

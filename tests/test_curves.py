@@ -74,6 +74,17 @@ def test_without_values_there_is_no_picture(tmp_path):
     assert everything_below(tmp_path) == ["metrics.csv"]
 
 
+def test_the_step_of_the_best_checkpoint_is_marked(tmp_path, drawn):
+    validations = ((3, 1.5, 0.2), (7, 0.9, 0.6), (9, 1.1, 0.5))
+    rows = "".join(f"{step},0,{1 / step},,\n{step},0,,{loss},{accuracy}\n" for step, loss, accuracy in validations)
+    (tmp_path / "metrics.csv").write_text("step,epoch,train/loss,val/loss,val/accuracy\n" + rows)
+    for monitor, mode, step in (("val/accuracy", "max", 7), ("val/loss", "min", 7), ("val/loss", "max", 3)):
+        draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png", monitor, mode)
+        for axes in drawn[-1].axes:
+            (mark,) = [line for line in axes.lines if line.get_label().startswith("best.ckpt")]
+            assert list(mark.get_xdata()) == [step, step] and mark.get_label() == f"best.ckpt, step {step}"
+
+
 @pytest.mark.slow
 def test_a_stopped_run_and_a_failed_one_leave_their_curves(tmp_path, data, curves, monkeypatch):
     command = [*FIT, f"--data.root={data}", "--trainer.max_epochs=1"]

@@ -49,7 +49,6 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_where_it_was_saved(moment, 
     line = one_line(run(command, tmp_path, {"KILL_AT": moment, "FULL_AT": str(limit)}))
     where = only_run(tmp_path)
     assert f"/{file}: cannot be read or written (File too large: " in line and " MB free)" in line
-    assert (" MB needed" in line) == file.endswith(".ckpt")
     assert not list(tmp_path.rglob(".unfinished-*"))
     record = json.loads((where / "run.json").read_text())
     if limit > 10_000:  # else it cannot be written either
@@ -88,20 +87,6 @@ def test_a_disk_that_others_filled_is_one_line(moment, tmp_path, data, uninterru
     assert f"{FILLED.get(moment, '')}: cannot be read or written (No space left on device: " in line
     assert line.endswith(" 0 MB free)") and not list(tmp_path.rglob(".unfinished-*"))
     (disk / "filler").unlink()
-    succeed(command, tmp_path)
-    assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
-
-
-@SLOW
-@pytest.mark.parametrize("moment", ["train_batch_end:4", "train_epoch_end:1"])
-def test_a_disk_that_becomes_read_only_is_one_line(moment, tmp_path, data, uninterrupted, disk):
-    command = [*FIT, f"--data.root={data}"]
-    run_folder = f"{disk}/tiny/*"
-    protect = f"d=$(echo {run_folder}) && mount --bind $d $d && mount -o remount,bind,ro $d"
-    with mock.patch.dict(os.environ, KILL_AT=moment, RUN=protect):
-        line = one_line(run_here(command, tmp_path))
-    subprocess.run(f"umount {run_folder}", shell=True, check=True)
-    assert "cannot be read or written (Read-only file system)" in line
     succeed(command, tmp_path)
     assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 

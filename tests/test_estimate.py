@@ -9,14 +9,15 @@ import torch
 from lra_ssm.cli.config import read_fit_options
 from lra_ssm.datamodules import ListOps
 from lra_ssm.errors import InputError
-from lra_ssm.runs.cost import _extrapolate, count_step, estimate
+from lra_ssm.runs.cost import _extrapolate, count_step, estimate, planned_steps
 from lra_ssm.runs.step_cost import Kernel, StepCost
+from lra_ssm.tables import duration
 from tests.runner import FIT, SHORT, everything_below, fail, run_here
 
 
 @pytest.fixture(scope="module")
 def made():
-    found = read_fit_options(FIT[1:]).make(None)
+    found = read_fit_options(FIT[1:]).build(None)
     return found.task, found.data
 
 
@@ -25,7 +26,7 @@ def test_what_is_said_and_nothing_is_left(tmp_path):
     assert result.code == 0
     lines = result.out.splitlines()
     assert lines[0].startswith("a training step of ") and lines[0].endswith("by the CPU's kernels")
-    assert "an A100 takes at least " in result.out and "fits into this machine" in result.out
+    assert "an A100 needs at least " in result.out and "fits into this machine" in result.out
     assert max(map(len, lines)) <= 100 and not everything_below(tmp_path)
     assert "--estimate=A10: did you mean 'A100'?" in fail([*FIT, "--estimate=A10"], tmp_path)
 
@@ -65,6 +66,21 @@ def test_what_does_not_fit_is_said(made, monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 1)  # a page of a byte
     said = estimate(task, data.largest_batch(), "32-true", None, "H100")
     assert said.splitlines()[-1] == "does not fit into this machine (0 GB)"
+
+
+def test_the_whole_run_is_given_in_hours(made, trained):
+    task, data = made
+    text = estimate(task, data.largest_batch(), "32-true", None, "H100", steps=1e9)
+    step, whole = re.search(r"an H100 needs at least (\S+) ms .*, (.+) for all 1,000,000,000 steps", text).groups()
+    assert whole in {duration(float(step) * 1e9 / 1e3 * part) for part in (0.998, 1, 1.002)}
+    prepared = ListOps(root=str(trained[0] / "data"), batch_size=8, length_bounds=(3, 20), max_depth=3, num_train=16,
+                       num_val=20, num_test=20)  # fmt: skip
+    assert planned_steps({"max_epochs": 3}, prepared) == 6
+    assert planned_steps({"max_epochs": 3, "max_steps": 5}, prepared) == 5
+    assert planned_steps({"max_epochs": 3, "accumulate_grad_batches": 2}, prepared) == 3
+    assert planned_steps({"max_epochs": 3, "limit_train_batches": 1}, prepared) == 3
+    assert planned_steps({"max_epochs": -1, "max_time": "01:00:00:00"}, prepared) == float("inf")
+    assert planned_steps({"max_epochs": 3}, ListOps(root="nowhere")) == float("inf")
 
 
 def test_a_step_that_depends_on_values_cannot_be_counted_for_a_gpu(made, monkeypatch):

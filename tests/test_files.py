@@ -1,4 +1,4 @@
-"""Files are written whole or not at all; tables line up; one count of cores."""
+"""Files are written whole or not at all; tables line up."""
 
 import errno
 import json
@@ -7,8 +7,8 @@ import stat
 
 import pytest
 
-from lra_ssm.files import UNFINISHED, one_reason, replacing, write_json
-from lra_ssm.machine import available_cores, cpu_name
+from lra_ssm.errors import describe_error
+from lra_ssm.files import UNFINISHED, naming_file, replacing, write_json
 from lra_ssm.tables import table
 from tests.runner import everything_below
 
@@ -57,7 +57,7 @@ def test_a_disk_that_becomes_read_only_is_said_by_the_files_name(tmp_path, monke
         monkeypatch.setattr(os, name, read_only)
     with pytest.raises(OSError) as error, replacing(tmp_path / "a"):
         pass
-    assert one_reason(error.value) == f"{tmp_path / 'a'}: cannot be read or written (Read-only file system)"
+    assert describe_error(error.value) == f"{tmp_path / 'a'}: cannot be read or written (Read-only file system)"
 
 
 def test_tables_line_up_and_take_any_text_as_it_is():
@@ -76,5 +76,10 @@ def test_tables_are_text_in_a_notebook_too(monkeypatch):
         table(("a", "b"), [("1",)])
 
 
-def test_the_machine():
-    assert available_cores() >= 1 and isinstance(cpu_name(), str)
+def test_a_full_disk_is_named_with_the_space_that_is_left(tmp_path):
+    with pytest.raises(OSError) as error, naming_file(tmp_path / "a"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert f"{tmp_path / 'a'}: cannot be read or written (No space left on device: " in describe_error(error.value)
+    assert " MB free)" in describe_error(error.value)
+    with pytest.raises(OSError, match="another"), naming_file(tmp_path / "a"):
+        raise OSError(errno.ENOENT, "no such file", "another")

@@ -110,6 +110,7 @@ def test_what_others_import_or_run_is_refused_in_a_network_too(path, copy, tmp_p
     said = refused(trusting, capsys)
     assert f"its config.yaml names {path}, which is no class that lra_ssm, lightning, torch or torchmetrics has" in said
     (tmp_path / "model/vocabulary.json").write_text(f"class_path: {path}")  # jsonargparse would read it
-    copy(lambda config: config["model"]["init_args"].update(network="vocabulary.json"))
-    assert "its config.yaml names the file vocabulary.json: settings of another" in refused(trusting, capsys)
+    for file in ("vocabulary.json", "model/vocabulary.json", str(tmp_path / "model/vocabulary.json")):
+        copy(lambda config, file=file: config["model"]["init_args"].update(network=file))
+        assert f"its config.yaml names the file {file}: settings of another" in refused(trusting, capsys)
     assert not (tmp_path / "was-run").exists()

@@ -95,6 +95,15 @@ def test_a_list_replaces_a_list_and_has_no_names(tmp_path, capsys):
     assert [c["class_path"].rpartition(".")[2] for c in config["trainer"]["callbacks"]] == ["KillMe", "EarlyStopping"]
 
 
+def test_a_section_may_be_a_file_and_several_items_are_added_at_once(tmp_path, capsys):
+    (tmp_path / "trainer.yaml").write_text("max_steps: 7\ncallbacks: []\n")
+    given = ["--trainer=trainer.yaml", "--trainer.callbacks+=[LearningRateMonitor, DeviceStatsMonitor]"]
+    config = yaml.safe_load(printed([*FIT, *given, "--print_config"], capsys))["trainer"]
+    names = [c["class_path"].rpartition(".")[2] for c in config["callbacks"]]
+    assert config["max_steps"] == 7 and config["max_epochs"] == 2
+    assert names == ["LearningRateMonitor", "DeviceStatsMonitor"]
+
+
 def test_a_name_is_not_said_to_be_kept_if_it_was_given(capsys):
     new = ["--model.network=tests.helpers.Bag", "--model.network.num_classes=10"]
     code, _, errors = in_process([*FIT, *new, "--print_config"], capsys)

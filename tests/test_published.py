@@ -248,5 +248,31 @@ def test_the_page_has_b2s6_as_its_config_has_it():
         assert float(cell) == pytest.approx(settings.of_role("delta").lr / settings.lr)
 
 
+def test_the_page_has_everything_in_which_the_six_b2s6_configs_differ():
+    configs = [load(f"lra/{task}/b2s6") for task in ("listops", "text", "retrieval", "image", "pathfinder", "pathx")]
+    keys = set().union(*configs)
+    differ = {key.rpartition(".")[2] for key in keys if len({repr(config.get(key)) for config in configs}) > 1
+              if not key.startswith(("data.init_args.", "data.class_path")) or key.endswith("batch_size")}  # fmt: skip
+    of_rates = {"delta", "embedding", "no_decay", "norm", "recurrent"}
+    of_the_task = {"experiment", "class_path", "num_classes", "vocab_size", "d_input"}
+    shown = {
+        "n_layers",
+        "d_model",
+        "norm",
+        "prenorm",
+        "lr",
+        "weight_decay",
+        "batch_size",
+        "max_epochs",
+        "dropout",
+        "delta_min",
+    }
+    assert differ == shown | of_rates | of_the_task
+    heads = {config["model.init_args.network.init_args.head.class_path"].rpartition(".")[2] for config in configs}
+    assert heads == {"LinearHead", "NLIHead"}
+    layers = {config["model.init_args.network.init_args.layer.class_path"] for config in configs}
+    assert layers == {"lra_ssm.layers.B2S6"}
+
+
 def test_the_file_is_installed_with_the_package():
     assert '"published.yaml"' in (ROOT / "pyproject.toml").read_text() and FILE.is_file()

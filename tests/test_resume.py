@@ -195,6 +195,6 @@ def test_a_run_goes_on_only_with_the_data_it_was_begun_with(interrupted, data):
     record = json.loads(whole)
     record["data"]["splits"]["train"]["arrays"]["tokens"]["sha256"] = "0" * 64
     path.write_text(json.dumps(record))
-    assert "was begun with other data (train_tokens differ); --fresh starts it anew" in fail(command, interrupted)
-    path.write_text(whole.replace(".npy", ".bin"))  # as older versions stored the same values
+    assert "was started on other data (train_tokens differ); use --fresh to start over" in fail(command, interrupted)
+    path.write_text(whole)
     assert "going on from" in succeed(command, interrupted).out

@@ -18,8 +18,8 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, BlockSpec, LayerSpec, NetworkSpec, S4Block
 from lra_ssm.models import Classifier
 from lra_ssm.runs import CheckpointSettings, Run
+from lra_ssm.runs.directory import choose_directory
 from lra_ssm.runs.provenance import now
-from lra_ssm.runs.run import choose_directory
 from lra_ssm.tasks import Classification, OptimizerSettings
 
 QUIET = {
@@ -159,8 +159,8 @@ def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path, root):
     [
         ({"max_epochs": -1, "max_time": "00:01:00:00"}, "give trainer.max_epochs or trainer.max_steps"),
         ({"fast_dev_run": True}, "fast_dev_run leaves nothing"),
-        ({"max_epochs": 1, "callbacks": [LearningRateFinder()]}, "LearningRateFinder sets .* and would overrule"),
-        ({"max_epochs": 1, "callbacks": [StochasticWeightAveraging(swa_lrs=0.1)]}, "sets .* and would overrule"),
+        ({"max_epochs": 1, "callbacks": [LearningRateFinder()]}, "LearningRateFinder sets .* and would override"),
+        ({"max_epochs": 1, "callbacks": [StochasticWeightAveraging(swa_lrs=0.1)]}, "sets .* and would override"),
     ],
 )
 def test_trainers_that_make_no_run(trainer, message):
@@ -235,7 +235,7 @@ def test_the_code_version_is_of_what_computes(tmp_path, monkeypatch):
     for name in files:
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("1")
-    monkeypatch.setattr(provenance, "__file__", str(package / "runs/provenance.py"))
+    monkeypatch.setattr(provenance, "_ROOT", package)
     seen = {}
     for name in (None, *files):
         if name:

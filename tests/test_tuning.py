@@ -55,5 +55,5 @@ def test_optuna_prunes_by_a_callback(tmp_path, monkeypatch):
     first, second = names["study"].trials
     assert (first.state.name, second.state.name) == ("COMPLETE", "PRUNED")
     assert first.value == max(first.intermediate_values.values()) and len(second.intermediate_values) == 1
-    (record,) = tmp_path.glob("runs/tune-here/1/*/run.json")
+    (record,) = tmp_path.glob("runs/tune-here/1/run.json")
     assert '"status": "failed"' in record.read_text() and "TrialPruned" in record.read_text()

@@ -12,8 +12,7 @@ import yaml
 from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import WandbLogger
 
-from lra_ssm.runs.directory import RunDirectory
-from lra_ssm.runs.wandb_logging import identify
+from lra_ssm.runs.loggers import identify
 from tests.local_server import serving
 from tests.runner import FIT, SHORT, Command, fail, only_run, run, succeed
 from tests.test_runs import QUIET, parts
@@ -117,7 +116,7 @@ def test_a_stopped_or_killed_run_goes_on_in_its_own_and_test_too(mode, tmp_path)
 def logger_of(path, experiment="mine", record=None, **given):
     """A logger's arguments to wandb.init in a run of that directory."""
     logger = WandbLogger(project="lra", **given)
-    identify([logger], RunDirectory(path), record or {"experiment": experiment, "starts": [{"time": "noon"}]})
+    identify([logger], path, record or {"experiment": experiment, "starts": [{"time": "noon"}]})
     return logger._wandb_init
 
 

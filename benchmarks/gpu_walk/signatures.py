@@ -22,8 +22,8 @@ from typing import Any
 from lra_ssm.bars import with_bar
 
 # What is printed of a call's last kernel.
-ABOUT = ("COMPLEX", "ZOH", "STEADY", "TIED", "B_FORM", "C_FORM", "BLOCK_D", "BLOCK_N", "u", "z", "reset", "initial",
-         "B_bias", "u_strides")  # fmt: skip
+ABOUT = ("COMPLEX", "ZOH", "TIME_INVARIANT", "SHARED_A", "B_FORM", "C_FORM", "BLOCK_D", "BLOCK_N", "u", "z", "reset",
+         "initial", "B_bias", "u_strides")  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

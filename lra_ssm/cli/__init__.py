@@ -39,7 +39,7 @@ COMMANDS = {
         "lra_ssm.cli.coordcheck:coordcheck",
         "check over widths whether a model's settings hold for a wider one",
     ),
-    "doctor": ("lra_ssm.cli.doctor:main", "show what a bug report needs, and run every backend"),
+    "doctor": ("lra_ssm.cli.doctor:doctor", "show what a bug report needs, and run every backend"),
 }
 
 HELP = f"""usage: lra-ssm COMMAND [options]      (also: lightning COMMAND, python -m lra_ssm COMMAND)

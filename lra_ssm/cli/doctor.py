@@ -1,156 +1,175 @@
-"""`lra-ssm doctor`: what a bug report needs, and what is wrong here, the last with what would be right."""
+"""`lra-ssm doctor`: what a bug report needs, and whether each backend of the scans works here."""
 
-import os
-import sys
+import shutil
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.bars import with_bar
-from lra_ssm.cli.doctor_checks import Finding, cache, command, gpus, hub, requirements, slurm, space, wandb
-from lra_ssm.cli.output import PlainParser
-from lra_ssm.cli.summary import open_all, summary_tables
-from lra_ssm.datamodules.storage import resolve_root, verify
-from lra_ssm.errors import InputError, squeeze
-from lra_ssm.runs.provenance import environment
-from lra_ssm.tables import terminal_width, wrapped
+from lra_ssm.errors import squeeze
+from lra_ssm.tables import table, terminal_width, wrapped
 
-DESCRIPTION = """\
-Shows what a bug report needs: versions, hardware, commands, free space, Slurm, the Hub, wandb, prepared data; and runs
-every operator by every backend. What is wrong comes last; the exit code is 1 then. No token is shown."""
-
-EXAMPLE = """\
-examples:
-  lra-ssm doctor
-  lra-ssm doctor --root=/data/lra --verify
-  lra-ssm doctor > report.txt
-"""
-_INDENT = 11
+_WIDTH = 11  # of the names in front
+_TOLERANCE = 1e-4  # of float32 from float64, over the largest value; thirty times what B2S6's gradients have on a CPU
+_LITTLE = 1e9  # bytes
+B, D, N, L = 1, 32, 8, 256  # batch, channels, states, length of the scan that is tried
 
 
-def main(command_: str, arguments: list[str]) -> int:
-    parser = PlainParser("lra-ssm doctor", DESCRIPTION, EXAMPLE)
-    parser.add_argument("--root", metavar="FOLDER", help="data root; default: LRA_SSM_DATA, else ./data")
-    parser.add_argument("--verify", action="store_true", help="read all prepared data and compare its digests")
-    options = parser.parse_args(arguments)
-    root = resolve_root(options.root)
-    findings = _show_installation(root)
-    findings += [_show_operators(device) for device in _devices()]
-    damaged = _show_prepared(root, options.verify)
-    wrong = [said for found in findings for said in found.wrong] + [f"DAMAGED: {what}" for what in damaged]
-    notes = [said for found in findings for said in found.notes]
-    for title, lines in (("to know:", notes), ("WRONG:", wrong)):
-        if lines:
-            print(f"\n{title}")
-            for line in lines:
-                print(wrapped("  " + squeeze(line), 4))
-    if not wrong:
-        print("\nnothing is wrong")
-    return 1 if wrong else 0
+def doctor(*, root: str | None = None, verify: bool = False) -> int:
+    """Print versions, hardware, free space and prepared data, and run every backend of the scans once against the
+    reference. The exit code is 1 if a backend gives wrong values or fails, or if there is no space.
+
+    Args:
+        root: data root; default: LRA_SSM_DATA, else ./data.
+        verify: read all prepared data and compare its digests.
+
+    Examples:
+        lra-ssm doctor
+        lra-ssm doctor --root=/data/lra --verify
+        lra-ssm doctor > report.txt
+    """
+    import torch
+
+    problems = _show_installation()
+    problems += _show_space("runs", Path("runs").absolute())
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    print()
+    for device in devices:
+        problems += _show_backends(torch.device(device))
+    problems += _show_data(root, verify)
+    print()
+    for line in problems:
+        print(wrapped(f"WRONG: {squeeze(line)}", 7))
+    if not problems:
+        print("nothing is wrong")
+    return 1 if problems else 0
 
 
-def _shown(name: str, finding: Finding) -> Finding:
-    """Prints it, and gives it back."""
-    print(wrapped(squeeze(f"{name:<{_INDENT}}{finding.text}"), _INDENT), flush=True)
-    return finding
+def _show(name: str, text: str) -> None:
+    print(wrapped(squeeze(f"{name:<{_WIDTH}}{text}"), _WIDTH), flush=True)
 
 
-def _show_installation(root: Path) -> list[Finding]:
+def _show_installation() -> list[str]:
+    """Return what is wrong."""
+    import sys
+
+    import torch
+
     import lra_ssm
-    from lra_ssm.ops.backends.native_build import cache_folders
+    from lra_ssm.runs.provenance import environment
 
     here = environment()
     hardware = here["hardware"]
-    versions = [f"{name} {version}" for name, version in here["versions"].items() if version]
-    _shown("versions", Finding(", ".join(versions)))
-    _shown("installed", Finding(f"{Path(lra_ssm.__file__).parent}, for {sys.executable}"))
-    _shown("hardware", Finding(f"{hardware['machine']}, {hardware['cpu']}, {hardware['cpus']} cores"))
-    rows = {
-        "GPUs": gpus(),
-        "lightning": command("lightning"),
-        "lra-ssm": command("lra-ssm"),
-        "data root": space("the data root", root),
-        "runs": space("the folder of runs", Path("runs").absolute()),
-        "cache": cache(cache_folders()),
-        "slurm": slurm(),
-        "wandb": wandb(),
-        "hub": hub(),
-    }
-    return [requirements(), *(_shown(name, finding) for name, finding in rows.items())]
+    _show("versions", ", ".join(f"{name} {version}" for name, version in here["versions"].items() if version))
+    _show("installed", f"{Path(lra_ssm.__file__).parent}, for {sys.executable}")
+    _show("hardware", f"{hardware['machine']}, {hardware['cpu']}, {hardware['cpus']} cores")
+    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    gpus = [f"{p.name}, {p.total_memory / 1e9:.0f} GB, compute capability {p.major}.{p.minor}" for p in properties]
+    _show("GPUs", "; ".join(gpus) or "none")
+    _show("commands", ", ".join(f"{name}: {shutil.which(name)}" for name in ("lightning", "lra-ssm", "sbatch")))
+    command = shutil.which("lightning")
+    if command and b"lra_ssm.cli" not in Path(command).read_bytes()[: 1 << 14]:
+        return [
+            f"{command} belongs to another package: use lra-ssm, or install it again (pip install --force-reinstall)"
+        ]
+    if not gpus and Path("/proc/driver/nvidia/version").exists():
+        built = torch.version.cuda or "no CUDA"
+        return [f"there is an NVIDIA driver, but torch {torch.__version__} (built for {built}) finds no GPU"]
+    return []
 
 
-# --- operators ---
+def _show_space(name: str, folder: Path) -> list[str]:
+    """Return what is wrong."""
+    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
+    _show(name, f"{folder}, {free / 1e9:,.1f} GB free" + ("" if existing == folder else ", does not exist yet"))
+    return [f"{folder}: only {free / 1e9:.2f} GB are free"] if free < _LITTLE else []
 
 
-def _devices() -> list[str]:
+def _show_backends(device: Any) -> list[str]:
+    """Run S6's and B2S6's scan by each backend of the device; return what is wrong."""
     import torch
 
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    from lra_ssm import ops
+
+    problems, rows = [], []
+    for backend, reason in ops.scan_backends(device).items():
+        cells = [str(device), backend]
+        for scan, discretization in (("S6", "euler"), ("B2S6", "zoh")):
+            if reason is not None:
+                continue
+            try:
+                error = _largest_error(device, backend, discretization)
+            except Exception as failure:  # of a compiler, a driver or a kernel, whatever it says
+                message = squeeze(str(failure))[:200]
+                supported = "cannot run this call" not in message
+                cells.append("fails" if supported else f"does not support it: {message.partition('this call: ')[2]}")
+                problems += [f"{scan} by {backend} on {device} fails: {message}"] if supported else []
+                continue
+            cells.append(f"off by {error:.0e}")
+            if not error <= _TOLERANCE:  # NaN is wrong, too
+                problems.append(f"{scan} by {backend} on {device} is off by {error:.1e}; please report it")
+        rows.append(cells if reason is None else [*cells, f"not here: {reason}", ""])
+    print(table(("device", "backend", "S6, forward and backward", "B2S6"), rows, 4, terminal_width()), flush=True)
+    if device.type == "cuda" and not any(row[1] in ("triton", "mamba_ssm") and "off" in row[2] for row in rows):
+        problems.append("no fast scan runs on the GPU: pip install triton")
+    torch.cuda.empty_cache()
+    return problems
 
 
-def _show_operators(device: str) -> Finding:
-    """Runs every operator by every backend that it has on the device."""
+def _largest_error(device: Any, backend: str, discretization: str) -> float:
+    """Return the largest difference of y and of the gradients from the reference in float64, over its largest value."""
     import torch
 
-    from lra_ssm.cli.doctor_operators import MOST, TINY, check_operators
-    from lra_ssm.ops.backends.native_build import unavailable
+    from lra_ssm import ops
 
-    found, quick = Finding(""), set[str]()
-    if device == "cpu" and (reason := unavailable()):  # builds them, with a line, where they are not there yet
-        repair = "unset it" if os.environ.get("LRA_SSM_NATIVE") == "0" else "install g++, or set CXX"
-        found.notes.append(f"{reason}: training on a CPU is an order of magnitude slower; {repair}")
-    print(f"\noperators on {device}, float32, forward and backward of {TINY}")
+    random = torch.Generator().manual_seed(0)
 
-    def begun(operator: str, backend: str) -> None:
-        print(f"  {operator:<23}{backend:<11}", end="", flush=True)
+    def randn(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=random)
 
-    for check in check_operators(torch.device(device), begun=begun):
-        name = f"{check.operator} by {check.backend} on {device}"
-        if check.refused is not None:
-            print(wrapped(f"  {check.operator:<23}{check.backend:<11}does not: {squeeze(check.refused)}", 36))
-        elif check.failure is not None:
-            print(squeeze(f"fails: {check.failure}"))
-            found.wrong.append(f"{name} fails ({check.failure}): choose another with backend=, and please report it")
-        elif check.is_wrong:
-            print(f"WRONG, off by {check.error:.1e}")
-            said = f"{name} is off by {check.error:.1e} of the largest value, more than {MOST:g}"
-            found.wrong.append(f"{said}: do not train with it, and please report it")
-        else:
-            print(f"runs, {check.tokens_per_s:>11,.0f} tokens/s, off by {check.error:.0e}")
-            quick.add(check.backend)
-    if device == "cuda" and not quick & {"triton", "mamba_ssm"}:
-        found.wrong.append("no fast scan runs on the GPU: pip install triton")
-    return found
+    inputs: dict[str, Any] = {"u": randn(B, D, L), "delta": 0.1 * randn(B, D, L)}
+    inputs |= {"D": randn(D), "delta_bias": randn(D) - 4}
+    if discretization == "euler":
+        inputs |= {"A": ops.initialize_A("real", N).repeat(D, 1), "B": randn(B, 1, N, L), "C": randn(B, 1, N, L)}
+    else:
+        groups = [torch.complex(randn(B, 8, N, L), randn(B, 8, N, L)) for _ in range(2)]
+        inputs |= {"A": ops.initialize_A("legs", N), "B": groups[0], "C": groups[1].real}
+        inputs["B_bias"] = torch.complex(randn(D, N), randn(D, N))
+    weights = randn(B, D, L)
 
+    def results(dtype: Any, by: str) -> list[torch.Tensor]:
+        own: dict[str, Any] = {}
+        for name, x in inputs.items():
+            own[name] = x.to(device, dtype.to_complex() if x.is_complex() else dtype).requires_grad_()
+        options: dict[str, Any] = {"delta_softplus": True, "discretization": discretization, "backend": by}
+        y: Any = ops.selective_scan(**own, **options)
+        return [y.detach(), *torch.autograd.grad(y, list(own.values()), weights.to(y))]
 
-# --- data ---
+    pairs = zip(results(torch.float32, backend), results(torch.float64, "reference"), strict=True)
+    errors = [(x.to(want.dtype) - want).abs().max() / (want.abs().max() or 1.0) for x, want in pairs]
+    return float(torch.stack(errors).max())
 
 
-def _show_prepared(root: Path, compare: bool) -> list[str]:
-    """Returns what of it is damaged."""
-    opened, damaged = open_all(root)
-    print(f"\nprepared data below {squeeze(str(root))}" + ("" if opened or damaged else ": none"))
-    for prepared in opened:
-        print("  " + squeeze(f"{prepared.folder.parent.name}/{prepared.folder.name}"))
-        for key, value in prepared.manifest["source"].items():  # where it came from
-            print(wrapped("    " + squeeze(f"{key}: {_short(value)}"), 6))
-    for shown in summary_tables(opened, terminal_width()):
-        print("\n" + shown)
-    for prepared in with_bar(opened, "comparing digests", len(opened)) if compare else ():
+def _show_data(root: str | None, compare: bool) -> list[str]:
+    """Return what is wrong."""
+    from lra_ssm.datamodules.storage import MANIFEST, load, resolve_root, verify
+    from lra_ssm.errors import InputError
+
+    folder = resolve_root(root)
+    print()
+    problems = _show_space("data root", folder)
+    rows = []
+    for path in sorted(folder.glob(f"*/[!.]*/{MANIFEST}")):
         try:
-            verify(prepared)
+            prepared = load(path.parent)
+            if compare:
+                verify(prepared)
         except InputError as error:
-            damaged.append(str(error))
-    if compare and not damaged:
-        print(f"\nall digests of {len(opened)} prepared folders are as recorded")
-    elif opened:
-        print("\nits digests are not compared: --verify does")
-    return damaged
-
-
-def _short(value: Any) -> str:
-    """A value of a manifest on one line."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_short(part)}" for key, part in value.items())
-    if isinstance(value, list):
-        return " ".join(map(_short, value))
-    return str(value)
+            problems.append(str(error))
+            continue
+        for name, split in prepared.manifest["splits"].items():
+            unit = "examples" if "examples" in split else "tokens"
+            kind = (prepared.manifest.get("source") or {}).get("kind", "")
+            rows.append((f"{path.parent.parent.name}/{path.parent.name}", str(kind), name, f"{split[unit]:,} {unit}"))
+    if rows:
+        print(table(("prepared", "source", "split", "size"), rows, 3, terminal_width()))
+    return problems

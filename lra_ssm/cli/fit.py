@@ -15,27 +15,23 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lra_ssm.callbacks import fit_callbacks
 from lra_ssm.cli.config import Built, Config, read_config
-from lra_ssm.cli.language_models import with_own_tokenizer
-from lra_ssm.cli.starting_weights import StartingWeights, options_of
+from lra_ssm.cli.starting_weights import StartingWeights, options_of, with_own_tokenizer
 from lra_ssm.cli.write_predictions import WritePredictions, check_output_path
 from lra_ssm.datamodules.base import DataModule, PreparedData
 from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import sha256, unused
 from lra_ssm.progress import quiet
 from lra_ssm.runs import start
-from lra_ssm.runs.checks import check_end, existing
-from lra_ssm.runs.cost import estimate
-from lra_ssm.runs.ending import ending
+from lra_ssm.runs.checks import check_trainer, existing, make_trainer
+from lra_ssm.runs.cost import estimate, planned_steps
 from lra_ssm.runs.identity import differences, set_beyond_defaults
-from lra_ssm.runs.provenance import now
+from lra_ssm.runs.loggers import finish, identify, summarize
+from lra_ssm.runs.provenance import now, user_source
 from lra_ssm.runs.record import load_yaml
 from lra_ssm.runs.run import Run
-from lra_ssm.runs.signals import Ended
-from lra_ssm.runs.source import user_source
 from lra_ssm.runs.trainer import (
     as_list,
     chosen_loggers,
@@ -44,7 +40,6 @@ from lra_ssm.runs.trainer import (
     show_metrics,
     trainer_arguments,
 )
-from lra_ssm.runs.wandb_logging import finish, identify, summarize
 from lra_ssm.tasks.base import NetworkTask
 
 _PREPARE = re.compile("`lra-ssm prepare .+?`")
@@ -58,16 +53,13 @@ def main(command: str, arguments: list[str]) -> int:
     if named:
         arguments = options_of(arguments[0], arguments[1:])
     config = read_config(command, arguments)
-    try:
-        if command != "fit":
-            with TemporaryDirectory(prefix="lra_ssm-") as folder:
-                score(config, Path(folder) if own_tokenizer else None)
-        elif config.options.get("estimate"):
-            print_estimate(config)
-        else:
-            fit(config)
-    except Ended as end:
-        return end.code
+    if command != "fit":
+        with TemporaryDirectory(prefix="lra_ssm-") as folder:
+            score(config, Path(folder) if own_tokenizer else None)
+    elif config.options.get("estimate"):
+        print_estimate(config)
+    else:
+        fit(config)
     return 0
 
 
@@ -77,7 +69,7 @@ def main(command: str, arguments: list[str]) -> int:
 def fit(config: Config) -> None:
     """Train the configuration's run, or go on from its last checkpoint."""
     given = config.given
-    check_end(given.trainer)
+    check_trainer(given.trainer)
     if given.trainer.fast_dev_run:
         _try_out(config)
         return
@@ -100,7 +92,8 @@ def fit(config: Config) -> None:
         run.fit(
             trainer, built.task, built.data, ckpt_path=given.ckpt_path if given.ckpt_path != "last" else None,
             init_from=weights, prepare=_preparing(config, built.data),
-            strict=config.options.get("strict_resume", False), command="fit",
+            strict=config.options.get("strict_resume", False), check_layer=given.check_layer,
+            command="fit",
         )  # fmt: skip
 
 
@@ -109,11 +102,10 @@ def _try_out(config: Config) -> None:
     built = config.build(None)
     callbacks = fit_callbacks(config.given.seed_everything, as_list(built.trainer["callbacks"]))
     trainer = _trainer(_saving_nothing(trainer_arguments(built.trainer, callbacks, False)))
-    with built.compute.applied(built.task, trainer.strategy.root_device), ending("fit") as signals:
-        prepare = _preparing(config, built.data)
-        start.make_ready(trainer, built.task, built.data, signals, prepare=prepare)
+    with built.compute.applied(built.task, trainer.strategy.root_device):
+        start.make_ready(trainer, built.task, built.data, prepare=_preparing(config, built.data))
         start.check_before_fit(trainer, built.task, built.data)
-        start.train(trainer, built.task, built.data, None)
+        trainer.fit(built.task, datamodule=built.data)
 
 
 def print_estimate(config: Config) -> None:
@@ -126,7 +118,8 @@ def print_estimate(config: Config) -> None:
     precision, clip = str(built.trainer.get("precision") or "32-true"), built.trainer.get("gradient_clip_val")
     with built.compute.applied(built.task, torch.device("cuda" if torch.cuda.is_available() else "cpu")):
         batch, gpu = built.data.largest_batch(), config.options["estimate"]
-        print(estimate(built.task, batch, precision, clip, gpu, built.compute.matmul_precision))
+        steps = planned_steps(built.trainer, built.data)
+        print(estimate(built.task, batch, precision, clip, gpu, built.compute.matmul_precision, steps))
 
 
 # -- validate, test, predict ---------------------------------------------------------------------------------------
@@ -148,18 +141,15 @@ def score(config: Config, folder: Path | None) -> None:
         built = built._replace(data=with_own_tokenizer(built.data, model, folder))
     trainer = _scorer(config, built, run)
     prepare, source = _preparing(config, built.data), user_source(config.resolved)
-    with ending(command) as signals:
-        start.make_ready(
-            trainer, built.task, built.data, signals, None, checkpoint, weights, prepare, source, resuming=False
-        )
-        if command == "test" and hasattr(built.data, "manifest") and "test" not in built.data.manifest()["splits"]:
-            print(f"{type(built.data).__name__} has no test split; there is nothing to score")
-            return
-        with start.restoring(checkpoint), built.compute.applied(built.task, trainer.strategy.root_device):
-            method = getattr(trainer, command)
-            further = {"verbose": False} if command != "predict" else {}
-            path = checkpoint and str(checkpoint)
-            method(built.task, datamodule=built.data, ckpt_path=path, weights_only=True, **further)
+    start.make_ready(trainer, built.task, built.data, checkpoint, weights, prepare, source, resuming=False)
+    if command == "test" and hasattr(built.data, "manifest") and "test" not in built.data.manifest()["splits"]:
+        print(f"{type(built.data).__name__} has no test split; there is nothing to score")
+        return
+    with built.compute.applied(built.task, trainer.strategy.root_device):
+        method = getattr(trainer, command)
+        further = {"verbose": False} if command != "predict" else {}
+        path = checkpoint and str(checkpoint)
+        method(built.task, datamodule=built.data, ckpt_path=path, weights_only=True, **further)
     if trainer.is_global_zero and command != "predict":
         _report_score(config, built, trainer, checkpoint, run, began)
 
@@ -210,7 +200,7 @@ def _scoring_settings(config: dict[str, Any], neutral: Any) -> dict[str, Any]:
 def _scorer(config: Config, built: Built, run: Run | None) -> Trainer:
     loggers, callbacks = chosen_loggers(built.trainer.get("logger")), []
     if run is not None:
-        identify(loggers, run, run.record)
+        identify(loggers, run.path, run.record)
     if config.command == "predict":
         file = _choose_split(config.options.get("split"), built.data)
         path = run.path / file if run else unused(Path(file))  # without a run another call's may be here
@@ -261,10 +251,7 @@ def _trainer(arguments: dict[str, Any]) -> Trainer:
     if "SLURM_JOB_ID" in os.environ and "SLURM_NTASKS" not in os.environ and is_first_process():
         command = shlex.join(["srun", "lightning", *sys.argv[1:]])
         print(f"note: in a job of Slurm srun starts each process: {command}", file=sys.stderr)
-    try:
-        return Trainer(**arguments)
-    except (ValueError, RuntimeError, MisconfigurationException) as error:  # arguments, or Slurm's environment
-        raise InputError(str(error)) from error
+    return make_trainer(arguments)
 
 
 def _preparing(config: Config, data: Any) -> Any:

@@ -47,19 +47,11 @@ class MergedConfig:
         """Merge a YAML file, or a shipped config by its name. Raises InputError if it is not a valid one."""
         path = Path(given)
         path = path if path.exists() and not path.is_dir() else find("config", given)  # a pipe is not a file
-        try:
-            content = get_loader("yaml")(path.read_text(encoding="utf-8"))
-        except yaml.MarkedYAMLError as error:
-            line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-            raise InputError(f"{path}{line}: this is not valid YAML: {error.problem}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: this is not valid YAML: {error}") from error
-        if not isinstance(content, dict):
-            kind = type(content).__name__
-            raise InputError(f"{path}: a config is a mapping of trainer, model, data, …, not a {kind}")
+        content = _read(path)
         for name in content.keys() - self.sections.keys():
             raise InputError(f"{path}: unknown key {name!r}; {hint(str(name), self.sections)}")
         self.config = self._merge(self.config, content, "")
+        self._appended.clear()
 
     def add_option(self, dotted: str, text: str) -> None:
         """Merge `--a.b.c=text`, or `--a.b.c+=text`, which adds an item to a list."""
@@ -77,10 +69,12 @@ class MergedConfig:
             value = None
         elif plain_dict or text[:1] in ("{", "["):  # what has a type is read by its type
             value = _load(text, dotted)
+        elif dotted in self.sections and text.endswith((".yaml", ".yml")):  # --trainer=trainer.yaml
+            value = _read(Path(text))
         if append:
             before = node.get(last)
             before = before if isinstance(before, list) else [] if before is None else [before]
-            value = [*before, value]
+            value = [*before, *(value if isinstance(value, list) else [value])]
             self._appended.add(dotted)
         elif isinstance(value, str):
             self._appended.add(dotted)  # one class where a list of them may stand
@@ -179,6 +173,20 @@ def _with_folder(logger: Any) -> Any:
         return logger
     given = (logger.get("init_args") or {}) if isinstance(logger, dict) else {}
     return {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": {"save_dir": ".", **given}}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a YAML file. Raises InputError if it is not a mapping."""
+    try:
+        content = get_loader("yaml")(path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InputError(f"{path}{line}: this is not valid YAML: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: this is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: a config is a mapping of names to settings, not a {type(content).__name__}")
+    return content
 
 
 def _load(text: str, option: str) -> Any:

@@ -1,6 +1,7 @@
 """Weights that a command starts from: a checkpoint's, or a saved model's, whose config may come with it."""
 
 import argparse
+import dataclasses
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
@@ -11,7 +12,9 @@ from torch import nn
 
 from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
 from lra_ssm.checkpoints.files import get_nested
-from lra_ssm.cli.find_model import check_trusted, find, is_saved, read_config
+from lra_ssm.cli.find_model import check_trusted, find, is_saved, read_config, tokenizer_of
+from lra_ssm.datamodules.language.module import LanguageDataModule
+from lra_ssm.datamodules.language.tokenizer import TOKENIZER
 from lra_ssm.datamodules.language.tokenizer_spec import parse_tokenizer
 from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import sha256
@@ -58,10 +61,11 @@ def _own_tokenizer(files: ModelFiles, stated: Any) -> list[str]:
 
 
 def _files(config: Any, folder: Path) -> Iterator[str]:
-    """Texts that are files, but for data's: jsonargparse would read settings out of them."""
+    """Yield the texts that are files, from the folder or from here, but for data's: jsonargparse would read settings
+    from them, which nobody has checked."""
     if isinstance(config, str):
-        with suppress(OSError, ValueError):  # no name of a file
-            if (folder / config).is_file():
+        with suppress(OSError, ValueError):  # it cannot be the name of a file
+            if (folder / config).is_file() or Path(config).is_file():
                 yield config
     elif isinstance(config, (dict, list)):
         items = config.items() if isinstance(config, dict) else enumerate(config)
@@ -144,3 +148,21 @@ def check_start_tokenizer(given: str, files: ModelFiles | None, data: Any) -> No
     if files.config().get("format") == FORMAT:
         raise InputError(f"{said}: prepare the data with the model's")
     print(to_one_line(f"warning: {said}: unless they give the same tokens, the weights are of others"))
+
+
+def with_own_tokenizer(data: Any, model: ModelFiles | Path, folder: Path) -> Any:
+    """Return data for a model to be scored on, with the model's own tokenizer if the data would train another one.
+
+    Says so. folder: takes the tokenizer's file, which is read until the data is prepared.
+    """
+    if not isinstance(data, LanguageDataModule) or not data.spec.is_trained:
+        return data
+    own = tokenizer_of(model)
+    if own is None or (data.is_prepared() and data.tokenizer_digest == own.digest):
+        return data
+    tokens = f"{data.tokenizer}, {own.vocab_size:,} tokens"
+    print(to_one_line(f"the text of {data.source} in the model's own tokens: {tokens}"))
+    end = own.end_of_text_name if own.file == TOKENIZER and not own.ends_lines else None
+    made = dataclasses.replace(data, tokenizer=str(own.save(folder)), end_of_text=end)
+    made.spec = dataclasses.replace(made.spec, text="the model's own")  # what is recorded of it
+    return made

@@ -107,7 +107,7 @@ def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, Iterator[tarfile.T
     def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         while (member := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # of LRA's archive it would keep millions
-            bar.update(file.tell(), size)
+            bar.advance(file.tell() - bar.n)
             yield member
 
     try:

@@ -1,4 +1,4 @@
-"""An ordered map over processes, for generators of data. Imports only the standard library and the machine's facts."""
+"""An ordered map over processes, for generators of data. Imports only the standard library."""
 
 import multiprocessing
 import os
@@ -14,13 +14,17 @@ from types import ModuleType
 from typing import TypeVar
 
 from lra_ssm.errors import InputError
-from lra_ssm.machine import available_cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MAX_WORKERS = 16  # the consuming process keeps up with about this many
 _AHEAD = 2  # items per process that are computed before the first of them is taken
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may run on; on a cluster, fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ordered_map(

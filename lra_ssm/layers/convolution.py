@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lra_ssm.layers.masking import real_resets
 from lra_ssm.layers.roles import WidthRole
-from lra_ssm.ops import causal_depthwise_convolution, last_taps
+from lra_ssm.ops import causal_depthwise_convolution, conv_state
 
 
 class ShortConvolution(nn.Conv1d):
@@ -47,7 +47,7 @@ class ShortConvolution(nn.Conv1d):
         )
         if not return_last_state:
             return y.transpose(1, 2)
-        state = last_taps(u, self.weight.shape[-1], lengths, initial=initial_state, reset=reset)
+        state = conv_state(u, self.weight.shape[-1], lengths, initial=initial_state, reset=reset)
         return y.transpose(1, 2), state.to(torch.promote_types(state.dtype, torch.float32))
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from lra_ssm.ops.backends import note_backend, prefer_backend, record_backends, 
 from lra_ssm.ops.block_linear import block_linear
 from lra_ssm.ops.convolution import bidirectional_convolution, causal_convolution
 from lra_ssm.ops.cross_entropy import linear_cross_entropy
-from lra_ssm.ops.depthwise_convolution import causal_depthwise_convolution, last_taps
+from lra_ssm.ops.depthwise_convolution import causal_depthwise_convolution, conv_state
 from lra_ssm.ops.discretization import bilinear, bilinear_as_zoh, euler, step_sizes, zoh
 from lra_ssm.ops.initialization import (
     hippo_legs_normal,
@@ -54,7 +54,7 @@ __all__ = [
     "initialize_A",
     "inverse_eigenvalues",
     "inverse_softplus",
-    "last_taps",
+    "conv_state",
     "linear_cross_entropy",
     "linear_scan",
     "linear_scan_reference",

@@ -49,7 +49,7 @@ class _Head:
         self.exact = torch.promote_types(product, torch.float32)  # of the softmax, sums and losses
         self.product, self.logits = product, x.new_empty(0)
         # Of a part: as they come from the product where one kernel makes of them all that is asked for.
-        self.kept = product if bias is None and triton_losses.takes(x) else self.exact
+        self.kept = product if bias is None and triton_losses.supports(x) else self.exact
 
     def part(self, rows: slice) -> Tensor:
         """Logits (rows, V) in `kept`; the memory is the next part's too."""
@@ -98,7 +98,7 @@ def _blocks(logits: Tensor) -> Iterator[slice]:
 def _losses(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tensor | None = None) -> Tensor:
     """-log softmax(logits)[target], 0 where ignored; with scale (rows,), which is 0 there too, the logits become the
     gradient of sum(scale · losses)."""
-    if triton_losses.takes(logits):
+    if triton_losses.supports(logits):
         return triton_losses.softmax_losses(logits, targets, ignored, scale)
     losses = logits.new_empty(len(logits))
     for rows in _blocks(logits):

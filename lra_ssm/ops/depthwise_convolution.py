@@ -109,7 +109,7 @@ def causal_depthwise_convolution(
         u: (B, D, L), real, of any strides; y has its shape, dtype and memory layout.
         weight: (D, W), W >= 1: conv1d's weight (D, 1, W) without the middle dimension.
         bias: (D,).
-        initial: (B, D, W-1), the inputs before position 0, as `last_taps` gives them; zeros if not given.
+        initial: (B, D, W-1), the inputs before position 0, as `conv_state` gives them; zeros if not given.
         reset: (B, L) bool, true where a new document starts: no tap reaches across its start, into `initial` included
             (inf and nan neither).
         silu: SiLU(y) instead of y.
@@ -126,16 +126,16 @@ def causal_depthwise_convolution(
         weight.shape[1] <= cpu_pieces.MAX_TAPS
         and u.stride(1) == 1
         and u.numel()
-        and cpu_pieces.takes(u, weight, bias, initial)
+        and cpu_pieces.supports(u, weight, bias, initial)
     ):
         return _Native.apply(u, weight, bias, initial, reset, silu)
-    if u.device.type == "cuda" and triton_depthwise.takes(u):
+    if u.device.type == "cuda" and triton_depthwise.supports(u):
         return triton_depthwise.convolution(u, weight, bias, initial, reset, silu)
     y = _shifted_products(u, weight, bias, initial, reset, dtype)
     return F.silu(y) if silu else y
 
 
-def last_taps(
+def conv_state(
     u: Tensor,
     W: int,
     lengths: Tensor | None = None,

@@ -49,7 +49,7 @@ def mamba_step(
     weights = {"norm": norm, "in_proj": in_proj, "conv_weight": conv_weight, "conv_bias": conv_bias,
                **unit._asdict(), "out_proj": out_proj}  # fmt: skip
     given = [w for w in weights.values() if w is not None]
-    if not all(weight.is_contiguous() for weight in given) or not cpu_pieces.takes(x, window, state, *given):
+    if not all(weight.is_contiguous() for weight in given) or not cpu_pieces.supports(x, window, state, *given):
         return None
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, window, state, *given)):
         return None

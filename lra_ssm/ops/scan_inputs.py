@@ -57,7 +57,7 @@ class ScanInputs:
     discretization: str
     initial_state: Tensor | None
     reset: Tensor | None
-    steady_delta: Tensor | None  # (D,), softplus taken, where it is the same at every step; delta is it, expanded
+    constant_delta: Tensor | None  # (D,), softplus taken, where it is the same at every step; delta is it, expanded
     dtype: torch.dtype  # of the real arithmetic: float32 or float64
     state_dtype: torch.dtype  # the same, or its complex counterpart if A is complex
 
@@ -178,11 +178,11 @@ def check_scan_inputs(
 
     if B.dim() == 2 and B_bias is not None:
         B, B_bias = B.to(state_dtype) + B_bias.to(state_dtype), None
-    steady_delta, delta_bias = None, small(delta_bias, dtype)
+    constant_delta, delta_bias = None, small(delta_bias, dtype)
     if delta.dim() == 1:
         delta = delta.to(dtype) if delta_bias is None else delta.to(dtype) + delta_bias
-        steady_delta = F.softplus(delta) if delta_softplus else delta
-        delta, delta_bias, delta_softplus = steady_delta[:, None].expand(batch, channels, L), None, False
+        constant_delta = F.softplus(delta) if delta_softplus else delta
+        delta, delta_bias, delta_softplus = constant_delta[:, None].expand(batch, channels, L), None, False
     return ScanInputs(
         u=u,
         delta=delta,
@@ -197,7 +197,7 @@ def check_scan_inputs(
         discretization=discretization,
         initial_state=small(initial_state, state_dtype),
         reset=reset,
-        steady_delta=steady_delta,
+        constant_delta=constant_delta,
         dtype=dtype,
         state_dtype=state_dtype,
     )

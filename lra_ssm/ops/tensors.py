@@ -73,7 +73,7 @@ def is_nonfinite(x: Tensor) -> Tensor:
     return (x - x) != 0
 
 
-def read_later(x: Tensor) -> Callable[[], Tensor]:
+def copy_to_cpu_async(x: Tensor) -> Callable[[], Tensor]:
     """Sends x to the CPU; what it returns waits until x is there, and gives it. On a CPU it is x itself.
 
     Read a step later, when the device has long computed it, nothing waits.

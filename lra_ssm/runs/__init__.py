@@ -12,15 +12,15 @@ Importing this package loads no lightning; `Run` and `CheckpointSettings` do, on
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lra_ssm.runs.checkpoints import CheckpointSettings
     from lra_ssm.runs.run import Run
-    from lra_ssm.runs.saving import CheckpointSettings
 
 __all__ = ["CheckpointSettings", "Run"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "CheckpointSettings":
-        from lra_ssm.runs.saving import CheckpointSettings
+        from lra_ssm.runs.checkpoints import CheckpointSettings
 
         return CheckpointSettings
     if name == "Run":

@@ -1,46 +1,57 @@
-"""A checkpoint as a file: written whole, with a digest of itself, and checked wherever it is read.
+"""Checkpoints of a run: best.ckpt and last.ckpt, how they are written and read, and how a fit resumes from one."""
 
-torch.save writes a zip file; the digest of all before it stands as its comment, at its end. In one file no crash
-can part the two, and torch, Lightning and unzip read it as any other. A checkpoint from elsewhere has no digest and is
-taken as it is.
-"""
-
-import hashlib
-import os
-from functools import lru_cache
+import io
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Literal
 
 import lightning
 import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, hint, squeeze
 from lra_ssm.files import replacing
 
-_MARK = b"lra_ssm sha256 "
-_COMMENT = len(_MARK) + 64
-_END_OF_ZIP = 22  # bytes, without a comment; the last two are the comment's length
-# What a fit goes on from, of a Lightning checkpoint.
-_NEEDED = {
-    "epoch": int, "global_step": int, "pytorch-lightning_version": str, "loops": dict, "callbacks": dict,
-    "optimizer_states": list, "lr_schedulers": list,
-}  # fmt: skip
-
-_OF_TRAINING = ("loops", "optimizer_states", "lr_schedulers")
+_STOP = "lra_ssm_stopped"  # in a checkpoint: why the fit had ended before its last step
+# What a fit resumes from; a file with weights only lacks them.
+_TRAINING = ("loops", "optimizer_states", "lr_schedulers", "callbacks", "global_step")
+# Settings of an optimizer's groups that belong to the device that computes, not to the checkpoint.
+_COMPUTED = ("foreach", "fused", "capturable")
 
 
-class DamagedCheckpoint(InputError):
-    """What a checkpoint holds is not what was written, or no checkpoint: the one before may be whole."""
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """Which checkpoints a run keeps.
+
+    Args:
+        every_n_steps: steps between saves of last.ckpt.
+        monitor: metric of best.ckpt.
+        mode: whether the smallest or the largest value is the best.
+
+    Raises:
+        InputError: every_n_steps is below 1.
+    """
+
+    every_n_steps: int = 500
+    monitor: str = "val/accuracy"
+    mode: Literal["min", "max"] = "max"
+
+    def __post_init__(self) -> None:
+        if self.every_n_steps < 1:
+            raise InputError(f"checkpoint.every_n_steps is {self.every_n_steps}; it must be at least 1")
+
+
+DEFAULT_CHECKPOINTS = CheckpointSettings()
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and renames it: whoever reads it finds the old one or the new one, whole.
-
-    (Lightning's own write goes through the system's temporary folder, and is a copy where that is another disk.)
+    """Writes a checkpoint next to its place and renames it: a reader finds the old file or the new one, whole.
 
     Args:
-        scoring: of what it reads, the weights are wanted alone; how training would go on may be missing or wrong.
+        scoring: read only what scoring needs; the state of training may be missing.
     """
 
     def __init__(self, scoring: bool = False) -> None:
@@ -48,79 +59,212 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with replacing(Path(path), "w+b") as file:
-            torch.save(checkpoint, file)
-            _seal(file)
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)  # torch dies of several errors at once if the disk refuses what it writes
+        with replacing(Path(path), "wb") as file:
+            file.write(buffer.getbuffer())
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        if Path(path).is_file():  # else what fsspec opens: an address
-            _verify(Path(path))
         state = super().load_checkpoint(path, *args, **options)
         if self.scoring:
-            state = {key: value for key, value in state.items() if key not in _OF_TRAINING}
+            state = {key: value for key, value in state.items() if key not in ("loops", *_TRAINING[1:3])}
             state.setdefault("pytorch-lightning_version", lightning.__version__)
         return state
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The checkpoint on the CPU, its tensors mapped from the file.
+def load_checkpoint(path: Path, resuming: bool = False) -> dict[str, Any]:
+    """Read a checkpoint on the CPU, its tensors mapped from the file.
 
-    Raises InputError where it cannot be opened; DamagedCheckpoint where it is not as it was written, or has no weights.
+    Args:
+        path: of the file.
+        resuming: require the state of training, too.
+
+    Raises:
+        InputError: the file cannot be read or is not a checkpoint.
     """
-    _verify(path)
+    best = path.with_name("best.ckpt")
+    remedy = f"; {best} is a complete checkpoint, too: copy it over this one" if path.name == "last.ckpt" else ""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        raise DamagedCheckpoint(f"checkpoint {path} cannot be read: {squeeze(str(error))[:200]}") from error
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        raise InputError(f"checkpoint {path} cannot be read: {error.strerror}") from error
+    except Exception as error:  # of the system, pickle or torch, whatever is wrong with the file
+        reason = squeeze(str(error))[:200]
+        raise InputError(f"checkpoint {path} is damaged or not a checkpoint: {reason}{remedy}") from error
     if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict):
-        kind = "no state_dict" if isinstance(state, dict) else f"a {type(state).__name__}"
-        raise DamagedCheckpoint(f"{path} is no checkpoint: it holds {kind}")
+        raise InputError(f"{path} is not a checkpoint: it has no state_dict{remedy}")
+    if resuming and (missing := [name for name in _TRAINING if name not in state]):
+        raise InputError(f"{path} cannot be resumed from: it has no {missing[0]}; --init_from starts from its weights")
     return state
 
 
-def check_resumable(state: dict[str, Any], path: Path) -> None:
-    """A fit can go on from it: it has every part, of the kind that Lightning writes. Raises DamagedCheckpoint."""
-    for name, kind in _NEEDED.items():
-        if not isinstance(state.get(name), kind):
-            what = f"{name} is a {type(state[name]).__name__}" if name in state else f"it has no {name}"
-            raise DamagedCheckpoint(f"{path} cannot be resumed from: {what}; --init_from starts from its weights")
+class SaveBest(ModelCheckpoint):
+    """best.ckpt, the checkpoint with the best `monitor`.
 
+    A monitor, also one of early stopping, that validation does not log is an error before training.
+    """
 
-def _seal(file: IO[bytes]) -> None:
-    """Writes the digest of a zip file that stands open to be written and read, as its comment."""
-    file.seek(-_END_OF_ZIP, os.SEEK_END)
-    if not file.read().startswith(b"PK\5\6"):  # another format of another torch
-        return
-    file.seek(-2, os.SEEK_END)
-    file.write(_COMMENT.to_bytes(2, "little"))
-    file.seek(0)
-    digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-    file.seek(0, os.SEEK_END)
-    file.write(_MARK + digest.encode())
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            _check_monitor("checkpoint.monitor", self.monitor, trainer)
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set when the trainer is built
+                if (
+                    isinstance(callback, EarlyStopping)
+                    and callback.strict
+                    and not callback.monitor.startswith("train/")
+                ):
+                    _check_monitor(f"{type(callback).__name__}'s monitor", callback.monitor, trainer)
+        super().on_validation_end(trainer, pl_module)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the best score from the best.ckpt next to last.ckpt.
 
-def _verify(path: Path) -> None:
-    """Raises InputError where the file cannot be opened, DamagedCheckpoint where it does not fit its digest."""
-    try:
-        now = path.stat()
-        _verify_once(path, (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns))
-    except OSError as error:
-        raise InputError(f"checkpoint {path} cannot be read: {error.strerror}") from error
-
-
-@lru_cache(maxsize=64)
-def _verify_once(path: Path, version: tuple[int, ...]) -> None:
-    """A fit reads its checkpoint more than once; hashing takes as long as reading. version: of the file."""
-    with open(path, "rb") as file:
-        left = file.seek(0, os.SEEK_END) - _COMMENT
-        file.seek(max(0, left))
-        mark = file.read()
-        if not mark.startswith(_MARK):
+        Lightning (2.6) knows the file by its absolute path and forgets it when a run is moved or copied; any score
+        would then count as the best.
+        """
+        path = Path(str(self.dirpath)) / f"{self.filename}.ckpt"
+        if state_dict.get("best_model_score") is None:
             return
-        file.seek(0)
-        digest = hashlib.sha256()
-        while left > 0 and (block := file.read(min(left, 1 << 20))):
-            digest.update(block)
-            left -= len(block)
-    if mark[len(_MARK) :] != digest.hexdigest().encode():
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged: it does not fit the digest it was written with")
+        if not path.is_file():
+            print(f"warning: {path} is missing; the next validation counts as the best")
+            return
+        own = load_checkpoint(path).get("callbacks", {}).get(self.state_key, state_dict)
+        score = torch.as_tensor(own["best_model_score"]).clone()  # it is mapped from the file
+        name = str(path)
+        here = {"dirpath": self.dirpath, "best_model_path": name, "kth_best_model_path": name, "last_model_path": ""}
+        values = {"best_model_score": score, "kth_value": score, "best_k_models": {name: score}}
+        super().load_state_dict({**state_dict, **here, **values})
+
+
+def _check_monitor(what: str, name: str | None, trainer: Trainer) -> None:
+    if name not in trainer.callback_metrics:
+        near = hint(str(name), sorted(trainer.callback_metrics), "it logs")
+        raise InputError(f"{what} is {name!r}, which validation does not log; {near}")
+
+
+class SaveLast(Checkpoint):
+    """last.ckpt, from which a run resumes: every few steps, before each validation and at the end of each epoch.
+
+    Also validates at the last step of a run, and keeps a stop (early stopping) so that a run that was killed after it
+    does not train on. A `Checkpoint`, so that Lightning calls it after the callbacks whose state it saves.
+
+    Args:
+        path: of last.ckpt.
+        every_n_steps: steps between saves.
+        made_by: further entries of the checkpoint, such as the version of the code.
+    """
+
+    def __init__(self, path: Path, every_n_steps: int, made_by: dict[str, Any] | None = None) -> None:
+        self.path = path
+        self.every_n_steps = every_n_steps
+        self.made_by = made_by or {}
+        self.saved_at = 0
+        self.reason = ""  # why the fit ended before its last step
+        self._stop_requested = False
+        self._loaded: dict[str, Any] | None = None
+        self._check_val_every_n_epoch: int | None = None
+
+    # -- saving ------------------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        # Lightning (2.6) resumes some checkpoints with its step for loggers one too high.
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+        if batch_idx % trainer.accumulate_grad_batches:  # gradients are being summed up, which no checkpoint has
+            return
+        steps = trainer.global_step - self.saved_at
+        if steps >= self.every_n_steps or steps and _validates_after(trainer, batch_idx):
+            self.save(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # A stop (max_time) while gradients accumulate waits for the step.
+        self._stop_requested |= trainer.should_stop
+        trainer.should_stop = self._stop_requested and not trainer.fit_loop._should_accumulate()
+        if _is_last_step(trainer, trainer.global_step, trainer.is_last_batch):
+            trainer.should_stop = True  # has Lightning validate; the fit ends here anyway
+            if trainer.check_val_every_n_epoch is not None:
+                trainer.check_val_every_n_epoch = 1
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.should_stop and not _is_last_step(trainer, trainer.global_step, trainer.is_last_batch):
+            self.reason = _early_stop(trainer)
+        self.save(trainer)
+
+    def save(self, trainer: Trainer) -> None:
+        self.saved_at = trainer.global_step
+        trainer.save_checkpoint(self.path)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint.update({**self.made_by, _STOP: self.reason})
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.check_val_every_n_epoch = self._check_val_every_n_epoch
+
+    # -- resuming ----------------------------------------------------------------------------------------------------
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._loaded = checkpoint
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.reason, self._stop_requested = "", False
+        if self._loaded is None:
+            return
+        self.reason = str(self._loaded.get(_STOP, ""))
+        trainer.should_stop |= bool(self.reason)
+        if trainer.precision == "64-true":  # Lightning loads weights before it makes the model float64
+            # Where weights are averaged, the average is in state_dict and what trains is next to it.
+            pl_module.load_state_dict(self._loaded.get("current_model_state", self._loaded["state_dict"]))
+        self._loaded = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.saved_at = trainer.global_step
+        self._check_val_every_n_epoch = trainer.check_val_every_n_epoch
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                group.update({name: optimizer.defaults[name] for name in _COMPUTED if name in optimizer.defaults})
+        loop = trainer.fit_loop
+        if loop.restarted_on_epoch_end:
+            # With max_steps, Lightning (2.6) resumes what was saved at the end of an epoch as an epoch without batches,
+            # and counts one epoch too many. It is the start of the next one.
+            loop.epoch_progress.increment_completed()
+            loop.reset_restart_stage()
+            loop._restarting = False  # its setter would keep it true
+            loop.epoch_loop.restarting = False
+        # What is saved before a batch has counted it as begun; Lightning counts it again, and validates one too early.
+        loop.epoch_loop.batch_progress.total.reset_on_restart()
+
+
+def _early_stop(trainer: Trainer) -> str:
+    """Return why callbacks stop the fit, as in "stopped at step 20: val/loss did not improve in 3 validations".
+
+    Empty for `max_time`: more time lets the run train on.
+    """
+    step = f"stopped at step {trainer.global_step}"
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set when the trainer is built
+        if isinstance(callback, Timer) and (left := callback.time_remaining()) is not None and left <= 0:
+            return ""
+        if isinstance(callback, EarlyStopping) and callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED:
+            if callback.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
+                return f"{step}: {callback.monitor} did not improve in {callback.wait_count} validations"
+            return f"{step}: {callback.monitor}: {callback.stopping_reason.name.lower().replace('_', ' ')}"
+    return f"{step}: a callback stopped it"
+
+
+def _is_last_step(trainer: Trainer, step: int, is_last_batch: bool) -> bool:
+    """Whether the fit ends with this optimizer step, counted from 1."""
+    last_epoch = trainer.max_epochs is not None and 0 < trainer.max_epochs <= trainer.current_epoch + 1
+    return 0 < trainer.max_steps <= step or last_epoch and is_last_batch
+
+
+def _validates_after(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether a validation follows the optimizer step that begins with this batch."""
+    batches, every = trainer.accumulate_grad_batches, getattr(trainer, "val_check_batch", None)
+    ends_epoch = batch_idx + batches >= trainer.num_training_batches
+    if _is_last_step(trainer, trainer.global_step + 1, ends_epoch):
+        return True
+    if trainer.check_val_every_n_epoch is not None and (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch:
+        return False
+    first = trainer.fit_loop.total_batch_idx if trainer.check_val_every_n_epoch is None else batch_idx
+    # Unknown (None, inf) if validation is due by time, or at the end of data whose length is not known.
+    return isinstance(every, int) and (first + batches) // every > first // every

@@ -1,11 +1,9 @@
-"""What must fit together before a run starts: checkpoint and task, task and data. One line where it does not.
-
-The last check sends a few examples through the network: what is broken is said before a fit writes or trains anything.
-"""
+"""What must fit together before a run starts: Trainer, checkpoint, task, data and layers. One line if it does not."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,105 +20,171 @@ from lightning.pytorch.plugins import DoublePrecision, HalfPrecision, MixedPreci
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor, nn
 
 from lra_ssm.checkpoints import check_shapes
 from lra_ssm.errors import InputError, squeeze
-from lra_ssm.runs.checkpoints import DamagedCheckpoint, check_resumable, load_checkpoint
-from lra_ssm.runs.provenance import code_version
-from lra_ssm.runs.record import data_digests
-from lra_ssm.runs.source import SOURCE, changed
+from lra_ssm.runs.checkpoints import load_checkpoint
+from lra_ssm.runs.provenance import SOURCE, VERSION, changed, code_version
+
+EXAMPLES = 3  # odd, so that another size is not easily mistaken for the batch's
+_LENGTH = 61  # positions of the random sequences of `check_layers`; no width is as large
+_PADDING = 128  # the largest number to whose multiple vocabularies are padded; others pad to 8, 16 or 64
+
+
+# -- the Trainer -------------------------------------------------------------------------------------------------------
+
+
+def check_trainer(arguments: Mapping[str, Any]) -> None:
+    """Check a Trainer's arguments: they say where the run ends, and leave something to train.
+
+    Raises InputError.
+    """
+    max_epochs, max_steps = arguments.get("max_epochs"), arguments.get("max_steps", -1)
+    endless = max_epochs == -1 or max_epochs is None and arguments.get("max_time") is not None
+    if endless and max_steps == -1:
+        raise InputError("the schedule spans the run, so give trainer.max_epochs or trainer.max_steps")
+    share = arguments.get("limit_train_batches")
+    if share is not None and not share:
+        raise InputError(f"trainer.limit_train_batches is {share}: nothing would be trained; leave it out for all")
+    for name, fewest in (("val_check_interval", "1 batch, or 1.0 for once an epoch"),
+                         ("accumulate_grad_batches", "1"), ("check_val_every_n_epoch", "1")):  # fmt: skip
+        value = arguments.get(name)
+        if isinstance(value, int) and value < 1:
+            raise InputError(f"trainer.{name} is {value}; it must be at least {fewest}")
+
+
+def make_trainer(arguments: Mapping[str, Any]) -> Trainer:
+    """Build the Trainer. Raises InputError for what Lightning refuses."""
+    try:
+        return Trainer(**arguments)
+    except (ValueError, MisconfigurationException) as error:
+        raise InputError(str(error)) from error
+    except RuntimeError as error:
+        if "ntasks" not in str(error):  # Slurm's --ntasks without --ntasks-per-node
+            raise
+        raise InputError(f"Slurm: {error}") from error
+
+
+def check_callbacks(callbacks: Iterable[Any]) -> None:
+    """Refuse callbacks that train with other rates, groups or batches than the configuration says."""
+    for callback in callbacks:
+        for kind, setting in _OVERRIDES.items():
+            if isinstance(callback, kind):
+                raise InputError(
+                    f"trainer.callbacks: {type(callback).__name__} sets {setting} and would override the"
+                    " configuration; leave it out"
+                )
+
+
+_OVERRIDES = {
+    LearningRateFinder: "one learning rate for all parameters",
+    StochasticWeightAveraging: "learning rates of its own",
+    BaseFinetuning: "parameter groups of its own",
+    BatchSizeFinder: "the batch size",
+    GradientAccumulationScheduler: "accumulate_grad_batches",
+}
+
+
+def check_strategy(trainer: Trainer) -> None:
+    """Check Lightning's ModelParallelStrategy (FSDP2): data parallel only, and checkpoints in single files."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, ModelParallelStrategy):
+        return
+    if (strategy._data_parallel_size, strategy._tensor_parallel_size) != (trainer.world_size, 1):
+        sizes = f"data_parallel_size={trainer.world_size} and trainer.strategy.tensor_parallel_size=1"
+        raise InputError(f"trainer.strategy: weights are sharded by data parallelism only; give {sizes}")
+    if strategy._save_distributed_checkpoint:
+        raise InputError("trainer.strategy.save_distributed_checkpoint: checkpoints are single files; use false")
+
+
+def check_batches(trainer: Trainer, data: Any) -> None:
+    """Check that an epoch has batches, and at least as many as lie between two validations. Raises InputError.
+
+    A user's data that does not know its number of batches is left to Lightning.
+    """
+    if not hasattr(data, "train_batches"):
+        return
+    limit, every = trainer.limit_train_batches, getattr(trainer, "val_check_interval", None)  # None: by time
+    whole = data.train_batches(trainer.world_size)
+    batches = min(whole, limit) if isinstance(limit, int) else int(whole * limit)
+    if batches < 1:
+        raise InputError(f"trainer.limit_train_batches is {limit}: an epoch of {whole} batches has none left")
+    counts_in_epochs = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0
+    if isinstance(every, int) and every > batches and counts_in_epochs:
+        raise InputError(
+            f"trainer.val_check_interval is {every}, but an epoch has {batches} batches: give {batches} at most, or"
+            " trainer.check_val_every_n_epoch=null to count across epochs"
+        )
+
+
+# -- a checkpoint ------------------------------------------------------------------------------------------------------
 
 
 def existing(path: str) -> Path:
-    file = Path(path)
-    if not file.is_file():
+    """Return the path of a checkpoint that exists. Raises InputError."""
+    if not Path(path).is_file():
         raise InputError(f"checkpoint {path} does not exist")
-    return file
-
-
-def newest(last: Path, before: Path) -> Path | None:
-    """The checkpoint that a run goes on from: the last one, or the one before where the last is damaged or gone.
-
-    Raises InputError where neither is whole.
-    """
-    problem = None
-    for path in (last, before):
-        if not path.is_file():
-            continue
-        try:
-            check_resumable(load_checkpoint(path), path)
-        except DamagedCheckpoint as error:
-            problem = problem or error
-            continue
-        if path == before:
-            print(f"warning: {problem or f'{last} is gone'}; going on from the one before, {before}")
-        return path
-    if problem is not None:
-        raise InputError(f"{problem}; there is no other to go on from: remove it to start the run anew")
-    return None
+    return Path(path)
 
 
 def check_checkpoint(
     path: Path, task: Any, strict: bool = False, resuming: bool = True, source: Mapping[str, str] | None = None
 ) -> None:
-    """Settings, shapes and code of a checkpoint against the task's.
+    """Compare settings, shapes and code of a checkpoint with the task's.
 
-    Other shapes are an error. Other settings are one where a fit goes on from it, else a note; other code (lra_ssm's,
-    or the user's, of which `source` says what it is now) is a warning then, with `strict` an error.
+    Other shapes are an error. Other settings are an error if a fit resumes from it, else a note. Other code (lra_ssm's,
+    or the user's as in `source`) is a warning, with `strict` an error.
     """
-    state = load_checkpoint(path)
-    if resuming:
-        check_resumable(state, path)
+    state = load_checkpoint(path, resuming)
     if differing := differing_settings(task, state):
         line = f"{path} was made with other settings: {differing}"
         if resuming:
-            raise InputError(f"{line}; give the same to go on with it, or --init_from to start from its weights")
+            raise InputError(f"{line}; use the same to resume from it, or --init_from to start from its weights")
         print(squeeze(f"note: {line}"))
     check_shapes(task.state_dict(), state["state_dict"], str(path))
     changes = [f"{path} was made with other code: {other}"] if (other := changed(state.get(SOURCE), source)) else []
-    made_by = state.get("lra_ssm_code_version")
+    made_by = state.get(VERSION)
     if resuming and made_by != code_version():
         changes.insert(0, f"{path} was made by lra_ssm {made_by}, this is {code_version()}")
     if changes and strict:
-        raise InputError(f"{'; '.join(changes)}; --strict-resume refuses to go on")
+        raise InputError(f"{'; '.join(changes)}; --strict-resume refuses to resume")
     if changes:
-        end = "the run may not end as it would have" if resuming else "its scores may not be its own"
-        print(squeeze(f"warning: {'; '.join(changes)}: {end}"))
+        effect = "the run may not end as it would have" if resuming else "the scores may differ from its own"
+        print(squeeze(f"warning: {'; '.join(changes)}: {effect}"))
 
 
 def differing_settings(task: Any, state: dict[str, Any]) -> str:
-    """The hyperparameters that are others in the checkpoint than in the model, as text; empty if none is."""
-    ours, theirs = dict(task.hparams), state.get("hyper_parameters")
-    theirs = theirs if isinstance(theirs, dict) else {}
-    return ", ".join(_differences("", ours, theirs))
+    """Return the hyperparameters that differ between a checkpoint and the task, as text; empty if none does."""
+    theirs = state.get("hyper_parameters")
+    return ", ".join(_differences("", dict(task.hparams), theirs if isinstance(theirs, dict) else {}))
 
 
 def _differences(path: str, ours: Any, theirs: Any) -> list[str]:
-    """What both say, and say otherwise, by dotted path: not a whole network where its width differs."""
+    """Compare what both have, by dotted path: not a whole network if only its width differs."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         pairs = ((key, ours[key], theirs[key]) for key in sorted(ours.keys() & theirs.keys(), key=str))
         return [line for key, a, b in pairs for line in _differences(f"{path}.{key}" if path else str(key), a, b)]
-    short = path.replace(".init_args", "")
-    return [] if ours == theirs else [f"{short} {theirs!r} there, {ours!r} here"]
+    return [] if ours == theirs else [f"{path.replace('.init_args', '')} {theirs!r} there, {ours!r} here"]
 
 
-_PADDING = 128  # the largest number to whose multiple vocabularies are padded, as 8, 16 and 64 are others
+# -- data --------------------------------------------------------------------------------------------------------------
 
-# What data says it has, what a network for the other kind takes, and what to take instead.
+# What data has, what a network for the other kind takes, and what to use instead.
 _KINDS = (
-    ("num_outputs", "num_classes", "real targets: the task Regression and the network Regressor take them"),
-    ("num_classes", "num_outputs", "classes: the task Classification and the network Classifier take them"),
+    ("num_outputs", "num_classes", "real targets: use the task Regression and the network Regressor"),
+    ("num_classes", "num_outputs", "classes: use the task Classification and the network Classifier"),
 )
 
 
 def check_data(task: Any, data: Any) -> None:
-    """The classes, the vocabulary or the features, and the sequences per example of the network are the data's.
+    """Compare the network's classes, vocabulary or features, and sequences per example with the data's.
 
-    Networks and data that do not say what they have are not compared. Raises InputError.
+    Networks and data that do not declare theirs are not compared. Raises InputError.
     """
-    name = type(data).__name__
-    settings = _network_settings(task)
+    name, settings = type(data).__name__, _network_settings(task)
     for key, other, needed in _KINDS:
         if getattr(data, key, None) is not None and key not in settings and other in settings:
             raise InputError(f"model.network takes {other}, but {name} has {needed}")
@@ -135,28 +199,28 @@ def check_data(task: Any, data: Any) -> None:
     network = getattr(task, "network", None)
     taken, given = getattr(network, "per_example", None), getattr(data, "per_example", None)
     if taken is not None and given is not None and taken != given:
-        needed = "pairs: a DualEncoder takes them" if given == 2 else "no pairs: a Classifier takes single sequences"
+        needed = "pairs: use a DualEncoder" if given == 2 else "no pairs: use a Classifier"
         raise InputError(f"model.network is a {type(network).__name__}, but {name} has {needed}")
 
 
 def check_vocabulary(task: Any, data: Any) -> None:
-    """The network has a row for every token of prepared data whose vocabulary was not known before. Raises InputError;
-    more rows than padding explains are a warning: no text has their tokens."""
+    """Check that the network has a row for every token of prepared data, whose vocabulary was not known before.
+
+    More rows than padding explains are a warning. Raises InputError.
+    """
     manifest = data.manifest() if hasattr(data, "manifest") else {}
     tokens = manifest.get("vocab_size") or len(manifest.get("vocabulary") or ())
     rows = _network_settings(task).get("vocab_size")
-    said = (
-        f"model.network.vocab_size is {rows}, but {type(data).__name__}'s prepared data"
-        f" ({getattr(data, 'prepared_folder', 'all corpora')}) has {tokens} tokens"
-    )
+    folder = getattr(data, "prepared_folder", "all corpora")
+    message = f"model.network.vocab_size is {rows}, but {type(data).__name__}'s prepared data ({folder}) has {tokens}"
     if rows is not None and rows < tokens:
-        raise InputError(f"{said}; set it to {tokens}")
+        raise InputError(f"{message} tokens; set it to {tokens}")
     if rows is not None and tokens and rows > math.ceil(tokens / _PADDING) * _PADDING:
-        rank_zero_only(print)(squeeze(f"warning: {said}: {rows - tokens} rows stand for none"))
+        rank_zero_only(print)(squeeze(f"warning: {message} tokens: {rows - tokens} rows are unused"))
 
 
 def check_tokenizer(path: Path, data: Any) -> None:
-    """The network of a checkpoint was trained on the tokens of prepared data, as far as both name their tokenizer."""
+    """Check that a checkpoint was trained on the tokens of the prepared data, as far as both name their tokenizer."""
     if not hasattr(data, "tokenizer_digest"):
         return
     for part in load_checkpoint(path).values():
@@ -167,134 +231,135 @@ def check_tokenizer(path: Path, data: Any) -> None:
                 raise InputError(f"{path}: {error}") from error
 
 
-def check_end(trainer: Any) -> None:
-    """The schedule spans the run: its arguments say where it ends, and leave something in it. Raises InputError."""
-    max_epochs, max_steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
-    endless = max_epochs == -1 or (max_epochs is None and trainer.get("max_time") is not None)
-    if endless and max_steps == -1:
-        raise InputError("the schedule spans the run, so give trainer.max_epochs or trainer.max_steps")
-    share, every = trainer.get("limit_train_batches"), trainer.get("val_check_interval")
-    if share is not None and not share:
-        raise InputError(f"trainer.limit_train_batches is {share}: nothing would be trained; leave it out for all")
-    if every == 0 and isinstance(every, int):
-        raise InputError("trainer.val_check_interval is 0; give the number of batches between two validations, or 1.0")
-
-
-def check_strategy(trainer: Trainer) -> None:
-    """Of Lightning's ModelParallelStrategy (FSDP2): every device has its share of the batch, and checkpoints are the
-    files that a run goes on from. Raises InputError."""
-    strategy = trainer.strategy
-    if not isinstance(strategy, ModelParallelStrategy):
-        return
-    world, name = trainer.world_size, "trainer.strategy"
-    if (strategy._data_parallel_size, strategy._tensor_parallel_size) != (world, 1):
-        raise InputError(
-            f"{name}: weights are sharded by data parallelism alone; with {world} devices give"
-            f" {name}.data_parallel_size={world} and {name}.tensor_parallel_size=1"
-        )
-    if strategy._save_distributed_checkpoint:
-        raise InputError(
-            f"{name}.save_distributed_checkpoint is true: a run's checkpoints are single files, which any number of"
-            " devices takes up; give false"
-        )
-
-
-def check_batches(trainer: Trainer, data: Any) -> None:
-    """An epoch has batches, and as many as lie between two validations. Raises InputError.
-
-    Data that does not know beforehand how many it has (a user's own) is left to Lightning, which says it in the fit.
-    """
-    if not hasattr(data, "train_batches"):
-        return
-    limit, every = trainer.limit_train_batches, trainer.val_check_interval
-    whole = data.train_batches(trainer.world_size)
-    batches = min(whole, limit) if isinstance(limit, int) else int(whole * limit)
-    if batches < 1:
-        raise InputError(f"trainer.limit_train_batches is {limit}: of the {whole} batches of an epoch that is none")
-    counts_in_epochs = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0
-    if isinstance(every, int) and every > batches and counts_in_epochs:
-        raise InputError(
-            f"trainer.val_check_interval is {every}, but an epoch has {batches} batches: give {batches} at most, or"
-            " trainer.check_val_every_n_epoch=null to count across epochs"
-        )
-
-
-def check_callbacks(callbacks: Iterable[Any]) -> None:
-    """None of them trains with other rates, groups or batches than the configuration says. Raises InputError."""
-    for callback in callbacks:
-        for kind, what in _OVERRULING.items():
-            if isinstance(callback, kind):
-                raise InputError(
-                    f"trainer.callbacks: {type(callback).__name__} sets {what} and would overrule the configuration;"
-                    " leave it out"
-                )
-
-
-_OVERRULING = {
-    LearningRateFinder: "one learning rate for all parameters",
-    StochasticWeightAveraging: "learning rates of its own",
-    BaseFinetuning: "parameter groups of its own",
-    BatchSizeFinder: "the batch size",
-    GradientAccumulationScheduler: "accumulate_grad_batches",
-}
-
-
 def _network_settings(task: Any) -> dict[str, Any]:
-    """The arguments of the task's network, where it keeps them; of a module of a user's own nothing is known."""
+    """Return the arguments of the task's network, if it keeps them; a user's module may not."""
     network = task.hparams.get("network")
     return network.get("init_args") or {} if isinstance(network, dict) else {}
 
 
-def check_same_data(run: Path, recorded: dict[str, Any], manifest: dict[str, Any]) -> None:
-    """A run that goes on does so with the data that it was begun with."""
-    before, now = data_digests(recorded), data_digests(manifest)
-    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    if before and changed:
-        raise InputError(f"{run} was begun with other data ({', '.join(changed)} differ); --fresh starts it anew")
-
-
-EXAMPLES = 3  # odd, so that no other size is easily taken for the batch's
+# -- the network -------------------------------------------------------------------------------------------------------
 
 
 def try_network(task: Any, data: Any, trainer: Trainer) -> None:
-    """Sends the first training examples through the task's network, in evaluation, on the device and in the precision
-    that will train.
+    """Send the first training examples through the network, on the device and in the precision that will train.
 
-    Of it nothing stays: no gradient, no random number drawn, no buffer changed, nothing compiled. Raises what the
-    network raises. Tasks without `try_batch`, data without `sample`, and strategies that make other modules of the
-    network (FSDP) or start processes by forking meet their first batch in the Trainer.
+    Leaves no trace: no gradient, no random number drawn, no buffer changed. Raises what the network raises. Tasks
+    without `try_batch`, data without `sample`, and FSDP meet their first batch in the Trainer.
     """
-    if not (hasattr(task, "try_batch") and hasattr(data, "sample")):
+    if hasattr(task, "try_batch") and hasattr(data, "sample") and _runs_plainly(trainer):
+        with _dry_run(task, trainer) as to_device:
+            task.try_batch(to_device(data.sample(EXAMPLES)), getattr(data, "num_classes", None))
+
+
+def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
+    """Refuse a layer that looks ahead in a language model, or that lets padding into its outputs.
+
+    Three random sequences go through the network twice: the second time with another future, or with less padding of
+    other content. Valid positions may change by rounding only. Leaves no trace, as `try_network`. Raises InputError
+    that names the innermost module whose inputs agree and whose outputs do not.
+    """
+    network = getattr(task, "network", None)
+    if not isinstance(network, nn.Module) or not hasattr(data, "sample") or not _runs_plainly(trainer):
         return
-    strategy, precision = trainer.strategy, trainer.precision_plugin
-    if not isinstance(strategy, (SingleDeviceStrategy, DDPStrategy)):
-        return
-    if isinstance(strategy.launcher, _MultiProcessingLauncher):
-        return
-    if type(precision) not in (Precision, MixedPrecision, HalfPrecision, DoublePrecision):
-        return
-    device = strategy.root_device
-    with isolate_rng(include_cuda=device.type == "cuda"), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        batch = task.transfer_batch_to_device(data.sample(EXAMPLES), device, 0)
-        precision.convert_module(task.to(device))  # as the Trainer is about to do
-        with _as_before(task), precision.forward_context():
-            task.try_batch(precision.convert_input(batch), getattr(data, "num_classes", None))
+    with _dry_run(task, trainer) as to_device:
+        batch = to_device(data.sample(EXAMPLES))
+        inputs, causal = batch[0], hasattr(batch, "targets")
+        padded = getattr(batch, "lengths", None) is not None and _network_settings(task).get("padding") != "seen"
+        L = min(inputs.shape[1], _LENGTH)
+        if inputs.dim() != 2 + inputs.is_floating_point() or not (causal or padded) or L < 4:
+            return  # pairs of sequences, or nothing that could leak
+        lengths = torch.tensor([3 * L // 4, L // 2, L // 4], device=inputs.device)[: len(inputs)]
+        ends = lengths.new_full((len(inputs),), L // 2) if causal else lengths  # of what must not change
+        valid = torch.arange(L, device=inputs.device) < ends[:, None]
+        one, other = (_random_like(inputs[:, :L], task) for _ in range(2))
+        other = torch.where(valid if inputs.dim() == 2 else valid[..., None], one, other)
+        given = () if causal else (lengths,)
+        first, again = (_outputs(network, one, *given) for _ in range(2))
+        second = _outputs(network, other if causal else other[:, : 3 * L // 4], *given)
+        # What differs for the same inputs draws random numbers.
+        steady = [name for name in first if name in second and not _leaks(first[name], again[name], ends)]
+        leak = next((name for name in steady if _leaks(first[name], second[name], ends)), None)
+    if leak is not None:
+        name, kind = f"model.network.{leak}".rstrip("."), type(network.get_submodule(leak)).__name__
+        what = "looks ahead: its outputs change with the future" if causal else "lets padding into its outputs"
+        raise InputError(f"{name} ({kind}) {what}; --check_layer=false trains it all the same")
+
+
+def _random_like(inputs: Tensor, task: Any) -> Tensor:
+    """Draw tokens, or features."""
+    if inputs.is_floating_point():
+        return torch.randn_like(inputs)
+    return torch.randint_like(inputs, _network_settings(task).get("vocab_size") or int(inputs.max()) + 1)
+
+
+def _outputs(network: nn.Module, *arguments: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return input and output of each module that maps sequences to sequences, inner ones first."""
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    shape = arguments[0].shape[:2]
+
+    def is_sequence(x: Any) -> bool:
+        return isinstance(x, Tensor) and x.dim() >= 2 and x.shape[:2] == shape
+
+    def keep(name: str, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) else output
+        if name not in seen and given and is_sequence(given[0]) and is_sequence(output):
+            seen[name] = given[0].clone(), output.clone()  # in-place operations may follow
+
+    handles = [module.register_forward_hook(partial(keep, name)) for name, module in network.named_modules()]
+    try:
+        network(*arguments)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _leaks(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], ends: Tensor) -> bool:
+    """Whether outputs differ before their ends, (B,), though inputs do not."""
+    (x, y), (x_, y_) = first, second
+    valid = torch.arange(x_.shape[1], device=x.device) < ends[:, None]
+    tolerance = 1e-4 if y.dtype in (torch.float32, torch.float64) else 0.05
+
+    def differ(a: Tensor, b: Tensor) -> bool:
+        a, b = a[:, : b.shape[1]][valid], b[valid]
+        return bool((a - b).abs().max() > tolerance * b.abs().max())
+
+    return not differ(x, x_) and differ(y, y_)
+
+
+def _runs_plainly(trainer: Trainer) -> bool:
+    """Whether this process may run the network itself, as the Trainer will: not under FSDP or before it forks."""
+    strategy = trainer.strategy
+    plain = isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
+    known = type(trainer.precision_plugin) in (Precision, MixedPrecision, HalfPrecision, DoublePrecision)
+    return plain and known and not isinstance(strategy.launcher, _MultiProcessingLauncher)
 
 
 @contextmanager
-def _as_before(task: torch.nn.Module) -> Iterator[None]:
-    """Evaluation within the block; modes and buffers are afterwards what they were."""
+def _dry_run(task: Any, trainer: Trainer) -> Iterator[Any]:
+    """Evaluate within the block, on the device that will train; modes, buffers and random numbers stay as they were.
+
+    Gives the function that brings a batch there.
+    """
+    device, precision = trainer.strategy.root_device, trainer.precision_plugin
     modes = [(module, module.training) for module in task.modules()]
     buffers = [
         (module, name, buffer, buffer.clone())
         for module, _ in modes
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    try:
-        task.eval()
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for module, name, buffer, value in buffers:
-            module._buffers[name] = buffer.copy_(value)
+
+    def to_device(batch: Any) -> Any:
+        return precision.convert_input(task.transfer_batch_to_device(batch, device, 0))
+
+    with isolate_rng(include_cuda=device.type == "cuda"), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        precision.convert_module(task.to(device))  # as the Trainer is about to do
+        try:
+            task.eval()
+            with precision.forward_context():
+                yield to_device
+        finally:
+            for module, training in modes:
+                module.training = training
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer.copy_(value)

@@ -1,4 +1,4 @@
-"""How a run computes, which decides nothing of what it is but rounding."""
+"""How a run computes: speed and memory, which change a result by rounding only."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,15 +15,13 @@ from lra_ssm.ops import note_backend, prefer_backend, scan_backends
 
 @dataclass(frozen=True)
 class ComputeSettings:
-    """How a run computes: no part of its identity, never saved with a model.
+    """How a run computes: not part of its identity, and not saved with a model; run.json has it for every start.
 
     Args:
-        recompute_blocks: run blocks again in backward: little memory, a third more time.
-        compile: blocks, by torch.compile when they first run.
-        backend: of scans and S4D's kernel; auto: the fastest that can.
-        matmul_precision: of float32 products on a GPU; high is TF32.
-
-    run.json has it for every start of a run.
+        recompute_blocks: run each block again in backward: little memory, a third more time.
+        compile: compile each block with torch.compile when it first runs.
+        backend: backend of scans and of S4D's kernel; auto is the fastest that supports the call.
+        matmul_precision: precision of float32 products on a GPU; high is TF32.
     """
 
     recompute_blocks: bool = False
@@ -33,9 +31,9 @@ class ComputeSettings:
 
     @contextmanager
     def applied(self, network: nn.Module, device: torch.device) -> Iterator[None]:
-        """Within it all computes so; the network keeps what is said of its blocks.
+        """Apply the settings within the block; the network's blocks keep theirs.
 
-        Raises InputError: the backend cannot run on the device, or the network has no blocks as they are asked for.
+        Raises InputError if the backend cannot run on the device, or if the network has no Backbone.
         """
         if self.backend != "auto" and (reason := scan_backends(device)[self.backend]):
             raise InputError(f"compute.backend: {self.backend} cannot run here: {reason}")
@@ -43,7 +41,7 @@ class ComputeSettings:
         for name in ("recompute_blocks", "compile"):
             if getattr(self, name) and not backbones:
                 kind = type(network).__name__
-                raise InputError(f"compute.{name}: {kind} has no Backbone, whose blocks it is of; leave it out")
+                raise InputError(f"compute.{name}: {kind} has no Backbone with blocks; leave it out")
         for backbone in backbones:
             backbone.activation_checkpointing |= self.recompute_blocks
             for block in backbone.blocks if self.compile else ():
@@ -60,7 +58,7 @@ class ComputeSettings:
 
 
 def _eager_random_numbers() -> AbstractContextManager[None]:
-    """Dropout drops what it would drop uncompiled; inductor draws in another way."""
+    """Let dropout draw what it draws uncompiled; inductor would draw in another way."""
     from torch._inductor import config  # a second to import
 
     return config.patch(fallback_random=True)

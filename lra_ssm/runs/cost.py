@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -24,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lra_ssm.errors import InputError, hint
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.runs.step_cost import CountStep, FusedAttention, Kernel, StepCost
-from lra_ssm.tables import table, terminal_width
+from lra_ssm.tables import duration, table, terminal_width
 from lra_ssm.tasks.base import NetworkTask
 from lra_ssm.tasks.optim import optimizer_and_schedule
 
@@ -123,34 +125,28 @@ def count_step(
     return cost
 
 
-def _total_by_operator(cost: StepCost) -> dict[tuple[str, str], Kernel]:
-    """One `Kernel` for all calls of an operator in a phase."""
-    totals: dict[tuple[str, str], Kernel] = {}
+def _by_operator(cost: StepCost) -> dict[tuple[Any, ...], Kernel]:
+    """Sum the calls of each operator in each phase: loops may make more of them for more examples."""
+    totals: dict[tuple[Any, ...], Kernel] = {}
     for kernel in cost.kernels:
-        key = (kernel.phase, kernel.operator)
-        launches, size, flops = totals[key][2:5] if key in totals else (0, 0, 0)
-        totals[key] = kernel._replace(
-            launches=launches + kernel.launches, size=size + kernel.size, flops=flops + kernel.flops
-        )
+        key = (kernel.phase, kernel.operator, kernel.dtype)
+        before = totals.get(key, kernel._replace(launches=0, size=0, flops=0))
+        sums = {name: getattr(before, name) + getattr(kernel, name) for name in ("launches", "size", "flops")}
+        totals[key] = kernel._replace(**sums)
     return totals
 
 
 def _extrapolate(one: StepCost, two: StepCost, examples: int) -> StepCost:
-    """The cost of a step on more examples, if each costs as much as the second did."""
+    """Return the cost of a step on more examples, if each further one costs as much as the second did."""
 
     def line(a: int, b: int) -> int:
         return a + (b - a) * (examples - 1)
 
-    sizes: dict[str, Any] = {
-        name: line(getattr(one, name), getattr(two, name)) for name in ("resident", "saved", "peak")
-    }
-    before, after = one.kernels, two.kernels
-    if len(before) != len(after):  # loops that are longer for more examples: each operator as a whole
-        totals = _total_by_operator(one)
-        after = list(_total_by_operator(two).values())
-        before = [totals.get(k[:2], k._replace(size=0, flops=0)) for k in after]
-    pairs = zip(before, after, strict=True)
-    kernels = [b._replace(size=line(a.size, b.size), flops=line(a.flops, b.flops)) for a, b in pairs]
+    sizes: dict[str, Any] = {n: line(getattr(one, n), getattr(two, n)) for n in ("resident", "saved", "peak")}
+    before, kernels = _by_operator(one), []
+    for key, kernel in _by_operator(two).items():
+        first = before.get(key, kernel._replace(size=0, flops=0))
+        kernels.append(kernel._replace(size=line(first.size, kernel.size), flops=line(first.flops, kernel.flops)))
     return replace(two, **sizes, kernels=kernels)
 
 
@@ -214,12 +210,40 @@ def seconds_on(cost: StepCost, gpu: Gpu, matmul_precision: str) -> float:
     return seconds
 
 
-def estimate(
-    task: NetworkTask, batch: Any, precision: str, clip: float | None, gpu: str, matmul_precision: str = "high"
-) -> str:
-    """Describe the cost of a training step on this batch (see `largest_step`): the text of `fit --estimate`.
+def planned_steps(trainer: Mapping[str, Any], data: Any) -> float:
+    """Return the optimizer steps of a fit on one device, by its Trainer's arguments.
 
-    Raises InputError if the GPU is not in `GPUS`, or if the step cannot be counted.
+    Infinite if time ends it, or if epochs do and the data is not prepared.
+    """
+    limit, epochs = trainer.get("limit_train_batches") or 1.0, trainer.get("max_epochs")
+    steps = trainer.get("max_steps") or -1
+    planned = steps if steps > 0 else math.inf
+    if epochs is None or epochs < 1 or not data.is_prepared():
+        return planned
+    batches = data.train_batches(1)
+    batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    return min(planned, epochs * math.ceil(batches / (trainer.get("accumulate_grad_batches") or 1)))
+
+
+def estimate(
+    task: NetworkTask,
+    batch: Any,
+    precision: str,
+    clip: float | None,
+    gpu: str,
+    matmul_precision: str = "high",
+    steps: float = math.inf,
+) -> str:
+    """Describe the cost of a training step on this batch, and of all steps: the text of `fit --estimate`.
+
+    Args:
+        task, batch, precision, clip: as of `largest_step`.
+        gpu: one of `GPUS`, for which the time is given.
+        matmul_precision: of float32 products.
+        steps: of the whole fit.
+
+    Raises:
+        InputError: the GPU is unknown, or the step cannot be counted.
     """
     if gpu not in GPUS:
         raise InputError(f"--estimate={gpu}: {hint(gpu, GPUS)}")
@@ -240,14 +264,15 @@ def estimate(
     flops_by_dtype = cost.total("dtype", "flops").items()
     products = [f"{flops / 1e12:.3g} TFLOP in {str(dtype).removeprefix('torch.')}" for dtype, flops in flops_by_dtype]
     shape = " x ".join(f"{n:,}" for n in tree_leaves(batch)[0].shape[:2])
+    seconds = seconds_on(cost, GPUS[gpu], matmul_precision)
+    whole = f", {duration(seconds * steps)} for all {steps:,.0f} steps" if steps < math.inf else ""
     lines = [
         f"a training step of {shape}, {precision}; counted {how}",
         table(("memory", "GB"), [(name, f"{size / 1e9:.3f}") for name, size in parts], width=terminal_width()),
         "kernels   " + ", ".join(f"{count:,} {phase}" for phase, count in cost.total("phase", "launches").items()),
         f"moved     {sum(kernel.size for kernel in cost.kernels) / 1e9:.3g} GB",
         f"products  {', '.join(products) or 'none'}",
-        f"an {gpu} takes at least {seconds_on(cost, GPUS[gpu], matmul_precision) * 1e3:.3g} ms for what is moved and "
-        "the products",
+        f"an {gpu} needs at least {seconds * 1e3:.3g} ms for what is moved and the products{whole}",
     ]
     for name, memory in ((f"an {gpu}", GPUS[gpu].memory), (place, available)):
         verdict = "does not fit" if cost.peak > memory else "fits"

@@ -53,10 +53,6 @@ class RunDirectory:
         return self.path / "checkpoints" / "best.ckpt"
 
     @property
-    def before_last(self) -> Path:
-        return self.path / "checkpoints" / "last.previous.ckpt"
-
-    @property
     def record(self) -> dict[str, Any]:
         """What run.json says; empty if there is none. Raises InputError if it is damaged."""
         record, problem = read_record(self.path / "run.json")

@@ -29,7 +29,7 @@ TRAINER_NEUTRAL = (
 )  # fmt: skip
 CHECKPOINT_NEUTRAL = ("every_n_steps",)
 DATA_NEUTRAL = ("root", "eval_batch_size", "num_workers", "pin_memory")  # of a data module without `neutral_settings`
-_DISPLAYS = ("lra_ssm.progress.Progress", "lra_ssm.progress.ShowModel", "lra_ssm.callbacks.Throughput")
+_DISPLAYS = ("lra_ssm.progress.LogLines", "lra_ssm.progress.Bar", "lra_ssm.callbacks.Throughput")
 _PATHS = ("source", "tokenizer")  # settings of data that may be paths: only the last part of one counts
 # Names that Lightning has for the same precision, and what it makes of an argument that is None.
 PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
@@ -53,7 +53,7 @@ def set_beyond_defaults(config: Mapping[str, Any], neutral: Mapping[str, Sequenc
         config: plain values, as config.yaml has them.
         neutral: names that do not count, by section; "" is the top level.
     """
-    from lra_ssm.runs.saving import CheckpointSettings
+    from lra_ssm.runs.checkpoints import CheckpointSettings
 
     counting = what_counts(config, neutral)
     found: dict[str, Any] = {SEED: counting.pop(SEED), "trainer": _trainer(counting.pop("trainer"))}
@@ -106,7 +106,10 @@ def _one_spelling(value: Any, hint: Any = None) -> Any:
     from lra_ssm.layers.spec import import_object, public_path
 
     if isinstance(value, Mapping) and "class_path" in value:
-        cls = import_object(value["class_path"])
+        try:
+            cls = import_object(value["class_path"])
+        except ValueError:  # defined in a notebook, or in a module that is gone
+            return dict(value)
         settings = _without_defaults(cls, value.get("init_args") or {})
         others = {key: each for key, each in value.items() if key not in ("class_path", "init_args") and each}
         return {"class_path": public_path(cls), **({"init_args": settings} if settings else {}), **others}

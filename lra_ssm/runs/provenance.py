@@ -1,11 +1,14 @@
-"""What made a result: versions, git commit, hardware, command, Slurm job."""
+"""What made a result: versions, git commit, hardware, command, Slurm job, and the user's own code."""
 
 import hashlib
+import inspect
 import os
 import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -13,73 +16,201 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm import __version__
-from lra_ssm.machine import available_cores, cpu_name
+from lra_ssm.errors import is_installed
+from lra_ssm.files import sha256
+from lra_ssm.runs.identity import TRAINER_NEUTRAL
+from lra_ssm.runs.record import INPUTS, data_digests
 
-# What can change a run's numbers: not the commands' words, or how a run is recorded.
-_COMPUTES = ("ops", "layers", "models", "tasks", "datamodules", "callbacks.py", "runs/saving.py")
+VERSION = "lra_ssm_code_version"  # in a checkpoint, what `code_version` returned
+SOURCE = "lra_ssm_source"  # in a checkpoint, what `user_source` returned; in run.json "source" of each start
 
-# Of the job that a start is part of.
+_ROOT = Path(__file__).parents[1]
+# The code that can change a run's numbers: not the commands, nor how a run is recorded.
+_COMPUTES = ("ops", "layers", "models", "tasks", "datamodules", "callbacks.py", "runs/checkpoints.py")
+_PACKAGES = ("torch", "lightning", "torchmetrics", "numpy", "triton", "mamba-ssm", "causal-conv1d")
 _SLURM = ("job_id", "array_job_id", "array_task_id", "restart_count", "job_partition")
+
+
+def now() -> str:
+    """Return the time in UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def with_end(starts: list[dict[str, Any]], when: Any) -> list[dict[str, Any]]:
+    """Return a run's attempts; the last one ended at `when` if it has no end yet and `when` is after its beginning."""
+    if starts and "ended" not in starts[-1] and isinstance(when, str) and when >= str(starts[-1].get("time")):
+        starts[-1]["ended"] = when
+    return starts
 
 
 @cache
 def code_version() -> str:
-    """Version and digest of the source that computes, the C++ included: what a checkpoint was made with."""
-    root = Path(__file__).parents[1]
-    files = [file for room in _COMPUTES for file in (root / room, *(root / room).rglob("*")) if file.is_file()]
+    """Return the version and a digest of this package's code that computes, C++ included."""
+    files = [file for part in _COMPUTES for file in (_ROOT / part, *(_ROOT / part).rglob("*")) if file.is_file()]
     digest = hashlib.sha256()
     for file in sorted(file for file in files if file.suffix in (".py", ".cpp", ".h")):
-        digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
+        digest.update(str(file.relative_to(_ROOT)).encode() + file.read_bytes())
     return f"{__version__}+{digest.hexdigest()[:12]}"
 
 
 def environment() -> dict[str, Any]:
-    """Versions, git commit, hardware, command line and, in a job, Slurm's ids, for the run's record."""
-    packages = ("torch", "lightning", "torchmetrics", "numpy", "triton", "mamba-ssm", "causal-conv1d")
+    """Return versions, git commit, hardware, command line and, in a job, Slurm's ids, for a run's record."""
+    import torch
+
     versions: dict[str, str | None] = {"python": platform.python_version(), "lra_ssm": code_version()}
-    for package in packages:
+    for package in _PACKAGES:
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = None
-    import torch
-
     versions["torch"] = torch.__version__  # with its build: 2.13.0+cu130
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     hardware: dict[str, Any] = {
         "host": socket.gethostname(),
         "machine": platform.machine(),
-        "cpu": cpu_name(),
-        "cpus": available_cores(),
-        "gpus": gpus,
+        "cpu": _cpu_name(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
     here = {"time": now(), "command": sys.argv, "versions": versions, "git": git_state(Path()), "hardware": hardware}
     slurm = {name: os.environ[f"SLURM_{name.upper()}"] for name in _SLURM if f"SLURM_{name.upper()}" in os.environ}
     return {**here, "slurm": slurm} if slurm else here
 
 
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Of the repository that a folder lies in: the commit, whether its files were changed since, and the digest of what
-    was (None for nothing). None outside a repository."""
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
-    def said(*command: str) -> bytes:
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Return a repository's commit, whether tracked files have changed, and the digest of the changes, or None for it.
+
+    None outside a repository.
+    """
+
+    def output(*command: str) -> bytes:
         return subprocess.run(["git", *command], cwd=folder, capture_output=True, check=True, timeout=10).stdout.strip()
 
     try:
-        commit, diff = said("rev-parse", "HEAD"), said("diff", "HEAD")
+        commit, diff = output("rev-parse", "HEAD"), output("diff", "HEAD")
     except (OSError, subprocess.SubprocessError):
         return None
     digest = hashlib.sha256(diff).hexdigest()[:12] if diff else None
     return {"commit": commit.decode(), "changed": bool(diff), "diff": digest}
 
 
-def now() -> str:
-    """The time in UTC, ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+# -- the user's own code and weights -----------------------------------------------------------------------------------
 
 
-def ended(starts: list[dict[str, Any]], when: Any) -> list[dict[str, Any]]:
-    """A run's attempts, the last one with its end where it has none and `when` is a time after its beginning."""
-    if starts and "ended" not in starts[-1] and isinstance(when, str) and when >= str(starts[-1].get("time")):
-        starts[-1]["ended"] = when
-    return starts
+def user_source(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str, str]:
+    """Return the digests of the user's files that a run is made of, by their path below the import root.
+
+    In a git repository also its "git commit", and as "git diff" the digest of what is not committed.
+
+    Args:
+        config: a resolved configuration. The files of the classes and functions that its import paths name count, and
+            of the classes that these are derived from; not this package's or an installed library's.
+        objects: further ones whose classes count.
+    """
+    trainer = {key: value for key, value in (config.get("trainer") or {}).items() if key not in TRAINER_NEUTRAL}
+    named = [thing for path in _texts({**config, "trainer": trainer}) for thing in _loaded(path)]
+    found: dict[str, str] = {}
+    folder: Path | None = None
+    for thing in [*(type(each) for each in objects), *named]:
+        for each in getattr(thing, "__mro__", (thing,)):
+            path = Path(getattr(sys.modules.get(each.__module__), "__file__", None) or "")
+            if not path.is_file() or is_installed(path) or path.is_relative_to(_ROOT):
+                continue
+            module = each.__module__.replace(".", "/") + ("/__init__" if path.stem == "__init__" else "")
+            found[f"{module}{path.suffix}"] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+            folder = folder or path.resolve().parent
+    state = git_state(folder) if folder else None
+    git = {f"git {key}": str(state[key]) for key in ("commit", "diff")} if state else {}
+    return {**dict(sorted(found.items())), **git}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Iterate over every string in nested plain values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def _loaded(path: str) -> Iterator[Any]:
+    """Give the class or function of an import path whose module is loaded."""
+    module, _, name = path.rpartition(".")
+    thing = getattr(sys.modules.get(module), name, None) if name else None
+    if inspect.isclass(thing) or inspect.isfunction(thing):
+        yield thing
+
+
+def changed(before: Any, now: Mapping[str, str] | None) -> str:
+    """Return which entries of two results of `user_source` differ, as text; empty if either is unknown."""
+    if not isinstance(before, dict) or now is None:
+        return ""
+    names = [name for name in now if name in before and before[name] != now[name]]
+    text = ", ".join(f"{name} has changed" for name in names[:3])
+    return text + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def other_code(record: Mapping[str, Any], now: Mapping[str, str]) -> str:
+    """Return what is different from the code, lra_ssm's or the user's, that trained a recorded run, as text."""
+    found = []
+    for start in record.get("starts", []):
+        made_by = (start.get("versions") or {}).get("lra_ssm")
+        if made_by not in (None, code_version()):
+            found.append(f"lra_ssm was {made_by}, this is {code_version()}")
+        found.append(changed(start.get("source"), now))
+    return "; ".join(dict.fromkeys(filter(None, found)))
+
+
+def changed_inputs(record: Mapping[str, Any], data: Any, init_from: str | None) -> str:
+    """Return which data files of the user's, prepared data and starting weights differ from a recorded run's, as text.
+
+    Empty if that is not known, or if the files are gone. Data files are compared by size and time; data that was
+    prepared again from files that were only touched is the same.
+    """
+    inputs, manifest = record.get(INPUTS, {}), None
+    names = ""
+    with suppress(ValueError, OSError):  # gone
+        names = changed(inputs.get("data"), input_digests(data, None)["data"])
+        manifest = data.manifest() if hasattr(data, "manifest") and data.is_prepared() else None
+    if manifest is not None:
+        before, now = data_digests(record.get("data") or {}), data_digests(manifest)
+        differing = sorted(name for name in before | now if before.get(name) != now.get(name)) if before else []
+        names = f"{', '.join(differing)} differ" if differing and not names else names if differing else ""
+    weights = changed_weights(record, init_from)
+    return "; ".join(filter(None, [names and f"other data: {names}", weights]))
+
+
+def changed_weights(record: Mapping[str, Any], init_from: str | None) -> str:
+    """Return which starting weights differ from a recorded run's, as text."""
+    known = record.get(INPUTS, {}).get("weights") or {}
+    with suppress(ValueError, OSError):
+        now = weight_digests(init_from) if known else {}
+        pairs = ({name: digests[0] for name, digests in each.items()} for each in (known, now))
+        names = changed(*pairs)
+        return f"other weights: {names}" if names else ""
+    return ""
+
+
+def input_digests(data: Any, init_from: str | None) -> dict[str, dict[str, Any]]:
+    """Return what a run's record holds of the data files that its user names, and of its starting weights."""
+    files = data.source_digests() if hasattr(data, "source_digests") else {}
+    return {"data": files, "weights": weight_digests(init_from)}
+
+
+def weight_digests(path: str | None) -> dict[str, list[str]]:
+    """Return file -> [sha256] of starting weights: a checkpoint, or a folder of a saved model.
+
+    Empty for what is not a path here: a revision says what a name on the Hub means.
+    """
+    if not path or not Path(path).exists():
+        return {}
+    from lra_ssm.checkpoints import ModelFiles  # loads torch
+
+    files = [Path(path)] if Path(path).is_file() else ModelFiles(path).weight_files(allow_pickle=True)
+    return {str(file): [sha256(file)] for file in files}

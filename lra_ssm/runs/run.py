@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,14 +13,20 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 
 from lra_ssm.callbacks import fit_callbacks
-from lra_ssm.errors import InputError, to_one_line
+from lra_ssm.errors import InputError, describe_error, to_one_line
 from lra_ssm.files import replacing, sha256, write_json
-from lra_ssm.progress import of_one_batch, quiet
+from lra_ssm.progress import quiet
 from lra_ssm.runs import start
-from lra_ssm.runs.checks import check_end, check_same_data, load_checkpoint, newest
+from lra_ssm.runs.checkpoints import (
+    DEFAULT_CHECKPOINTS,
+    CheckpointSettings,
+    SaveBest,
+    SaveLast,
+    load_checkpoint,
+)
+from lra_ssm.runs.checks import check_trainer
 from lra_ssm.runs.curves import draw_curves
 from lra_ssm.runs.directory import RunDirectory
-from lra_ssm.runs.ending import ending
 from lra_ssm.runs.identity import (
     CHECKPOINT_NEUTRAL,
     DATA_NEUTRAL,
@@ -31,21 +38,22 @@ from lra_ssm.runs.identity import (
     set_beyond_defaults,
     what_counts,
 )
-from lra_ssm.runs.logged import latest
-from lra_ssm.runs.metrics import ROWS, CSVRunLogger, WriteProgress
-from lra_ssm.runs.provenance import code_version, ended, environment, now
-from lra_ssm.runs.record import INPUTS, load_yaml, read_object
-from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
-from lra_ssm.runs.signals import Ended, Stopped
-from lra_ssm.runs.source import (
+from lra_ssm.runs.loggers import CSVRunLogger, WriteProgress, attach, begin, finish, identify, summarize
+from lra_ssm.runs.provenance import (
+    SOURCE,
+    VERSION,
     changed_inputs,
     changed_weights,
-    data_fingerprint,
+    code_version,
+    environment,
+    input_digests,
+    now,
     other_code,
     user_source,
-    weights_fingerprint,
+    with_end,
 )
-from lra_ssm.runs.stopping import EndFit
+from lra_ssm.runs.record import INPUTS, data_digests, load_yaml, read_object
+from lra_ssm.runs.stop import StopOnSignal, Stopped, requeue
 from lra_ssm.runs.trainer import (
     as_list,
     changed_compute,
@@ -56,10 +64,7 @@ from lra_ssm.runs.trainer import (
     show_metrics,
     trainer_arguments,
 )
-from lra_ssm.runs.wandb_logging import attach, finish, identify, summarize
 from lra_ssm.tables import wrapped
-
-CONFIG = "lra_ssm_config"  # in a checkpoint: the run's resolved configuration
 
 
 class Weights(Protocol):
@@ -68,17 +73,6 @@ class Weights(Protocol):
     def load(self, task: LightningModule) -> None: ...
 
     def check_tokenizer(self, data: LightningDataModule) -> None: ...
-
-
-def choose_directory(folder: Path, run_id: str, fresh: bool = False) -> Path:
-    """Return <folder>/<run_id>; with `fresh` the first of <run_id>-2, -3, … that is not finished.
-
-    An unfinished fresh run is resumed by the same command, as any other."""
-    path, number = folder / run_id, 2
-    while fresh and (number == 2 or Run(path).finished):
-        path = folder / f"{run_id}-{number}"
-        number += 1
-    return path
 
 
 class Run(RunDirectory):
@@ -123,7 +117,7 @@ class Run(RunDirectory):
         Raises InputError for a callback that overrules the configuration, a Trainer without an end, and fast_dev_run.
         """
         quiet()
-        check_end(given)
+        check_trainer(given)
         if given.get("fast_dev_run"):
             raise InputError("fast_dev_run leaves nothing: give it to a Trainer without a run")
         self._given, callbacks = given, as_list(given.get("callbacks"))
@@ -134,10 +128,10 @@ class Run(RunDirectory):
             dirpath=self.best.parent, filename=self.best.stem, monitor=self.checkpoints.monitor,
             mode=self.checkpoints.mode, enable_version_counter=False, save_on_train_epoch_end=False,
         )  # fmt: skip
-        last = SaveLast(self.last, self.checkpoints.every_n_steps, code_version(), self.source)
+        last = SaveLast(self.last, self.checkpoints.every_n_steps)
         progress = WriteProgress(self.path / "progress.json", self.checkpoints.monitor)
         seed = int(os.environ.get("PL_GLOBAL_SEED") or 0)
-        added = [*fit_callbacks(seed, callbacks), progress, best, last, EndFit(last)]
+        added = [*fit_callbacks(seed, callbacks), progress, best, last, StopOnSignal(last)]
         logger = given.get("logger")
         # Ours is last: `self.logger` in a module is the one that its user chose.
         loggers = logger is not False and [*chosen_loggers(logger), CSVRunLogger(self.path / "metrics.csv")]
@@ -159,6 +153,7 @@ class Run(RunDirectory):
         init_from: tuple[str, Weights] | None = None,
         prepare: Callable[[], None] | None = None,
         strict: bool = False,
+        check_layer: bool = True,
         command: str | None = None,
     ) -> dict[str, float]:
         """Train, or go on from last.ckpt, and return the final metrics; a finished run is not trained again.
@@ -169,6 +164,7 @@ class Run(RunDirectory):
             init_from: a name and the weights that a new run starts from.
             prepare: prepares the data, if not `data.prepare_data`.
             strict: refuse to go on with other code than the checkpoint's.
+            check_layer: refuse a layer that looks ahead or lets padding into its outputs.
             command: the command that fits; None in a notebook.
 
         Raises:
@@ -181,27 +177,48 @@ class Run(RunDirectory):
             raise InputError(f"{self.path} began with other settings: {changed}; {remedy}")
         if self.finished:
             return self.report_finished(data, init_from and init_from[0])
+        self.checkpoint = self.last if self.last.is_file() else None
+        own = self.checkpoint is not None
+        if own and init_from and (changed := changed_weights(self.record, init_from[0])):
+            print(to_one_line(f"warning: {self.path} began with {changed}: it goes on from its own"))
+        elif not own and ckpt_path:
+            self.checkpoint = start.check_begun_from(Path(ckpt_path), self.config or {}, self.neutral)
+        weights = init_from[1] if init_from and self.checkpoint is None else None
+        start.make_ready(trainer, task, data, self.checkpoint, weights, prepare, self.source, strict)
+        start.check_before_fit(trainer, task, data, check_layer)
+        code = 1
         try:
-            with ending(command) as signals:
-                self.checkpoint = newest(self.last, self.before_last)
-                own = self.checkpoint is not None
-                if own and init_from and (changed := changed_weights(self.record, init_from[0])):
-                    print(to_one_line(f"warning: {self.path} began with {changed}: it goes on from its own"))
-                elif not own and ckpt_path:
-                    self.checkpoint = check_begun_from(Path(ckpt_path), self.config or {}, self.neutral)
-                weights = init_from[1] if init_from and self.checkpoint is None else None
-                start.make_ready(
-                    trainer, task, data, signals, self, self.checkpoint, weights, prepare, self.source, strict
-                )
-                start.check_before_fit(trainer, task, data)
-                self.begin(trainer, task, data, own, init_from[0] if weights and init_from else None)
-                start.train(trainer, task, data, self.checkpoint)
-                return self.end(trainer)
-        except Ended as end:
-            if command is not None:
+            self.begin(trainer, task, data, own, init_from[0] if weights and init_from else None)
+            path = self.checkpoint and str(self.checkpoint)
+            trainer.fit(task, datamodule=data, ckpt_path=path, weights_only=True)
+            metrics, code = self.end(trainer), 0
+            return metrics
+        except Stopped as stop:
+            code = 128 + stop.signum
+            self._report_stop(trainer, stop)
+            if command is None and stop.signum == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise
+        except SystemExit as end:
+            if not isinstance(end.__context__, KeyboardInterrupt):
                 raise
-            keyboard = isinstance(end, Stopped) and end.signum == signal.SIGINT
-            raise (KeyboardInterrupt if keyboard else SystemExit(end.code)) from None
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores the signal from then on
+            raise KeyboardInterrupt from None
+        except Exception as error:
+            self.fail(describe_error(error))
+            raise
+        finally:
+            self.close()
+            finish(self._loggers, code)  # last: it may wait for a server
+
+    def _report_stop(self, trainer: Trainer, stop: Stopped) -> None:
+        """Record and print that a signal stopped the fit; under Slurm, queue its job again."""
+        if not trainer.is_global_zero:
+            return
+        self.close()
+        print(f"lra-ssm: {stop}; the same command resumes from {self.last}", file=sys.stderr, flush=True)
+        requeue(trainer, stop.signum)
+        self.draw_curves()
 
     def _describe(self, trainer: Trainer, task: LightningModule, data: Any) -> None:
         """Set the configuration of a notebook's run, and the digests of the user's code. Raises InputError."""
@@ -224,7 +241,7 @@ class Run(RunDirectory):
         self.source = user_source(self.config, objects)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, SaveLast):
-                callback.made_by |= {"lra_ssm_source": self.source, CONFIG: self.config}
+                callback.made_by = {VERSION: code_version(), SOURCE: self.source, start.CONFIG: self.config}
 
     def changed_settings(self) -> str:
         """Return which settings differ from those that the run began with, as text: a default may have changed."""
@@ -240,11 +257,13 @@ class Run(RunDirectory):
         record = self.record
         again = "--fresh trains it again"
         message = f"{self.path} is finished ({again})"
-        if inputs := changed_inputs(record, lambda: data, init_from):
-            message = f"{self.path} was trained with {inputs}; --fresh trains with what there is now"
+        code = other_code(record, self.source)
+        differing = [changed_inputs(record, data, init_from), code and f"other code: {code}"]
+        if differing := [text for text in differing if text]:
+            message = f"{self.path} was trained with {'; '.join(differing)}; --fresh trains with what there is now"
         if stop := record.get("stop"):
             message += f"; it {stop}"
-        print(to_one_line(f"{message}{other_code(record, self.source)}"))
+        print(to_one_line(message))
         metrics = record.get("metrics", {})
         show_metrics(metrics, record.get("of_last_batch", ()))
         return metrics
@@ -259,17 +278,21 @@ class Run(RunDirectory):
             return
         manifest = data.manifest() if hasattr(data, "manifest") else None
         if own and manifest is not None:
-            check_same_data(self.path, self.record.get("data") or {}, manifest)
+            before, now_ = data_digests(self.record.get("data") or {}), data_digests(manifest)
+            if before and (names := sorted(name for name in before | now_ if before.get(name) != now_.get(name))):
+                message = f"{self.path} was started on other data ({', '.join(names)} differ)"
+                raise InputError(f"{message}; use --fresh to start over")
         self.lock()
-        if self.finished or (self.last.is_file() or self.before_last.is_file()) != own:
+        if self.finished or self.last.is_file() != own:
             self.release()
             raise InputError(f"{self.path} was trained by another process just now; start again")
         with replacing(self.path / "config.yaml") as file:
             yaml.safe_dump(self.config, file, sort_keys=False)
         record = self._record_of_start(task, data, own, init_from)
         self._loggers = trainer.loggers
-        if in_wandb := identify(trainer.loggers, self, {**self.record, **record}) or self.record.get("wandb"):
+        if in_wandb := identify(trainer.loggers, self.path, {**self.record, **record}) or self.record.get("wandb"):
             record["wandb"] = in_wandb
+        begin(trainer.loggers)
         if manifest is not None:
             record["data"] = manifest
             print(wrapped(to_one_line(data.describe())))
@@ -281,7 +304,7 @@ class Run(RunDirectory):
         state = load_checkpoint(self.checkpoint) if self.checkpoint else {}
         for logger in trainer.loggers:
             if isinstance(logger, CSVRunLogger):
-                logger.forget_from(int(state.get("global_step", 0)), state.get(ROWS, 0) if own else 0)
+                logger.forget_from(int(state.get("global_step", 0)))
             logger.log_hyperparams(self.config)  # type: ignore[arg-type]  # Lightning logs only the model's settings
         used = data.provenance() if hasattr(data, "provenance") else None
         attach(trainer.loggers, {"run": str(self.path), **record["starts"][-1], "data": used})
@@ -290,13 +313,15 @@ class Run(RunDirectory):
         assert self.config is not None
         before = self.record
         # A killed attempt has left no end, but the time when it last wrote how far it was.
-        attempts = ended(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
-        weights = before.get(INPUTS, {}).get("weights", {}) if own else weights_fingerprint(init_from)
+        attempts = with_end(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
+        inputs = input_digests(data, init_from)
+        if own:
+            inputs["weights"] = before.get(INPUTS, {}).get("weights", {})
         began_from = before.get("ckpt_path") if own else None
         if self.checkpoint and not own:
             began_from = {"file": str(self.checkpoint), "sha256": sha256(self.checkpoint)}
         return {
-            INPUTS: {"data": data_fingerprint(data), "weights": weights},
+            INPUTS: inputs,
             "run_id": self.path.name,
             "experiment": self.config["experiment"],
             "identity": set_beyond_defaults(self.config, self.neutral),
@@ -310,8 +335,8 @@ class Run(RunDirectory):
     def end(self, trainer: Trainer) -> dict[str, float]:
         """Record how the fit ended; return its metrics, the best one by name among them."""
         # Nothing is logged if the last step was made before a kill: then metrics.csv has it.
-        metrics = final_metrics(trainer) or results(latest(self.path / "metrics.csv"), "step", "epoch")
-        batch = sorted(of_one_batch(trainer) & metrics.keys())
+        metrics = final_metrics(trainer) or results(CSVRunLogger(self.path / "metrics.csv").latest(), "step", "epoch")
+        batch = [name for name in metrics if f"{name}_epoch" in metrics]
         if not trainer.is_global_zero or trainer.interrupted:
             return metrics
         best = next((c for c in trainer.callbacks if isinstance(c, SaveBest)), None)  # type: ignore[attr-defined]
@@ -328,8 +353,6 @@ class Run(RunDirectory):
         self.write_record(**result, **self._ended())
         summarize(trainer.loggers, metrics)
         self.draw_curves()
-        if status == "finished":
-            self.before_last.unlink(missing_ok=True)
         print(f"{status}: {self.path}" + (f" ({stop})" if stop else ""))
         show_metrics(metrics, batch)
         return metrics
@@ -339,7 +362,8 @@ class Run(RunDirectory):
         if not self._begun:
             return
         try:
-            draw_curves(self.path / "metrics.csv", self.path / "curves.png")
+            monitor, mode = self.checkpoints.monitor, self.checkpoints.mode
+            draw_curves(self.path / "metrics.csv", self.path / "curves.png", monitor, mode)
         except Exception as error:
             print(to_one_line(f"warning: {self.path / 'curves.png'} could not be drawn: {error}"))
 
@@ -352,7 +376,7 @@ class Run(RunDirectory):
 
     def _ended(self) -> dict[str, Any]:
         """For the record: its attempts, this one ended; nothing before it began."""
-        return {"starts": ended(self.record.get("starts", []), now())} if self._begun else {}
+        return {"starts": with_end(self.record.get("starts", []), now())} if self._begun else {}
 
     def close(self) -> None:
         """Release the directory; a run that began and has not ended is recorded as interrupted."""
@@ -363,31 +387,6 @@ class Run(RunDirectory):
             pass
         finally:
             self.release()
-
-    def finish_loggers(self, code: int) -> None:
-        """End wandb's run, if there is one, last: it may wait for a server. code: 0 if the run came to its end."""
-        finish(self._loggers, code)
-
-
-def check_begun_from(checkpoint: Path, config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> Path:
-    """Return the checkpoint of another run if it was made with the same task and data settings.
-
-    Raises InputError if there is none, or if they differ.
-    """
-    if not checkpoint.is_file():
-        raise InputError(f"checkpoint {checkpoint} does not exist")
-    before = load_checkpoint(checkpoint).get(CONFIG)
-    if isinstance(before, dict):
-        theirs, ours = (what_counts({"trainer": {}, **each}, neutral) for each in (before, config))
-        changed = [
-            line for name in ("model", "data") for line in differences(theirs.get(name), ours.get(name), name=name)
-        ]
-        if changed:
-            raise InputError(
-                f"{checkpoint} was made with other settings: {', '.join(changed)}; give the same to go on with it, or"
-                " --init_from to start from its weights"
-            )
-    return checkpoint
 
 
 def _described(thing: Any) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Counts what torch dispatches in a training step: memory, kernels, bytes moved, operations of matrix products.
+"""Count what torch dispatches in a training step: memory, kernels, bytes moved, operations of matrix products.
 
 The tensors may be fake: then nothing is computed or allocated, and a model of any size is counted in seconds.
 """

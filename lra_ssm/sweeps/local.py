@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from lra_ssm.machine import available_cores
 from lra_ssm.runs.provenance import now
 from lra_ssm.runs.record import RunRecord
 from lra_ssm.sweeps.submit import FolderRun, SweepFolder
@@ -43,7 +42,8 @@ class _Processes:
     """The processes that run, and the signals that end them."""
 
     def __init__(self, at_a_time: int) -> None:
-        threads = str(max(1, available_cores() // at_a_time))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = str(max(1, cores // at_a_time))
         self._environment = {"OMP_NUM_THREADS": threads, **os.environ}
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.RLock()  # a signal may come while the main thread holds it

@@ -102,7 +102,7 @@ class Classification(NetworkTask):
         logits = self(inputs, lengths)
         if self.class_weights is None:
             mean = self.loss(logits, labels)
-            self.log("train/loss", mean, prog_bar=True, batch_size=len(labels))
+            self.log("train/loss", mean, batch_size=len(labels))
             loss = mean * share(len(labels), labels)
         else:
             loss = self._weighted_loss(logits, labels, self.class_weights)
@@ -113,7 +113,7 @@ class Classification(NetworkTask):
         """The mean by class weights over the batch of all devices, which do not have the same of them."""
         total = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=self.label_smoothing)
         (loss, counts), processes = summed(total.detach(), weights[labels].sum())
-        self.log("train/loss", loss / counts, prog_bar=True, batch_size=len(labels))
+        self.log("train/loss", loss / counts, batch_size=len(labels))
         return total * (processes / counts)  # where the gradients of all are averaged
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -99,7 +99,7 @@ class LanguageModelling(NetworkTask):
         scored = (tokens.targets != NOT_SCORED).sum()
         (nll, count), processes = summed(total.detach(), scored)
         count = count.clamp(min=1)
-        self.log("train/loss", nll / count, prog_bar=True, batch_size=len(tokens.inputs))
+        self.log("train/loss", nll / count, batch_size=len(tokens.inputs))
         return total * (processes / count)  # where the gradients of all are averaged
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

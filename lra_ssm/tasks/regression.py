@@ -65,7 +65,7 @@ class Regression(NetworkTask):
         outputs, targets = self._scored(batch)
         errors = outputs - targets
         loss = errors.square().mean()
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(errors))
+        self.log("train/loss", loss, batch_size=len(errors))
         return loss * share(len(errors), errors)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

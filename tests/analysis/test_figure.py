@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 from PIL import Image
 
 from lra_ssm.analysis.figure import draw
@@ -140,3 +141,11 @@ def test_texts_do_not_overlap_or_leave_the_picture(layers, recwarn):
     file = io.BytesIO()
     figure.savefig(file, format="png")
     assert Image.open(file).size == (1320, height)
+
+
+def test_every_text_is_legible_at_1200_pixels(measured):
+    figure = draw([measured[S6], measured[LRU]])
+    figure.draw_without_rendering()
+    shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    pixels_per_point = 1200 / (figure.get_size_inches()[0] * 72)
+    assert len(shown) > 50 and min(text.get_fontsize() for text in shown) * pixels_per_point >= 11

@@ -56,5 +56,9 @@ def test_instructions_of_a_configs_scan() -> None:
     pytest.importorskip("triton")
     forward, backward = tool("signatures", ["lra/listops/b2s6"])
     assert (forward["kernels"], backward["kernels"]) == (["scan"], ["gradient"])
-    assert "listops/b2s6" in forward["configs"][0] and forward["TIED"] and forward["BLOCK_D"] * forward["BLOCK_N"] >= 32
+    assert (
+        "listops/b2s6" in forward["configs"][0]
+        and forward["SHARED_A"]
+        and forward["BLOCK_D"] * forward["BLOCK_N"] >= 32
+    )
     assert 10 < forward["instructions"] < backward["instructions"] and backward["stack"] < 1024

@@ -98,7 +98,6 @@ def test_tokens_of_a_file(tokenizer, tmp_path, undrawn):
     (tmp_path / "out").mkdir()
     data = run("tokens", tmp_path / "out", f"--tokenizer={tokenizer}", f"--source={tmp_path / 'a.jsonl'}")
     assert contenders(data, f"tokens of {tokenizer}") == {"prepare", "encode", "datasets.map"}
-    assert contenders(data, "windows of text") == {"step", "shuffled", "streams"}
     if tokenizer == "words":
         (ours,) = (row for row in data["rows"] if row["contender"] == "prepare")
         assert ours["shape"]["tokens"] == 500  # <eos> for each line

@@ -12,8 +12,9 @@ def test_sizes_and_roles():
     block = MambaBlock(4, LayerSpec(S6, d_state=3), expand=1.5, d_conv=3, bias=True)
     assert block.in_proj.weight.shape == (12, 4) and block.conv1d.weight.shape == (6, 1, 3)
     assert block.layer.A_log.shape == (6, 3) and block.out_proj.weight.shape == (4, 6)
-    no_decay = {name for name, role in parameter_roles(block).items() if role == "no_decay"}
-    assert no_decay == {"in_proj.bias", "conv1d.bias", "out_proj.bias", "layer.D"}
+    roles = parameter_roles(block)
+    biases = {name for name, role in roles.items() if role == "no_decay" and not name.startswith("layer.")}
+    assert biases == {"in_proj.bias", "conv1d.bias", "out_proj.bias"} and roles["norm.weight"] == "norm"
     assert isinstance(MambaBlock(4, S6).final_norm(4), torch.nn.RMSNorm)
     assert MambaBlock(4, S6, prenorm=False).final_norm(4) is None
 

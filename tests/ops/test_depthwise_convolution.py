@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lra_ssm.ops import causal_depthwise_convolution, causal_depthwise_convolution_reference, last_taps
+from lra_ssm.ops import causal_depthwise_convolution, causal_depthwise_convolution_reference, conv_state
 from lra_ssm.ops.backends import cpu_pieces
 from tests.ops.scan_cases import assert_close, differentiated, needs_compiled, random_reset, widened
 from tests.pairwise import pairwise
@@ -56,7 +56,7 @@ def test_against_the_definition(L, W, transposed, with_reset, optional):
 @pytest.mark.parametrize(("L", "D", "W"), [(1, 5, 4), (2, 37, 3), (63, 300, 4), (300, 16, 2), (40, 600, 4)])
 def test_with_silu(L, D, W, with_reset, dtype, native, monkeypatch):
     if not native:
-        monkeypatch.setattr(cpu_pieces, "takes", lambda *tensors: False)
+        monkeypatch.setattr(cpu_pieces, "supports", lambda *tensors: False)
     inputs, reset = make(L, W, D=D), random_reset(3, L) if with_reset else None
     inputs["u"] = torch.randn(3, L, 2 * D, dtype=torch.float64)[..., :D].transpose(1, 2)  # a part of a projection
     narrow = {name: x.to(dtype) for name, x in inputs.items()}
@@ -129,7 +129,7 @@ def test_dtypes():
 
 @pairwise(cut=[1, 2, 3, 8, 19], W=[1, 2, 4, 6], with_reset=[False, True])
 def test_prefix_and_rest_equal_the_whole(cut, W, with_reset):
-    """Values and gradients, through `last_taps` and what came before."""
+    """Values and gradients, through `conv_state` and what came before."""
     inputs = make(20, W)
     reset = torch.rand(3, 20, generator=torch.Generator().manual_seed(W)) < 0.15 if with_reset else None
     expected = run(inputs, reset=reset)
@@ -137,7 +137,7 @@ def test_prefix_and_rest_equal_the_whole(cut, W, with_reset):
     def in_two(u, weight, bias, initial, reset):
         first, second = (None, None) if reset is None else (reset[:, :cut], reset[:, cut:])
         y = causal_depthwise_convolution(u[..., :cut], weight, bias, initial=initial, reset=first)
-        initial = last_taps(u[..., :cut], W, initial=initial, reset=first)
+        initial = conv_state(u[..., :cut], W, initial=initial, reset=first)
         rest = causal_depthwise_convolution(u[..., cut:], weight, bias, initial=initial, reset=second)
         return torch.cat([y, rest], dim=-1)
 
@@ -159,29 +159,29 @@ def test_ragged_prefixes(W, with_initial, with_reset):
     prefix.masked_fill_(padding.unsqueeze(1), math.nan)
     prefix_reset |= padding & (torch.arange(9) % 2 == 0)
     for dtype in (torch.int64, torch.int32):
-        taps = last_taps(prefix, W, lengths.to(dtype), initial=initial, reset=prefix_reset if with_reset else None)
+        taps = conv_state(prefix, W, lengths.to(dtype), initial=initial, reset=prefix_reset if with_reset else None)
         assert taps.shape == (10, 5, W - 1)
         y = causal_depthwise_convolution(u_next, inputs["weight"], initial=taps, reset=reset[rows, next_five])
         torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_last_taps_by_hand():
+def test_conv_state_by_hand():
     u = torch.tensor([[[1.0, 2.0, 3.0]]]).requires_grad_()
     initial = torch.tensor([[[-3.0, -2.0, -1.0]]]).requires_grad_()
     lengths = torch.tensor([1])
-    assert last_taps(u, 4).tolist() == [[[1, 2, 3]]]
-    assert last_taps(u, 3).tolist() == [[[2, 3]]]
-    assert last_taps(u, 6).tolist() == [[[0, 0, 1, 2, 3]]]
-    assert last_taps(u, 1).shape == (1, 1, 0)
-    taps = last_taps(u, 4, lengths, initial=initial)
+    assert conv_state(u, 4).tolist() == [[[1, 2, 3]]]
+    assert conv_state(u, 3).tolist() == [[[2, 3]]]
+    assert conv_state(u, 6).tolist() == [[[0, 0, 1, 2, 3]]]
+    assert conv_state(u, 1).shape == (1, 1, 0)
+    taps = conv_state(u, 4, lengths, initial=initial)
     assert taps.tolist() == [[[-2, -1, 1]]]
     grads = torch.autograd.grad(taps, [u, initial], torch.tensor([[[5.0, 6.0, 7.0]]]))
     assert [g.tolist() for g in grads] == [[[[7, 0, 0]]], [[[0, 5, 6]]]]
     reset = torch.tensor([[False, True, False]])
-    assert last_taps(u, 4, initial=initial, reset=reset).tolist() == [[[0, 2, 3]]]
-    assert last_taps(u, 4, lengths, initial=initial, reset=reset).tolist() == [[[-2, -1, 1]]]
-    assert last_taps(u, 4, lengths, initial=initial, reset=~reset).tolist() == [[[0, 0, 1]]]
-    assert last_taps(u.bfloat16(), 4, lengths, initial=initial).dtype == torch.bfloat16
+    assert conv_state(u, 4, initial=initial, reset=reset).tolist() == [[[0, 2, 3]]]
+    assert conv_state(u, 4, lengths, initial=initial, reset=reset).tolist() == [[[-2, -1, 1]]]
+    assert conv_state(u, 4, lengths, initial=initial, reset=~reset).tolist() == [[[0, 0, 1]]]
+    assert conv_state(u.bfloat16(), 4, lengths, initial=initial).dtype == torch.bfloat16
 
 
 zeros = torch.zeros
@@ -223,9 +223,9 @@ def test_errors(name, value, match):
     ("lengths", zeros(3, dtype=torch.int64), r"lengths: shape \(3,\)"),
     ("lengths", zeros(2, dtype=torch.int64, device="meta"), "lengths: on meta"),
 ])  # fmt: skip
-def test_last_taps_errors(name, value, match):
+def test_conv_state_errors(name, value, match):
     with pytest.raises(ValueError, match=match) as error:
-        last_taps(**{**dict(u=zeros(2, 3, 5), W=4), name: value})
+        conv_state(**{**dict(u=zeros(2, 3, 5), W=4), name: value})
     assert "\n" not in str(error.value)
 
 
@@ -246,5 +246,5 @@ def test_on_a_gpu(transposed):
     actual = run({name: x.cuda() for name, x in inputs.items()}, reset=reset.cuda())
     assert_close({name: x.cpu() for name, x in actual.items()}, run(inputs, reset=reset))
     lengths = torch.tensor([0, 1, 257])
-    taps = last_taps(inputs["u"].cuda(), 4, lengths.cuda(), initial=inputs["initial"].cuda(), reset=reset.cuda())
-    assert torch.equal(taps.cpu(), last_taps(inputs["u"], 4, lengths, initial=inputs["initial"], reset=reset))
+    taps = conv_state(inputs["u"].cuda(), 4, lengths.cuda(), initial=inputs["initial"].cuda(), reset=reset.cuda())
+    assert torch.equal(taps.cpu(), conv_state(inputs["u"], 4, lengths, initial=inputs["initial"], reset=reset))

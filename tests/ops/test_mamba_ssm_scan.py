@@ -230,17 +230,17 @@ def test_refused_devices(monkeypatch):
     refuse = mamba_ssm_scan._refuse_installation.__wrapped__  # without the cache
     monkeypatch.setattr(mamba_ssm_scan, "_refuse_installation", refuse)
     monkeypatch.setattr(mamba_ssm_scan, "find_spec", lambda name: None)
-    assert "selective_scan_cuda, is not installed" in mamba_ssm_scan.refusal(cuda, None)
+    assert "selective_scan_cuda, is not installed" in mamba_ssm_scan.unsupported_reason(cuda, None)
 
     def fail():
         raise ImportError("undefined symbol: _ZN3c10\nmore")
 
     monkeypatch.setattr(mamba_ssm_scan, "find_spec", lambda name: name)
     monkeypatch.setattr(mamba_ssm_scan, "_kernel", fail)
-    reason = mamba_ssm_scan.refusal(cuda, None)
+    reason = mamba_ssm_scan.unsupported_reason(cuda, None)
     assert reason == "mamba-ssm is installed but cannot be imported: ImportError: undefined symbol: _ZN3c10"
     monkeypatch.setattr(mamba_ssm_scan, "_kernel", lambda: None)
-    assert mamba_ssm_scan.refusal(cuda, None) is None
+    assert mamba_ssm_scan.unsupported_reason(cuda, None) is None
 
 
 # The kernel itself.  It is compiled with fast math, so its exponential is good to about 1e-6 of its argument, and it

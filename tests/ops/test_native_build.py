@@ -38,7 +38,7 @@ def compiler(tmp_path):
     path.write_text(
         f"#!{sys.executable}\nimport shutil, sys, time\n"
         f"open({str(log)!r}, 'a').write('once ')\ntime.sleep(0.5)\n"
-        f"shutil.copy({getattr(library, '_name', '')!r}, sys.argv[sys.argv.index('-o') + 1])\n"
+        f"shutil.copyfile({getattr(library, '_name', '')!r}, sys.argv[sys.argv.index('-o') + 1])\n"
     )
     path.chmod(0o755)
     return path, log
@@ -51,6 +51,10 @@ def test_many_processes_compile_once(tmp_path, compiler):
     assert [backend for backend, _ in results] == ["cpu"] * 4
     assert log.read_text() == "once "
     assert sum(len(lines) for _, lines in results) == 1, "one line, from the process that compiled"
+    (built,) = (tmp_path / "cache").glob("*.so")
+    assert built.stat().st_mode & 0o044 == ~os.umask(os.umask(0o22)) & 0o044, (
+        "others may read it where new files are so"
+    )
     (tmp_path / "cache").chmod(0o500)
     assert finish(start(tmp_path / "cache", "no-such-compiler")) == ("cpu", []), "a built library needs no compiler"
     (tmp_path / "cache").chmod(0o700)

@@ -13,7 +13,7 @@ from torch import Tensor
 from lra_ssm.ops import (
     causal_depthwise_convolution,
     causal_depthwise_convolution_reference,
-    last_taps,
+    conv_state,
     linear_scan,
     selective_scan,
     ssd_scan,
@@ -56,7 +56,7 @@ def linear(complex_: int, constant: bool, backend: str = "auto") -> Operator:
 
 def depthwise_of(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
     def call(u: Tensor, weight: Tensor, bias: Tensor, initial: Tensor | None = None, reset: Tensor | None = None):
-        taps = last_taps(u, weight.shape[-1], initial=initial, reset=reset)
+        taps = conv_state(u, weight.shape[-1], initial=initial, reset=reset)
         return function(u, weight, bias, initial=initial, reset=reset), taps
 
     return call

@@ -264,6 +264,6 @@ def test_mamba_ssm_is_refused_where_it_would_be_wrong(stand_in):
 
 
 def test_the_device_and_the_installation_are_looked_at():
-    assert "runs tensors on a CUDA device only" in str(mamba_ssm_ssd.refusal(torch.device("cpu"), None))
-    reason = mamba_ssm_ssd.refusal(torch.device("cuda"), None)
+    assert "runs tensors on a CUDA device only" in str(mamba_ssm_ssd.unsupported_reason(torch.device("cpu"), None))
+    reason = mamba_ssm_ssd.unsupported_reason(torch.device("cuda"), None)
     assert reason is None or reason.startswith("mamba-ssm is ")

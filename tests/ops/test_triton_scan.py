@@ -357,12 +357,12 @@ def test_plan_fills_the_device(monkeypatch):
 
 def test_refusals(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert triton_scan.refusal(torch.device("cpu"), None) == "needs an NVIDIA GPU; u is on cpu"
+    assert triton_scan.unsupported_reason(torch.device("cpu"), None) == "needs an NVIDIA GPU; u is on cpu"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert triton_scan.refusal(torch.device("cpu"), None) is None
-    assert "meta" in triton_scan.refusal(torch.device("meta"), None)
+    assert triton_scan.unsupported_reason(torch.device("cpu"), None) is None
+    assert "meta" in triton_scan.unsupported_reason(torch.device("meta"), None)
     monkeypatch.setattr(triton_scan, "_installed", lambda: False)
-    assert triton_scan.refusal(torch.device("cuda"), None) == "triton is not installed"
+    assert triton_scan.unsupported_reason(torch.device("cuda"), None) == "triton is not installed"
 
 
 @pytest.mark.parametrize("complex_", [slow(0), 1])

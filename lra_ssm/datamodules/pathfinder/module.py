@@ -24,10 +24,9 @@ from lra_ssm.datamodules.parts import Parts
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, draw_block
 from lra_ssm.datamodules.pathfinder.reader import metadata_files, read_images, read_listing
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, settings_for
-from lra_ssm.datamodules.processes import ordered_map
+from lra_ssm.datamodules.processes import available_cores, ordered_map
 from lra_ssm.datamodules.storage import Array, IntArray, write_array
 from lra_ssm.errors import InputError
-from lra_ssm.machine import available_cores
 
 log = logging.getLogger(__name__)
 

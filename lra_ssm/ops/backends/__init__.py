@@ -31,18 +31,18 @@ from lra_ssm.ops.scan_inputs import ScanInputs
 from lra_ssm.ops.ssd_inputs import SSDInputs
 
 
-def _refuse_nothing(device: torch.device, inputs: object) -> str | None:
+def _always_supported(device: torch.device, inputs: object) -> str | None:
     return None
 
 
 class Operation(NamedTuple):
-    """run(inputs) -> its result; refusal(device, inputs) -> why it cannot run there, or None.
+    """run(inputs) -> its result; unsupported_reason(device, inputs) -> why it cannot run there, or None.
 
     inputs None asks about the device alone.
     """
 
     run: Callable[[Any], Any]
-    refusal: Callable[[torch.device, Any], str | None] = _refuse_nothing
+    unsupported_reason: Callable[[torch.device, Any], str | None] = _always_supported
 
 
 class Backend(NamedTuple):
@@ -56,13 +56,16 @@ class Backend(NamedTuple):
 
 BACKENDS: dict[str, Backend] = {
     "triton": Backend(
-        Operation(triton_scan.run, triton_scan.refusal), Operation(triton_s4d_kernel.run, triton_s4d_kernel.refusal)
+        Operation(triton_scan.run, triton_scan.unsupported_reason),
+        Operation(triton_s4d_kernel.run, triton_s4d_kernel.unsupported_reason),
     ),
     "mamba_ssm": Backend(
-        Operation(mamba_ssm_scan.run, mamba_ssm_scan.refusal), ssd=Operation(mamba_ssm_ssd.run, mamba_ssm_ssd.refusal)
+        Operation(mamba_ssm_scan.run, mamba_ssm_scan.unsupported_reason),
+        ssd=Operation(mamba_ssm_ssd.run, mamba_ssm_ssd.unsupported_reason),
     ),
     "cpu": Backend(
-        Operation(cpu_scan.run, cpu_scan.refusal), Operation(cpu_s4d_kernel.run_kernel, cpu_s4d_kernel.kernel_refusal)
+        Operation(cpu_scan.run, cpu_scan.unsupported_reason),
+        Operation(cpu_s4d_kernel.run_kernel, cpu_s4d_kernel.kernel_unsupported_reason),
     ),
     "eager": Backend(Operation(run_eager), Operation(run_eager_kernel), Operation(run_eager_ssd)),
     "reference": Backend(Operation(run_reference), Operation(run_kernel_reference), Operation(run_ssd_reference)),
@@ -113,7 +116,7 @@ def note_backend(operation: str, name: str) -> None:
 
 def scan_backends(device: torch.device | str = "cpu") -> dict[str, str | None]:
     """Every backend of `selective_scan`: None if it runs on the device, else why it does not."""
-    return {name: backend.scan.refusal(torch.device(device), None) for name, backend in BACKENDS.items()}
+    return {name: backend.scan.unsupported_reason(torch.device(device), None) for name, backend in BACKENDS.items()}
 
 
 def run_scan(name: str, inputs: ScanInputs, needs_state: bool = False) -> tuple[Tensor, Tensor]:
@@ -131,7 +134,7 @@ def run_scan(name: str, inputs: ScanInputs, needs_state: bool = False) -> tuple[
 def scans_constants_natively(name: str, device: torch.device) -> bool:
     """Whether this backend's linear scan with a constant factor is C++'s own."""
     wanted = _preferred if name == "auto" else name
-    natively = wanted in ("auto", "cpu") and cpu_linear_scan.constant_scan_refusal(device) is None
+    natively = wanted in ("auto", "cpu") and cpu_linear_scan.constant_scan_unsupported_reason(device) is None
     if natively:
         note_backend("linear scan", "cpu")
     return natively
@@ -152,7 +155,9 @@ def run_ssd(name: str, inputs: SSDInputs) -> tuple[Tensor, Tensor]:
 def _run_preferred(what: str, operations: dict[str, Operation], name: str, device: torch.device, inputs: Any) -> Any:
     """`_run` of what not every backend has: "auto" means the preferred one where it can."""
     preferred = operations.get(_preferred)
-    if name == "auto" and (_preferred not in BACKENDS or (preferred and preferred.refusal(device, inputs) is None)):
+    if name == "auto" and (
+        _preferred not in BACKENDS or (preferred and preferred.unsupported_reason(device, inputs) is None)
+    ):
         name = _preferred
     return _run(what, operations, name, _order(device), device, inputs)
 
@@ -166,10 +171,10 @@ def _run(
 ) -> Any:
     if name == "auto":
         candidates = [key for key in order if key in operations]
-        name = next(key for key in candidates if operations[key].refusal(device, inputs) is None)
+        name = next(key for key in candidates if operations[key].unsupported_reason(device, inputs) is None)
     if name not in operations:
         raise ValueError(f"backend: {name!r}; expected 'auto' or one of {', '.join(map(repr, sorted(operations)))}")
-    reason = operations[name].refusal(device, inputs)
+    reason = operations[name].unsupported_reason(device, inputs)
     if reason is not None:
         raise ValueError(f"backend: {name!r} cannot run this call: {reason}")
     note_backend(what, name)

@@ -87,6 +87,6 @@ def _backward(ctx, grad_x, grad_last):  # type: ignore[no-untyped-def]
 constant_scan.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
-def constant_scan_refusal(device: torch.device) -> str | None:
+def constant_scan_unsupported_reason(device: torch.device) -> str | None:
     """Why C++ cannot run there, or None."""
     return f"it needs tensors on a CPU, not on {device.type}" if device.type != "cpu" else unavailable()

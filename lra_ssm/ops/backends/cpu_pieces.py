@@ -50,7 +50,7 @@ class _FewRows(ctypes.Structure):
     _fields_ = _fields("rows columns outputs is_double threads", "x weight y")
 
 
-def takes(first: Tensor, *others: Tensor | None) -> bool:
+def supports(first: Tensor, *others: Tensor | None) -> bool:
     """Whether C++ can work on these: plain tensors on a CPU, all float32 or all float64, and nobody traces the call."""
     if torch.compiler.is_compiling() or first.dtype not in (torch.float32, torch.float64):
         return False

@@ -80,7 +80,7 @@ def run_kernel(inputs: KernelInputs) -> Tensor:
     return s4d_kernel_zoh(x.delta, x.A, x.B, x.C, x.L, x.dtype == torch.float64)
 
 
-def kernel_refusal(device: torch.device, inputs: KernelInputs | None) -> str | None:
+def kernel_unsupported_reason(device: torch.device, inputs: KernelInputs | None) -> str | None:
     """Why C++ cannot make this kernel, or None; inputs None asks about the device alone."""
     if device.type != "cpu":
         return f"it needs tensors on a CPU, not on {device.type}"

@@ -276,7 +276,7 @@ def _backward(ctx, grad_y, grad_last, _):  # type: ignore[no-untyped-def]
 scan_forward.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
-def refusal(device: torch.device, inputs: ScanInputs | None) -> str | None:
+def unsupported_reason(device: torch.device, inputs: ScanInputs | None) -> str | None:
     if device.type != "cpu":
         return f"runs tensors on the CPU alone; u is on {device}"
     for x in inputs.tensors if inputs is not None else ():

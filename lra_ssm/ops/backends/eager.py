@@ -23,9 +23,7 @@ from lra_ssm.ops.scan_inputs import ScanInputs, ScanTensors
 from lra_ssm.ops.tensors import recompute
 
 STEPS = 64  # of a chunk
-
-
-NAMES = ScanTensors._fields[:-2] + ("initial_state", "reset")  # as `ScanInputs` has them
+NAMES = ScanTensors._fields[:-2] + ("initial_state", "reset")  # of `ScanInputs`' fields
 
 
 def _run_chunk(inputs: ScanInputs, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -29,8 +29,6 @@ from lra_ssm.ops.ssd_inputs import SSDInputs
 from lra_ssm.ops.tensors import recompute, without_autocast, without_nonfinite
 
 CHUNKS = 64  # K of a piece at most: the recurrence over chunks takes K² products
-
-
 # Numbers of a piece's decays at most: what a CPU's cache holds; on a GPU (not measured) what its memory can spare.
 NUMBERS, NUMBERS_ELSEWHERE = 1 << 19, 1 << 26
 

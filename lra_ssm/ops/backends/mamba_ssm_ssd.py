@@ -62,7 +62,7 @@ def _refuse_inputs(inputs: SSDInputs) -> str | None:
     return None
 
 
-def refusal(device: torch.device, inputs: SSDInputs | None) -> str | None:
+def unsupported_reason(device: torch.device, inputs: SSDInputs | None) -> str | None:
     """Why this backend cannot run there, or cannot run this call; None if it can."""
     reason = _refuse_device(device)
     return reason if reason is not None or inputs is None else _refuse_inputs(inputs)

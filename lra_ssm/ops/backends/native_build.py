@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import uuid
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -85,17 +86,17 @@ def compile_into(target: Path) -> None:
     if command is None:
         raise RuntimeError(f"no C++ compiler was found ({f'CXX={wanted}' if wanted else 'c++, g++ or clang++'})")
     log.warning("lra_ssm: compiling the CPU kernels, once, into %s", target.parent)
-    handle, name = tempfile.mkstemp(".tmp", target.stem, target.parent)
-    os.close(handle)
+    # Not by tempfile, whose files nobody else may read: the cache may be a group's.
+    made = target.with_suffix(f".{uuid.uuid4().hex}.tmp")
     try:
-        line = [*command, *flags(), *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", name]
+        line = [*command, *flags(), *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(made)]
         run = subprocess.run(line, capture_output=True, text=True)
         if run.returncode:
             last = (run.stderr.splitlines() or ["no message"])[-1]
             raise RuntimeError(f"their build failed ({last}); the command was: {shlex.join(line)}")
-        os.replace(name, target)
+        os.replace(made, target)
     finally:
-        Path(name).unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
 
 
 def _load() -> ctypes.CDLL:
@@ -130,7 +131,7 @@ def library() -> ctypes.CDLL | str:
         return _load()
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: CXX has an open quotation
         reason = f"the CPU kernels cannot be used: {' '.join(str(error).split())}"
-        log.warning("lra_ssm: %s; the eager scan runs in their place, two orders of magnitude slower", reason)
+        log.warning("lra_ssm: %s; the eager scan runs in their place, some fifty times slower", reason)
         return reason
 
 

@@ -81,8 +81,8 @@ def gradient_kernel(
     grad_u_strides, grad_delta_strides, grad_z_strides,
     batch, length, channels, unit, B_group, C_group, segment_length,
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
-    COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, STEADY: tl.constexpr,
-    HALVINGS: tl.constexpr, STATE_HALVINGS: tl.constexpr, TIED: tl.constexpr,
+    COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, TIME_INVARIANT: tl.constexpr,
+    HALVINGS: tl.constexpr, STATE_HALVINGS: tl.constexpr, SHARED_A: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, BOUNDED: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one segment, chunk by chunk backward in time.
@@ -92,7 +92,7 @@ def gradient_kernel(
     """
     TYPE: tl.constexpr = A.dtype.element_ty
     W: tl.constexpr = 2 if COMPLEX else 1
-    HOLD: tl.constexpr = ZOH and not STEADY
+    STEPWISE_ZOH: tl.constexpr = ZOH and not TIME_INVARIANT
     b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D, EVEN)
     n, d = tl.arange(0, BLOCK_N)[:, None], (d0 + tl.arange(0, BLOCK_D))[None, :]
     mask = (n < states) & channel_mask[None, :]
@@ -106,19 +106,20 @@ def gradient_kernel(
     vectors = tl.cast(b * blocks + block, tl.int64) * length * states  # where grad_B and grad_C of the block begin
 
     A_re, A_im, inverse_re, inverse_im, B_re, B_im = load_system(
-        A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM, COMPLEX, ZOH, STEADY, TIED)  # fmt: skip
+        A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM, COMPLEX, ZOH, TIME_INVARIANT,
+        SHARED_A)  # fmt: skip
     # A constant B, or its bias, as it is: behind the states in scratch, for want of registers.
     aside = scratch + CHUNK // 4 * W * TILE
-    if HOLD and B_FORM == CONSTANT:
+    if STEPWISE_ZOH and B_FORM == CONSTANT:
         whole_re, whole_im = load_pairs(B, own, mask, COMPLEX)
         store_planes(aside, local, TILE, mask, whole_re, whole_im, COMPLEX)
-    elif HOLD and B_bias is not None:
+    elif STEPWISE_ZOH and B_bias is not None:
         whole_re, whole_im = load_pairs(B_bias, own, mask, COMPLEX)
         store_planes(aside, local, TILE, mask, whole_re, whole_im, COMPLEX)
     C_re, C_im = A_re, A_im
     rates = frequencies(A_re, A_im, COMPLEX)
     most = largest_delta(rates) if BOUNDED else None
-    if HOLD:
+    if STEPWISE_ZOH:
         near_below = near_limit(A_re, A_im, COMPLEX)
         square_re, square_im = multiply(A_re, A_im, A_re, A_im, COMPLEX)
     if C_FORM == CONSTANT:
@@ -157,11 +158,12 @@ def gradient_kernel(
         store_planes(scratch, local, TILE, mask, x_re, x_im, COMPLEX)
         u_tile, delta_tile, B_tile, no_C, no_z = load_inputs(
             u, delta, B, None, None, u_strides, delta_strides, B_strides, None, None, b, d0, B_group, None, chunk_begin,
-            last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, CONSTANT, SOFTPLUS, STEADY, TYPE)  # fmt: skip
+            last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, CONSTANT, SOFTPLUS, TIME_INVARIANT,
+            TYPE)  # fmt: skip
         for j in range(1, groups):
             t0 = chunk_begin + (j - 1) * 4
             now_delta, _ = effective_delta(delta_tile, bias, steps_mask(t0, last_t, channel_mask), most, SOFTPLUS,
-                                           delta_bias is not None, STEADY)  # fmt: skip
+                                           delta_bias is not None, TIME_INVARIANT)  # fmt: skip
             us, deltas = split4(u_tile), split4(now_delta)
             Bs_re, Bs_im, resets = us, us, us
             if B_FORM != CONSTANT:
@@ -170,14 +172,15 @@ def gradient_kernel(
                 resets = load_resets(reset, reset_strides, b, t0, last_t)
             u_tile, delta_tile, B_tile, no_C, no_z = load_inputs(  # of the next four, as forward does it
                 u, delta, B, None, None, u_strides, delta_strides, B_strides, None, None, b, d0, B_group, None, t0 + 4,
-                last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, CONSTANT, SOFTPLUS, STEADY, TYPE)  # fmt: skip
+                last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, CONSTANT, SOFTPLUS, TIME_INVARIANT,
+                TYPE)  # fmt: skip
             for i in tl.static_range(4):
                 if reset is not None:
                     x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
                 full_re, full_im = input_coefficient(Bs_re[i], Bs_im[i], B_re, B_im, inverse_re, inverse_im, B_FORM,
-                                                     B_bias is not None, HOLD, COMPLEX)  # fmt: skip
+                                                     B_bias is not None, STEPWISE_ZOH, COMPLEX)  # fmt: skip
                 x_re, x_im, _, _ = step(x_re, x_im, us[i][None, :], deltas[i][None, :], A_re, A_im, rates, full_re,
-                                        full_im, COMPLEX, HOLD, STEADY)  # fmt: skip
+                                        full_im, COMPLEX, STEPWISE_ZOH, TIME_INVARIANT)  # fmt: skip
             store_planes(scratch + j * (W * TILE), local, TILE, mask, x_re, x_im, COMPLEX)
         tl.debug_barrier()  # a tile may be read by other threads than wrote it
         for j in range(0, groups):
@@ -187,7 +190,7 @@ def gradient_kernel(
             u_tile, delta_tile, B_tile, C_tile, gate = load_inputs(
                 u, delta, B, C, z, u_strides, delta_strides, B_strides, C_strides, z_strides, b, d0, B_group, C_group,
                 t0, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM if z is not None else CONSTANT,
-                SOFTPLUS, STEADY, TYPE)  # fmt: skip
+                SOFTPLUS, TIME_INVARIANT, TYPE)  # fmt: skip
             grad_tile = load_channels(grad_y, grad_y_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
             x_re, x_im = load_planes(scratch + group * (W * TILE), local, TILE, mask, COMPLEX)
             if C_FORM != CONSTANT:
@@ -196,7 +199,7 @@ def gradient_kernel(
             if z is not None:
                 grad_tile *= gate * sigmoid(gate)
             now_delta, raw_delta = effective_delta(delta_tile, bias, tile_mask, most, SOFTPLUS,
-                                                   delta_bias is not None, STEADY)  # fmt: skip
+                                                   delta_bias is not None, TIME_INVARIANT)  # fmt: skip
             us, deltas, grads = split4(u_tile), split4(now_delta), split4(2.0 * grad_tile if COMPLEX else grad_tile)
             Bs_re, Bs_im, Cs_re, Cs_im, resets = us, us, us, us, us
             if B_FORM != CONSTANT:
@@ -212,10 +215,11 @@ def gradient_kernel(
                 if reset is not None:
                     x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
                 full_re, full_im = input_coefficient(Bs_re[i], Bs_im[i], B_re, B_im, inverse_re, inverse_im, B_FORM,
-                                                     B_bias is not None, HOLD, COMPLEX)  # fmt: skip
+                                                     B_bias is not None, STEPWISE_ZOH, COMPLEX)  # fmt: skip
                 old_re, old_im = x_re, x_im
                 x_re, x_im, A_bar_re, A_bar_im = step(x_re, x_im, us[i][None, :], deltas[i][None, :], A_re, A_im, rates,
-                                                      full_re, full_im, COMPLEX, HOLD, STEADY)  # fmt: skip
+                                                      full_re, full_im, COMPLEX, STEPWISE_ZOH,
+                                                      TIME_INVARIANT)  # fmt: skip
                 before = before + ((old_re, old_im, A_bar_re, A_bar_im),)
                 if z is not None:
                     c_re, c_im = coefficient(Cs_re[i], Cs_im[i], C_re, C_im, C_FORM, False)
@@ -250,7 +254,7 @@ def gradient_kernel(
             four_re, four_im = zero, zero  # A's of these steps: summed first, they are rounded less
             for i in tl.static_range(3, -1, -1):
                 old_re, old_im, A_bar_re, A_bar_im = before[i]
-                if i == 0 and HOLD:  # read once more: registers that the other steps lack
+                if i == 0 and STEPWISE_ZOH:  # read once more: registers that the other steps lack
                     old_re, old_im = load_planes(scratch + group * (W * TILE), local, TILE, mask, COMPLEX)
                     if reset is not None:
                         old_re, old_im = drop(old_re, old_im, resets[i], COMPLEX)
@@ -263,13 +267,13 @@ def gradient_kernel(
                                                   TYPE)  # fmt: skip
                 vector_re, vector_im = full_re, full_im
                 full_re, full_im = input_coefficient(full_re, full_im, B_re, B_im, inverse_re, inverse_im, B_FORM,
-                                                     B_bias is not None, HOLD, COMPLEX)  # fmt: skip
+                                                     B_bias is not None, STEPWISE_ZOH, COMPLEX)  # fmt: skip
                 c_re, c_im = coefficient(c_re, c_im, C_re, C_im, C_FORM, False)
                 u_i, delta_i, grad_i = us[i][None, :], deltas[i][None, :], grads[i][None, :]
                 g_re += c_re * grad_i
                 if COMPLEX and C_FORM != REAL_STEPS:
                     g_im += c_im * grad_i
-                if HOLD:  # m = A_bar - 1, and w = B u / A: x + m (x + w)
+                if STEPWISE_ZOH:  # m = A_bar - 1, and w = B u / A: x + m (x + w)
                     mg_re, mg_im = multiply(A_bar_re, A_bar_im, g_re, g_im, COMPLEX)
                     back_re, back_im = g_re + mg_re, g_im + mg_im  # to the state before
                     # delta's: A back (x + w); A's: delta back (x + w) - m g w / A. Where w cancels, or is a detour:
@@ -306,7 +310,7 @@ def gradient_kernel(
                     g_B_re, g_B_im = multiply(g_re, g_im, full_re, full_im, COMPLEX)
                     back_re, back_im = multiply(A_bar_re, A_bar_im, g_re, g_im, COMPLEX)
                     # grad A_bar times A_bar; its part of grad A is delta times that, of grad delta A times that
-                    if STEADY:  # there A is A_bar
+                    if TIME_INVARIANT:  # there A is A_bar
                         decay_re, decay_im = multiply(g_re, g_im, old_re, old_im, COMPLEX)
                     else:
                         decay_re, decay_im = multiply(back_re, back_im, old_re, old_im, COMPLEX)
@@ -333,13 +337,13 @@ def gradient_kernel(
                     g_im = back_im
                 if reset is not None:
                     g_re, g_im = drop(g_re, g_im, resets[i], COMPLEX)
-            if HOLD:
+            if STEPWISE_ZOH:
                 sum_A_re += four_re
                 if COMPLEX:
                     sum_A_im += four_im
             if B_FORM != CONSTANT:
                 store_matrix_gradient(grad_B, vectors, t0, last_t, states, Bs_grad_re, Bs_grad_im, B_FORM, BLOCK_N)
-            if HOLD:
+            if STEPWISE_ZOH:
                 u_grad_tile = sum_states(us_grad, BLOCK_N, BLOCK_D, STATE_HALVINGS, COMPLEX)
                 delta_grad_tile = sum_states(deltas_grad, BLOCK_N, BLOCK_D, STATE_HALVINGS, COMPLEX)
             else:
@@ -355,18 +359,18 @@ def gradient_kernel(
                 sum_bias += tl.sum(tl.where(tile_mask, delta_grad_tile, 0.0), axis=1)
             pointers = channel_pointers(grad_u, grad_u_strides, b, d0, t0, BLOCK_D)
             tl.store(pointers, u_grad_tile.to(grad_u.dtype.element_ty), mask=tile_mask)
-            if not STEADY:
+            if not TIME_INVARIANT:
                 pointers = channel_pointers(grad_delta, grad_delta_strides, b, d0, t0, BLOCK_D)
                 tl.store(pointers, delta_grad_tile.to(grad_delta.dtype.element_ty), mask=tile_mask)
         tl.debug_barrier()  # the next chunk writes scratch anew
 
     sums = tl.cast(segment * batch + b, tl.int64) * channels + d0 + tl.arange(0, BLOCK_D)
-    if STEADY:
-        held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
-        A_re, A_im = load_A(A, own, n, mask, states, TIED, COMPLEX)
+    if TIME_INVARIANT:
+        step_size = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
+        A_re, A_im = load_A(A, own, n, mask, states, SHARED_A, COMPLEX)
         B_re, B_im = load_pairs(B, own, mask, COMPLEX)
         sum_A_re, sum_A_im, sum_B_re, sum_B_im, sum_delta = undiscretized(
-            held, A_re, A_im, B_re, B_im, sum_A_re, sum_A_im, sum_B_re, sum_B_im, COMPLEX, ZOH)  # fmt: skip
+            step_size, A_re, A_im, B_re, B_im, sum_A_re, sum_A_im, sum_B_re, sum_B_im, COMPLEX, ZOH)  # fmt: skip
         tl.store(grad_delta + sums, sum_delta, mask=channel_mask)
     store_planes(grad_A, tile, plane, mask, sum_A_re, -sum_A_im, COMPLEX)
     if B_FORM == CONSTANT:

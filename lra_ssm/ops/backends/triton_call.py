@@ -142,8 +142,8 @@ class Scan:
 
     def __init__(self, tensors: ScanTensors, zoh: bool, softplus: bool, backward: bool) -> None:
         x = self.tensors = tensors
-        self.steady = x.delta.dim() == 1
-        delta, delta_strides = (x.delta.contiguous(), (0, 0, 0)) if self.steady else (x.delta, x.delta.stride())
+        self.time_invariant = x.delta.dim() == 1
+        delta, delta_strides = (x.delta.contiguous(), (0, 0, 0)) if self.time_invariant else (x.delta, x.delta.stride())
         self.batch, self.channels, self.length = x.u.shape
         self.states, self.complex = x.A.shape[-1], x.A.is_complex()
         self.dtype, self.device = x.A.dtype.to_real(), x.u.device
@@ -160,21 +160,22 @@ class Scan:
         self.programs = self.batch * self.plan.blocks * self.plan.segments
         # The same of all channels, with a lane for each state; of fewer states, the compiler would lay out what is made
         # of such an A otherwise than the states, and move it at every step.
-        tied = x.A.stride(0) == 0 and not self.steady and block_n >= 32
+        shared_A = x.A.stride(0) == 0 and not self.time_invariant and block_n >= 32
         reset = None if x.reset is None else x.reset.view(torch.uint8)
         # All that a kernel may ask for, by name.
         self.known: dict[str, Any] = dict(
-            u=x.u, delta=delta, z=x.z, A=_pairs(x.A[0] if tied else x.A), B=self.B.data, C=self.C.data, D=_pairs(x.D),
-            delta_bias=_pairs(x.delta_bias), B_bias=_pairs(x.B_bias), initial=_pairs(x.initial), reset=reset,
+            u=x.u, delta=delta, z=x.z, A=_pairs(x.A[0] if shared_A else x.A), B=self.B.data, C=self.C.data,
+            D=_pairs(x.D), delta_bias=_pairs(x.delta_bias), B_bias=_pairs(x.B_bias), initial=_pairs(x.initial),
+            reset=reset,
             u_strides=x.u.stride(), delta_strides=delta_strides, z_strides=_strides(x.z, 3),
             B_strides=self.B.strides, C_strides=self.C.strides, reset_strides=_strides(reset, 2),
             batch=self.batch, length=self.length, channels=self.channels, states=self.states, unit=unit,
             B_group=B_group, C_group=C_group, segment_length=self.plan.segment, segments=self.plan.segments,
             CHUNK=CHUNK, BLOCK_D=self.plan.block, BLOCK_N=block_n, B_FORM=self.B.form, C_FORM=self.C.form,
-            COMPLEX=self.complex, ZOH=zoh, SOFTPLUS=softplus, STEADY=self.steady, TIED=tied,
+            COMPLEX=self.complex, ZOH=zoh, SOFTPLUS=softplus, TIME_INVARIANT=self.time_invariant, SHARED_A=shared_A,
             EVEN=unit % self.plan.block == 0,
             WHOLE=self.length % 16 == 0,  # of which Triton compiles other kernels anyway
-            BOUNDED=self.dtype == torch.float32 and not self.steady and (zoh or self.complex),
+            BOUNDED=self.dtype == torch.float32 and not self.time_invariant and (zoh or self.complex),
             HALVINGS=self.plan.block.bit_length() - 1, STATE_HALVINGS=block_n.bit_length() - 1,
         )  # fmt: skip
 
@@ -227,14 +228,16 @@ class Scan:
         segments, batch, width = self.plan.segments, self.batch, 2 if self.complex else 1
         tile = width * self.known["BLOCK_N"] * self.plan.block
         scratch = torch.empty((self.programs, CHUNK // 4 + 1, tile), dtype=self.dtype, device=self.device)
-        steps = {"u": x.u, "delta": None if self.steady else x.delta, "z": x.z}
+        steps = {"u": x.u, "delta": None if self.time_invariant else x.delta, "z": x.z}
         grads = {name: torch.empty_like(given) for name, given in steps.items() if given is not None}
         partial = {"A": self.planes(segments, batch)}
         for name, matrix in (("B", self.B), ("C", self.C)):
             partial[name] = self.planes(segments, batch) if matrix.form == CONSTANT else self.partial_steps(matrix.form)
         if x.B_bias is not None:
             partial["B_bias"] = self.planes(segments, batch)
-        of_channels = ["delta"] * self.steady + [name for name in ("D", "delta_bias") if getattr(x, name) is not None]
+        of_channels = [name for name in ("D", "delta_bias") if getattr(x, name) is not None]
+        if self.time_invariant:
+            of_channels.append("delta")
         for name in of_channels:
             partial[name] = torch.empty((segments, batch, self.channels), dtype=self.dtype, device=self.device)
         if x.initial is not None:

@@ -23,9 +23,9 @@ SEGMENT = 64  # steps of a program
 CHANNELS_LAST, CHANNELS_FIRST = 64, 32
 
 
-def takes(u: Tensor) -> bool:
+def supports(u: Tensor) -> bool:
     """Whether the kernels run for u: on a GPU, under torch.compile too."""
-    return bool(u.numel()) and triton_scan.refusal(u.device, None) is None
+    return bool(u.numel()) and triton_scan.unsupported_reason(u.device, None) is None
 
 
 def _arguments(

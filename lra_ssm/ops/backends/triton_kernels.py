@@ -8,9 +8,9 @@ for complex A, else 1.)
 A program takes one batch item, BLOCK_D channels and a segment of the length, and walks through it with the state in
 registers.  See triton_steps.py for the tiles.
 
-What a kernel is compiled for: STEADY, delta (D,) is one for all steps, and A and B are discretized first; TIED, A
-(N, W) is one for all channels; EVEN, blocks of channels, WHOLE, groups of four steps have no gaps, and need no masks;
-BOUNDED, delta is kept where float32 can reduce its phases.  HOLD: zero-order hold, step by step.
+What a kernel is compiled for: TIME_INVARIANT, delta (D,) is one for all steps, and A and B are discretized first;
+SHARED_A, A (N, W) is one for all channels; EVEN, blocks of channels, WHOLE, groups of four steps have no gaps, and need
+no masks; BOUNDED, delta is kept where float32 can reduce its phases.  STEPWISE_ZOH: zero-order hold, step by step.
 """
 
 # The bodies are Triton's language, not Python's: its tensors and tuples have no types that mypy could check.
@@ -58,10 +58,10 @@ from lra_ssm.ops.backends.triton_steps import (
 
 @triton.jit
 def load_system(A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM: tl.constexpr, COMPLEX: tl.constexpr,
-                ZOH: tl.constexpr, STEADY: tl.constexpr, TIED: tl.constexpr):  # fmt: skip
+                ZOH: tl.constexpr, TIME_INVARIANT: tl.constexpr, SHARED_A: tl.constexpr):  # fmt: skip
     """Tiles (BLOCK_N, BLOCK_D) of A, 1/A and constant B or B's bias, re and im each; B is over A for zero-order hold.
 
-    STEADY: of A_bar and B_bar B.  1/A for euler, and B where there is none, are stand-ins.
+    TIME_INVARIANT: of A_bar and B_bar B.  1/A for euler, and B where there is none, are stand-ins.
     """
     own = d * states + n  # in (D, N)
     # Before A: the compiler gives a state the layout of what is read last, and e^(delta A) has A's.
@@ -69,15 +69,15 @@ def load_system(A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM: t
         B_re, B_im = load_pairs(B, own, mask, COMPLEX)
     elif B_bias is not None:
         B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
-    A_re, A_im = load_A(A, own, n, mask, states, TIED, COMPLEX)
+    A_re, A_im = load_A(A, own, n, mask, states, SHARED_A, COMPLEX)
     inverse_re, inverse_im = A_re, A_im
     if ZOH:
         A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
     if B_FORM != CONSTANT and B_bias is None:
         B_re, B_im = A_re, A_im
-    if STEADY:
-        held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
-        A_re, A_im, B_re, B_im, _, _ = discretized(held, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
+    if TIME_INVARIANT:
+        step_size = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
+        A_re, A_im, B_re, B_im, _, _ = discretized(step_size, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
     elif ZOH and (B_FORM == CONSTANT or B_bias is not None):
         B_re, B_im = multiply(B_re, B_im, inverse_re, inverse_im, COMPLEX)
     return A_re, A_im, inverse_re, inverse_im, B_re, B_im
@@ -93,10 +93,10 @@ def load_bias(delta_bias, d0, channel_mask, BLOCK_D: tl.constexpr, TYPE: tl.cons
 
 
 @triton.jit
-def effective_delta(raw, bias, mask, most, SOFTPLUS: tl.constexpr, BIAS: tl.constexpr, STEADY: tl.constexpr):
+def effective_delta(raw, bias, mask, most, SOFTPLUS: tl.constexpr, BIAS: tl.constexpr, TIME_INVARIANT: tl.constexpr):
     """(delta, delta before softplus) of four steps, (BLOCK_D, 4); delta is 0 at steps and channels that are none, 1 at
     the others of a discretized system, and within `most`, from `largest_delta`, where that is not None."""
-    if STEADY:
+    if TIME_INVARIANT:
         raw = tl.where(mask, 1.0, 0.0).to(raw.dtype)
     if BIAS:
         raw += bias[:, None]
@@ -114,7 +114,7 @@ def effective_delta(raw, bias, mask, most, SOFTPLUS: tl.constexpr, BIAS: tl.cons
 def load_inputs(
     u, delta, B, C, z, u_strides, delta_strides, B_strides, C_strides, z_strides, b, d0, B_group, C_group, t0, last_t,
     channel_mask, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, states: tl.constexpr, B_FORM: tl.constexpr,
-    C_FORM: tl.constexpr, SOFTPLUS: tl.constexpr, STEADY: tl.constexpr, TYPE: tl.constexpr,
+    C_FORM: tl.constexpr, SOFTPLUS: tl.constexpr, TIME_INVARIANT: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """(u or y's gradient, delta, B, C, z) of four steps as they are; stand-ins for what is none or the same at all.
 
@@ -123,10 +123,10 @@ def load_inputs(
     # A tile smaller than a warp is spread over it, four steps a lane, before softplus; copies make it one a lane.
     COPIES: tl.constexpr = 8 // BLOCK_D if SOFTPLUS and BLOCK_D < 8 else 1
     mask = steps_mask(t0, last_t, channel_mask)
-    if not STEADY:
+    if not TIME_INVARIANT:
         delta_tile = load_channels(delta, delta_strides, b, d0, t0, mask, BLOCK_D, TYPE, COPIES)
     u_tile = load_channels(u, u_strides, b, d0, t0, mask, BLOCK_D, TYPE)
-    if STEADY:
+    if TIME_INVARIANT:
         delta_tile = u_tile
     B_tile, C_tile, z_tile = u_tile, u_tile, u_tile
     if B_FORM != CONSTANT:
@@ -139,24 +139,24 @@ def load_inputs(
 
 
 @triton.jit
-def transition(delta, A_re, A_im, rates, COMPLEX: tl.constexpr, STEADY: tl.constexpr):
+def transition(delta, A_re, A_im, rates, COMPLEX: tl.constexpr, TIME_INVARIANT: tl.constexpr):
     """A_bar of a step; A itself of a discretized system, and 1 beyond the end."""
-    if STEADY:
+    if TIME_INVARIANT:
         return tl.where(delta != 0, A_re, 1.0), tl.where(delta != 0, A_im, 0.0)
     else:
         return exponential(delta, A_re, A_im, rates, COMPLEX)
 
 
 @triton.jit
-def step(x_re, x_im, u, delta, A_re, A_im, rates, B_re, B_im, COMPLEX: tl.constexpr, HOLD: tl.constexpr,
-         STEADY: tl.constexpr):  # fmt: skip
+def step(x_re, x_im, u, delta, A_re, A_im, rates, B_re, B_im, COMPLEX: tl.constexpr, STEPWISE_ZOH: tl.constexpr,
+         TIME_INVARIANT: tl.constexpr):  # fmt: skip
     """(the state after one step, A_bar); u and delta (1, BLOCK_D), rates from `frequencies`.
 
-    HOLD: x + m (x + w), with m = exp(delta A) - 1 in place of A_bar and w = B u / A; B is over A already.  Of the real
-    part, which y sums, the product is made first: where delta A is small, each sum with x rounds it.
-    STEADY: A and B are discretized, and delta is 1, or 0 beyond the end.
+    STEPWISE_ZOH: x + m (x + w), with m = exp(delta A) - 1 in place of A_bar and w = B u / A; B is over A already.  Of
+    the real part, which y sums, the product is made first: where delta A is small, each sum with x rounds it.
+    TIME_INVARIANT: A and B are discretized, and delta is 1, or 0 beyond the end.
     """
-    if HOLD:
+    if STEPWISE_ZOH:
         m_re, m_im = exp_minus_1(delta, A_re, A_im, rates, COMPLEX)
         if COMPLEX:
             sum_re, sum_im = x_re + B_re * u, x_im + B_im * u
@@ -166,7 +166,7 @@ def step(x_re, x_im, u, delta, A_re, A_im, rates, B_re, B_im, COMPLEX: tl.conste
             x_re += m_re * (x_re + B_re * u)
         return x_re, x_im, m_re, m_im
     else:
-        A_bar_re, A_bar_im = transition(delta, A_re, A_im, rates, COMPLEX, STEADY)
+        A_bar_re, A_bar_im = transition(delta, A_re, A_im, rates, COMPLEX, TIME_INVARIANT)
         v_re, v_im = B_re * (delta * u), B_im * (delta * u)
         if COMPLEX:
             old_re = x_re
@@ -183,8 +183,8 @@ def scan_kernel(
     u_strides, delta_strides, z_strides, B_strides, C_strides, reset_strides, y_strides,
     batch, length, channels, unit, B_group, C_group, segment_length,
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
-    COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, STEADY: tl.constexpr,
-    TIED: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, BOUNDED: tl.constexpr, states: tl.constexpr,
+    COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, TIME_INVARIANT: tl.constexpr,
+    SHARED_A: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, BOUNDED: tl.constexpr, states: tl.constexpr,
     STATE_HALVINGS: tl.constexpr,
 ):  # fmt: skip
     """One segment of the scan.
@@ -195,7 +195,7 @@ def scan_kernel(
     """
     TYPE: tl.constexpr = A.dtype.element_ty
     W: tl.constexpr = 2 if COMPLEX else 1
-    HOLD: tl.constexpr = ZOH and not STEADY
+    STEPWISE_ZOH: tl.constexpr = ZOH and not TIME_INVARIANT
     b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D, EVEN)
     n, d = tl.arange(0, BLOCK_N)[:, None], (d0 + tl.arange(0, BLOCK_D))[None, :]
     mask = (n < states) & channel_mask[None, :]
@@ -209,7 +209,8 @@ def scan_kernel(
     elif initial is not None and y is not None:
         x_re, x_im = load_pairs(initial, tl.cast(b, tl.int64) * plane + own, mask, COMPLEX)
     A_re, A_im, inverse_re, inverse_im, B_re, B_im = load_system(
-        A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM, COMPLEX, ZOH, STEADY, TIED)  # fmt: skip
+        A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM, COMPLEX, ZOH, TIME_INVARIANT,
+        SHARED_A)  # fmt: skip
     C_re, C_im = A_re, A_im
     rates = frequencies(A_re, A_im, COMPLEX)
     most = largest_delta(rates) if BOUNDED else None
@@ -232,7 +233,7 @@ def scan_kernel(
     # Four steps are read while the four before them are computed.
     u_tile, delta_tile, B_tile, C_tile, gate = load_inputs(
         u, delta, B, C, z, u_strides, delta_strides, B_strides, C_strides, z_strides, b, d0, B_group, C_group, begin,
-        last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
+        last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS, TIME_INVARIANT, TYPE)  # fmt: skip
     for chunk_begin in range(begin, end, CHUNK):
         if checkpoints is not None:
             index = tl.cast(chunk_begin // CHUNK * batch + b, tl.int64) * (W * plane)
@@ -241,7 +242,7 @@ def scan_kernel(
             tile_mask = steps_mask(t0, last_t, channel_mask)
             now_u, now_gate = u_tile, gate
             now_delta, _ = effective_delta(delta_tile, bias, tile_mask, most, SOFTPLUS, delta_bias is not None,
-                                           STEADY)  # fmt: skip
+                                           TIME_INVARIANT)  # fmt: skip
             us, deltas = split4(u_tile), split4(now_delta)
             Bs_re, Bs_im, Cs_re, Cs_im, resets = us, us, us, us, us
             if B_FORM != CONSTANT:
@@ -253,15 +254,17 @@ def scan_kernel(
             t1 = tl.minimum(t0 + 4, last_group)
             u_tile, delta_tile, B_tile, C_tile, gate = load_inputs(
                 u, delta, B, C, z, u_strides, delta_strides, B_strides, C_strides, z_strides, b, d0, B_group, C_group,
-                t1, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
+                t1, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS, TIME_INVARIANT,
+                TYPE)  # fmt: skip
             ys = ()
             for i in tl.static_range(4):
                 if reset is not None:
                     x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
                 full_re, full_im = input_coefficient(Bs_re[i], Bs_im[i], B_re, B_im, inverse_re, inverse_im, B_FORM,
-                                                     B_bias is not None, HOLD, COMPLEX)  # fmt: skip
+                                                     B_bias is not None, STEPWISE_ZOH, COMPLEX)  # fmt: skip
                 x_re, x_im, A_bar_re, A_bar_im = step(x_re, x_im, us[i][None, :], deltas[i][None, :], A_re, A_im, rates,
-                                                      full_re, full_im, COMPLEX, HOLD, STEADY)  # fmt: skip
+                                                      full_re, full_im, COMPLEX, STEPWISE_ZOH,
+                                                      TIME_INVARIANT)  # fmt: skip
                 if y is not None:
                     c_re, c_im = coefficient(Cs_re[i], Cs_im[i], C_re, C_im, C_FORM, False)
                     if COMPLEX and C_FORM != REAL_STEPS:
@@ -269,10 +272,10 @@ def scan_kernel(
                     else:
                         ys = ys + (c_re * x_re,)
                 else:
-                    if COMPLEX and HOLD:
+                    if COMPLEX and STEPWISE_ZOH:
                         more_re, more_im = multiply(decay_re, decay_im, A_bar_re, A_bar_im, COMPLEX)
                         decay_re, decay_im = decay_re + more_re, decay_im + more_im
-                    elif COMPLEX or STEADY:
+                    elif COMPLEX or TIME_INVARIANT:
                         decay_re, decay_im = multiply(decay_re, decay_im, A_bar_re, A_bar_im, COMPLEX)
                     else:
                         total_delta += deltas[i]
@@ -290,7 +293,7 @@ def scan_kernel(
                 tl.store(pointers, y_tile.to(y.dtype.element_ty), mask=tile_mask)
     if y is None:
         # For complex A the product of the steps' factors: a phase delta A summed first would carry the sum's rounding.
-        if not COMPLEX and not STEADY:
+        if not COMPLEX and not TIME_INVARIANT:
             decay_re = tl.exp(total_delta[None, :] * A_re)
         store_planes(ends, tile, plane, mask, x_re, x_im, COMPLEX)
         store_planes(decays, tile, plane, mask, decay_re, decay_im, COMPLEX)

@@ -16,9 +16,9 @@ from lra_ssm.ops.backends import triton_call, triton_scan
 BLOCK, WARPS = 4096, 8
 
 
-def takes(logits: Tensor) -> bool:
+def supports(logits: Tensor) -> bool:
     """Whether the kernel runs for logits (n, V): on a GPU, but not under torch.compile, which has its own."""
-    on_gpu = logits.device.type == "cuda" and triton_scan.refusal(logits.device, None) is None
+    on_gpu = logits.device.type == "cuda" and triton_scan.unsupported_reason(logits.device, None) is None
     return on_gpu and not torch.compiler.is_compiling()
 
 

@@ -23,11 +23,11 @@ BLOCK_I, BLOCK_J, BLOCK_N = 16, 64, 16
 WARPS = 4
 
 
-def refusal(device: torch.device, inputs: KernelInputs | None) -> str | None:
+def unsupported_reason(device: torch.device, inputs: KernelInputs | None) -> str | None:
     """Why Triton cannot make this kernel, or None; inputs None asks about the device alone."""
     if inputs is not None and not inputs.A.is_complex():
         return "it computes kernels of a complex A only"
-    return triton_scan.refusal(device, None)
+    return triton_scan.unsupported_reason(device, None)
 
 
 def _launch(kernel: Any, programs: int, A: Tensor, B: Tensor, C: Tensor, double: bool, **arguments: Any) -> None:

@@ -28,7 +28,7 @@ def _installed() -> bool:
     return find_spec("triton") is not None
 
 
-def refusal(device: torch.device, inputs: ScanInputs | None) -> str | None:
+def unsupported_reason(device: torch.device, inputs: ScanInputs | None) -> str | None:
     if not _installed():
         return "triton is not installed"
     if device.type == "cuda":
@@ -120,8 +120,8 @@ _scan.register_autograd(_backward, setup_context=_setup_context)
 def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) for checked inputs."""
     tensors = inputs.tensors
-    if inputs.steady_delta is not None and inputs.B.dim() == 2:
-        tensors = tensors._replace(delta=inputs.steady_delta)
+    if inputs.constant_delta is not None and inputs.B.dim() == 2:
+        tensors = tensors._replace(delta=inputs.constant_delta)
     flags = inputs.discretization == "zoh", inputs.delta_softplus, inputs.needs_grad
     y, last_state, _ = _scan(*tensors, *flags)
     return y, last_state

@@ -85,7 +85,7 @@ def adjoint_kernel(
     delta_strides, z_strides, C_strides, reset_strides, grad_y_strides,
     batch, length, channels, unit, C_group, segment_length,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, C_FORM: tl.constexpr, COMPLEX: tl.constexpr, SOFTPLUS: tl.constexpr,
-    ZOH: tl.constexpr, STEADY: tl.constexpr, TIED: tl.constexpr,
+    ZOH: tl.constexpr, TIME_INVARIANT: tl.constexpr, SHARED_A: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, BOUNDED: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
     """One segment of g, backward in time from zero: what it passes to the state before it, and as in `scan_kernel`
@@ -97,12 +97,14 @@ def adjoint_kernel(
     mask = (n < states) & channel_mask[None, :]
     plane = states * channels
     tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
-    A_re, A_im = load_A(A, d * states + n, n, mask, states, TIED, COMPLEX)
+    A_re, A_im = load_A(A, d * states + n, n, mask, states, SHARED_A, COMPLEX)
     C_re, C_im = A_re, A_im
-    if STEADY:
-        held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
+    if TIME_INVARIANT:
+        step_size = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
         # No name twice: a loop below that assigned another shape to it would not compile.
-        A_re, A_im, no_B_re, no_B_im, no_hold_re, no_hold_im = discretized(held, A_re, A_im, A_re, A_im, COMPLEX, ZOH)
+        A_re, A_im, no_B_re, no_B_im, no_hold_re, no_hold_im = discretized(
+            step_size, A_re, A_im, A_re, A_im, COMPLEX, ZOH
+        )
     rates = frequencies(A_re, A_im, COMPLEX)
     most = largest_delta(rates) if BOUNDED else None
     if C_FORM == CONSTANT:
@@ -121,11 +123,12 @@ def adjoint_kernel(
         tile_mask = steps_mask(t0, last_t, channel_mask)
         grad_tile, delta_tile, no_B, C_tile, gate = load_inputs(
             grad_y, delta, None, C, z, grad_y_strides, delta_strides, None, C_strides, z_strides, b, d0, None, C_group,
-            t0, last_t, channel_mask, BLOCK_D, BLOCK_N, states, CONSTANT, C_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
+            t0, last_t, channel_mask, BLOCK_D, BLOCK_N, states, CONSTANT, C_FORM, SOFTPLUS, TIME_INVARIANT,
+            TYPE)  # fmt: skip
         if z is not None:
             grad_tile *= gate * sigmoid(gate)
         now_delta, _ = effective_delta(delta_tile, bias, tile_mask, most, SOFTPLUS, delta_bias is not None,
-                                       STEADY)  # fmt: skip
+                                       TIME_INVARIANT)  # fmt: skip
         deltas, grads = split4(now_delta), split4(2.0 * grad_tile if COMPLEX else grad_tile)
         Cs_re, Cs_im, resets = deltas, deltas, deltas
         if C_FORM != CONSTANT:
@@ -134,7 +137,7 @@ def adjoint_kernel(
             resets = load_resets(reset, reset_strides, b, t0, last_t)
         for i in tl.static_range(3, -1, -1):
             c_re, c_im = coefficient(Cs_re[i], Cs_im[i], C_re, C_im, C_FORM, False)
-            A_bar_re, A_bar_im = transition(deltas[i][None, :], A_re, A_im, rates, COMPLEX, STEADY)
+            A_bar_re, A_bar_im = transition(deltas[i][None, :], A_re, A_im, rates, COMPLEX, TIME_INVARIANT)
             g_re += c_re * grads[i][None, :]
             if COMPLEX:
                 if C_FORM != REAL_STEPS:
@@ -143,14 +146,14 @@ def adjoint_kernel(
                 decay_re, decay_im = multiply(decay_re, decay_im, A_bar_re, A_bar_im, COMPLEX)
             else:
                 g_re *= A_bar_re
-                if STEADY:
+                if TIME_INVARIANT:
                     decay_re *= A_bar_re
                 else:
                     total_delta += deltas[i]
             if reset is not None:
                 g_re, g_im = drop(g_re, g_im, resets[i], COMPLEX)
                 any_reset = any_reset | resets[i].to(tl.int32)
-    if not COMPLEX and not STEADY:
+    if not COMPLEX and not TIME_INVARIANT:
         decay_re = tl.exp(total_delta[None, :] * A_re)
     store_planes(ends, tile, plane, mask, g_re, g_im, COMPLEX)
     store_planes(decays, tile, plane, mask, decay_re, decay_im, COMPLEX)

@@ -205,9 +205,12 @@ def coefficient(re, im, tile_re, tile_im, FORM: tl.constexpr, BIAS: tl.constexpr
 
 @triton.jit
 def input_coefficient(re, im, tile_re, tile_im, inverse_re, inverse_im, FORM: tl.constexpr, BIAS: tl.constexpr,
-                      HOLD: tl.constexpr, COMPLEX: tl.constexpr):  # fmt: skip
-    """`coefficient` of B; for HOLD over A, which the tile is already. 1/A (BLOCK_N, BLOCK_D or, of all channels, 1)."""
-    if not HOLD or FORM == CONSTANT:
+                      STEPWISE_ZOH: tl.constexpr, COMPLEX: tl.constexpr):  # fmt: skip
+    """`coefficient` of B; for STEPWISE_ZOH over A, which the tile is already.
+
+    1/A is (BLOCK_N, BLOCK_D), or (BLOCK_N, 1) where all channels share A.
+    """
+    if not STEPWISE_ZOH or FORM == CONSTANT:
         return coefficient(re, im, tile_re, tile_im, FORM, BIAS)
     else:
         re, im = re[:, None], im[:, None]
@@ -249,9 +252,9 @@ def load_pairs(x, index, mask, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def load_A(A, own, n, mask, states, TIED: tl.constexpr, COMPLEX: tl.constexpr):
+def load_A(A, own, n, mask, states, SHARED_A: tl.constexpr, COMPLEX: tl.constexpr):
     """A (D, N) as a tile (BLOCK_N, BLOCK_D); (N,), of all channels, as (BLOCK_N, 1)."""
-    if TIED:
+    if SHARED_A:
         return load_pairs(A, n, n < states, COMPLEX)
     else:
         return load_pairs(A, own, mask, COMPLEX)
