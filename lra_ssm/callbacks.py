@@ -351,10 +351,13 @@ class LogGradientOverWeight(Callback):
 
 
 class ShowOptimizerGroups(Callback):
-    """Prints the optimizer's groups at the start of a fit, one row each."""
+    """Prints the number of parameters and the optimizer's groups at the start of a fit, one row each."""
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        counts = [sum(p.numel() for p in pl_module.parameters() if p.requires_grad or whole) for whole in (True, False)]
+        trained = "all" if counts[0] == counts[1] else f"{counts[1]:,}"
+        print(f"{counts[0]:,} parameters, {trained} of them trained")
         for optimizer in trainer.optimizers:
             print(format_groups(optimizer.param_groups), flush=True)
 

@@ -48,19 +48,22 @@ def _is_useful(record: logging.LogRecord) -> bool:
     return not any(text in record.getMessage() for text in _MESSAGES)
 
 
-def progress_arguments(given: Mapping[str, Any], callbacks: list[Any]) -> dict[str, Any]:
-    """Return `callbacks` and `enable_progress_bar` of a Trainer, with our progress unless the user has chosen.
+def display_arguments(given: Mapping[str, Any], callbacks: list[Any]) -> dict[str, Any]:
+    """Return the arguments of a Trainer that decide what it shows: our progress unless the user has chosen.
+
+    Lightning's table of the model, half of which is metrics, is shown only to whoever asks for it.
 
     Args:
         given: the Trainer's arguments.
         callbacks: all of its callbacks.
     """
+    summary = {"enable_model_summary": bool(given.get("enable_model_summary"))}
     own = given.get("enable_progress_bar") is False or any(isinstance(c, (ProgressBar, LogLines)) for c in callbacks)
     if own or _in_notebook():  # where Lightning shows a widget
-        return {"callbacks": callbacks}
+        return {"callbacks": callbacks, **summary}
     if sys.stdout.isatty():
-        return {"callbacks": [*callbacks, Bar()]}
-    return {"callbacks": [*callbacks, LogLines()], "enable_progress_bar": False}
+        return {"callbacks": [*callbacks, Bar()], **summary}
+    return {"callbacks": [*callbacks, LogLines()], "enable_progress_bar": False, **summary}
 
 
 def _in_notebook() -> bool:
@@ -85,7 +88,7 @@ class Bar(RichProgressBar):
         super().__init__(refresh_rate=5, theme=RichProgressBarTheme(metrics_format=".4g"))
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        return shown_metrics(trainer)
+        return {name.removeprefix("train/"): value for name, value in shown_metrics(trainer).items()}
 
 
 class LogLines(Callback):

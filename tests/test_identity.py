@@ -33,7 +33,7 @@ def plain_id():
         ["--data.eval_batch_size=3"],
         ["--trainer.log_every_n_steps=2", "--trainer.devices=1", "--trainer.limit_test_batches=1"],
         ["--trainer.enable_progress_bar=true", "--trainer.logger=false", "--trainer.max_time=00:01:00:00"],
-        ["--trainer.callbacks+=lra_ssm.progress.Progress"],
+        ["--trainer.callbacks+=lra_ssm.progress.LogLines"],
         ["--experiment=other", "--runs_dir=there", "--compute.backend=eager", "--checkpoint.every_n_steps=7"],
         # a default that is written out
         [f"--{NETWORK}.padding=masked", "--model.optimizer.lr=0.01", "--model.label_smoothing=0", "--model.width=null"],

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import RichProgressBar
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lra_ssm.progress import Bar, LogLines, progress_arguments
+from lra_ssm.progress import Bar, LogLines, display_arguments
 from tests.runner import FIT, SHORT, Command, only_run, succeed
 
 
@@ -70,8 +70,8 @@ def test_the_end_is_what_comes_first(settings, end, capsys):
 
 
 def test_a_users_own_bar_wins(monkeypatch):
-    kinds = lambda given, own: [type(c) for c in progress_arguments(given, own)["callbacks"]]  # noqa: E731
-    assert kinds({}, []) == [LogLines] and progress_arguments({}, [])["enable_progress_bar"] is False
+    kinds = lambda given, own: [type(c) for c in display_arguments(given, own)["callbacks"]]  # noqa: E731
+    assert kinds({}, []) == [LogLines] and display_arguments({}, [])["enable_progress_bar"] is False
     assert kinds({"enable_progress_bar": False}, []) == []
     assert kinds({}, [RichProgressBar()]) == [RichProgressBar] and kinds({}, [LogLines(60.0)]) == [LogLines]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -84,7 +84,7 @@ def test_no_step_waits_for_the_loss_that_the_bar_shows():
     bar = Bar()
     trainer = fit(bar)
     assert trainer.progress_bar_metrics.keys() == {"val/loss"}  # numbers, which Lightning makes of what it shows
-    assert isinstance(bar.get_metrics(trainer, None)["train/loss"], torch.Tensor)
+    assert isinstance(bar.get_metrics(trainer, None)["loss"], torch.Tensor)
 
 
 def test_settings_of_the_log_are_not_part_of_the_run(tmp_path, data):
@@ -128,5 +128,5 @@ def test_in_a_terminal_there_is_one_bar_and_the_end_stands_on_a_line_of_its_own(
         os.close(leader)
     plain = [re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", sent.decode())]
     bars = [line for line in plain if "━" in line]
-    assert any(re.search(r"Epoch 0/499 .*train/loss: ", bar) for bar in bars) and all(len(bar) <= 100 for bar in bars)
+    assert any(re.search(r"Epoch 0/499 .*loss: ", bar) for bar in bars) and all(len(bar) <= 100 for bar in bars)
     assert any(line.startswith("lra-ssm: stopped by SIGINT at step ") for line in plain)

@@ -58,7 +58,7 @@ def test_formats_and_files(made, capsys):
     assert once.count("s4d") == printed(["results", "runs/lra/listops"], capsys).count("s4d")
 
 
-@pytest.mark.parametrize("by", ["lr", "lr,seed", "lr,betas", "max_length", "layer"])
+@pytest.mark.parametrize("by", ["lr", "lr,seed", "lr,warmup_steps", "max_length", "layer"])
 def test_pictures(by, made, capsys):
     curves = ["curves.png"] if by == "lr" else []
     out = printed(["results", "runs", *(f"--curves={name}" for name in curves), f"--by={by}", "--plot=by.png"], capsys)

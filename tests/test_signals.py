@@ -169,7 +169,7 @@ def test_a_run_that_stopped_early_and_was_killed_before_its_end_does_not_train_o
     assert run(command, tmp_path, {"KILL_AT": "train_end:1"}).code == -signal.SIGKILL
     assert state(tmp_path)[0]["status"] == "started" and state(tmp_path)[1] == 12
     result = succeed(command, tmp_path)
-    reason = "stopped at step 12: val/loss did not improve in 1 validations"
+    reason = "stopped at step 12: val/loss did not improve in 1 validation"
     record, step = state(tmp_path)
     assert (record["status"], record["stop"], step) == ("finished", reason, 12) and reason in result.out
     assert "val/loss" in record["metrics"]

@@ -5,6 +5,7 @@ import re
 import runpy
 import shlex
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,11 @@ def test_optuna_prunes_by_a_callback(tmp_path, monkeypatch):
     monkeypatch.setattr(optuna.Trial, "should_prune", lambda trial: trial.number == 1)
     little = NOTEBOOK.replace("num_train=1000, num_val=200, num_test=200", "num_train=64, num_val=32, num_test=32")
     assert little != NOTEBOOK
-    exec(compile(little, "docs/tuning.md", "exec"), names := {"__name__": "tuning"})
-    first, second = names["study"].trials
+    module = types.ModuleType("tuning")  # as a notebook is: classes are found in it by name
+    monkeypatch.setitem(sys.modules, "tuning", module)
+    exec(compile(little, "docs/tuning.md", "exec"), vars(module))
+    first, second = module.study.trials
     assert (first.state.name, second.state.name) == ("COMPLETE", "PRUNED")
     assert first.value == max(first.intermediate_values.values()) and len(second.intermediate_values) == 1
-    (record,) = tmp_path.glob("runs/tune-here/1/run.json")
+    record = tmp_path / "runs/tune-here/1/run.json"
     assert '"status": "failed"' in record.read_text() and "TrialPruned" in record.read_text()

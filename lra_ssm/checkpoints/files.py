@@ -29,7 +29,7 @@ from lra_ssm.checkpoints.sources import (
     WEIGHTS,
     source_of,
 )
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import sha256
 
 
@@ -163,7 +163,7 @@ def _read_tensors(path: Path, where: str) -> dict[str, Tensor]:
         state = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # each raises several
         wrong = "is damaged or not a safetensors file" if safe else "cannot be read as tensors"
-        raise InputError(f"{where} {wrong}: {squeeze(str(error))[:200]}") from error
+        raise InputError(f"{where} {wrong}: {to_one_line(str(error))[:200]}") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"{where} holds a {type(state).__name__}, not tensors by name")
     return state

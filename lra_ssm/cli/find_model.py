@@ -13,7 +13,7 @@ from lra_ssm.checkpoints.card import headline
 from lra_ssm.checkpoints.files import get_nested
 from lra_ssm.datamodules.language.tokenizer import TextTokenizer
 from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer, parse_tokenizer, read_tokenizer
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.models import LanguageModel
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, is_known, load_pretrained, one_of_known
@@ -167,12 +167,12 @@ def load_network(file: Path) -> tuple[nn.Module, dict[str, Any], int]:
     try:
         network = NetworkSpec.of(spec)()
     except ValueError as error:
-        raise InputError(f"{file}: its network cannot be built: {squeeze(str(error))}") from error
+        raise InputError(f"{file}: its network cannot be built: {to_one_line(str(error))}") from error
     weights = {n.removeprefix("network."): w for n, w in state["state_dict"].items() if n.startswith("network.")}
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        raise InputError(f"{file}: its weights are of another network: {squeeze(str(error))[:300]}") from error
+        raise InputError(f"{file}: its weights are of another network: {to_one_line(str(error))[:300]}") from error
     step = state.get("global_step")
     return network.eval(), spec, step if isinstance(step, int) else 0
 

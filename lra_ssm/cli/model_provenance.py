@@ -1,10 +1,9 @@
 """Where a saved model comes from, by its run's directory: "source" of its config.json, and a portable config.yaml."""
 
-import dataclasses
 import re
 import shlex
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lra_ssm.cli.find_model import NamedNetwork
 from lra_ssm.datamodules.storage import num_examples
@@ -48,32 +47,25 @@ def provenance(run: RunRecord, file: Path, model: NamedNetwork) -> dict[str, Any
     return {key: value for key, value in found.items() if value not in (None, "", {}, [])}
 
 
-def _scored(run: RunRecord, command: Literal["test", "validate"]) -> RunRecord:
-    """The run with what a command found in place of its test."""
-    return dataclasses.replace(run, tested=read_object(run.path / f"{command}.json"))
-
-
-def _scores(run: RunRecord, file: Path, command: Literal["test", "validate"]) -> dict[str, float]:
-    """The metrics of a complete score of this checkpoint, with the run's own settings and data; else empty."""
-    scored = _scored(run, command)
-    same = Path(str(scored.tested.get("checkpoint"))).name == file.name
-    return dict(scored.tested["metrics"]) if same and not scored.score_problem else {}
+def _scores(run: RunRecord, file: Path, command: str) -> dict[str, float]:
+    """The metrics of test.json or validate.json, which hold only complete scores, if they are of this checkpoint."""
+    scored = read_object(run.path / f"{command}.json")
+    same = Path(str(scored.get("checkpoint"))).name == file.name
+    return (scored.get("metrics") or {}) if same else {}
 
 
 def check_shareable(run: RunRecord, file: Path) -> None:
     """Raise InputError unless a run is finished and this checkpoint scored, on the test split if there is one."""
     if not run.finished:
         raise InputError(f"{run.path}: {run.missing}: --unfinished pushes it all the same")
-    command: Any = run.scored_by
-    if not _scores(run, file, command):
-        what, why = ("test", "") if command == "test" else ("validation", "its data has no test split")
-        scored = _scored(run, command)
-        notes = "; ".join(filter(None, [scored.score_problem if scored.tested else "", why]))
+    if not _scores(run, file, run.scored_by):
+        validated = run.scored_by == "validate"
+        what, why = ("validation", "its data has no test split") if validated else ("test", run.score_problem)
         option = "" if file.name == "best.ckpt" else f" --ckpt_path={file}"
-        notes = f" ({notes})" if notes else ""
         raise InputError(
-            f"{run.path}: no complete {what} of its {file.name} is recorded{notes}: lightning {command} --config"
-            f" {run.path / 'config.yaml'}{option}, or --unfinished to push it without a {what} figure"
+            f"{run.path}: no complete {what} of its {file.name} is recorded{f' ({why})' if why else ''}: lightning"
+            f" {run.scored_by} --config {run.path / 'config.yaml'}{option}, or --unfinished to push it without a {what}"
+            " figure"
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import one_reason
 
 if TYPE_CHECKING:
@@ -76,16 +76,20 @@ def pull(
         with atomic_folder(to) as folder:
             for file, path in found.items():
                 shutil.copyfile(path, folder / file)
-    print(squeeze(f"{files.name}: {cls}, {len(found)} files, {decimal(sum(p.stat().st_size for p in found.values()))}"))
-    print(squeeze(str(to or found["config.json"].parent)))
+    print(
+        to_one_line(
+            f"{files.name}: {cls}, {len(found)} files, {decimal(sum(p.stat().st_size for p in found.values()))}"
+        )
+    )
+    print(to_one_line(str(to or found["config.json"].parent)))
     flags = ["--allow-pickle"] * allow_pickle + [f"--trust {path}" for path in trust]
     given = " ".join([shlex.quote(str(to or name)), *flags])
     if cls == "LanguageModel":
-        print(squeeze(f'use it: lra-ssm generate {given} --prompt "The"'))
+        print(to_one_line(f'use it: lra-ssm generate {given} --prompt "The"'))
     elif "config.yaml" in found:
-        print(squeeze(f"use it: lra-ssm test {given}"))
+        print(to_one_line(f"use it: lra-ssm test {given}"))
     else:
-        print(squeeze(f'use it: {cls}.from_pretrained("{to or name}")'))
+        print(to_one_line(f'use it: {cls}.from_pretrained("{to or name}")'))
     return 0
 
 
@@ -154,12 +158,12 @@ def export(
     model = named_network(str(files[-1]))
     source: dict[str, Any] = {"checkpoint": str(files[0]), "step": model.step}
     if average:
-        print(squeeze(_average(model, files)))
+        print(to_one_line(_average(model, files)))
         source = {"averaged": [str(file) for file in files]}
     state = model.network.state_dict()
     check_finite(state, "their mean" if average else files[0].name)
     save_network(to, model.specification, state, model.tokenizer, source, format)
-    print(squeeze(f"{to}: {type(model.network).__name__}, {model.parameters:,} parameters"))
+    print(to_one_line(f"{to}: {type(model.network).__name__}, {model.parameters:,} parameters"))
     return 0
 
 
@@ -277,7 +281,7 @@ def push(
             place = _to_wandb(folder, name, record)
         else:
             place = destination
-    print(squeeze(f"{place}: use it with {use}" if use else place))
+    print(to_one_line(f"{place}: use it with {use}" if use else place))
     return 0
 
 

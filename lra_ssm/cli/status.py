@@ -55,7 +55,8 @@ def status(*runs: str, json: bool = False) -> None:
     for (state, reason), same in reasons.items():
         numbers = ranges(one.number for one in same if one.number)
         ids = [one.record.path.name for one in same if not one.number]
-        print(wrapped(f"{', '.join(filter(None, [numbers, *ids]))} {state}: {reason}"))
+        told = reason if reason.startswith(state) else f"{state}: {reason}"
+        print(wrapped(f"{', '.join(filter(None, [numbers, *ids]))} {told}"))
     counts = Counter(one.state for one in states)
     print(f"{len(states)} in all: {', '.join(f'{count} {state}' for state, count in counts.items())}")
 
@@ -126,7 +127,8 @@ def _settings(states: Sequence[_State]) -> list[str]:
         short = short_names({key for one in same for key in one.settings})
         keys = sorted(differ.keys() - {"experiment"}, key=lambda key: (key != SEED, key))
         for i, one in enumerate(same):
-            told = [f"{short[key]} {format_value(differ[key][i])}" for key in keys[:_MAX_SETTINGS]]
+            values = {key: one.record.all_settings.get(key, differ[key][i]) for key in keys[:_MAX_SETTINGS]}
+            told = [f"{short[key]} {format_value(value)}" for key, value in values.items()]
             found[id(one)] = ", ".join(told) + (", …" if len(keys) > _MAX_SETTINGS else "")
     return [found[id(one)] for one in states]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jsonargparse.typing import PositiveInt
 
 from lra_ssm.cli.text_stream import TextStream
-from lra_ssm.errors import InputError, printable, squeeze
+from lra_ssm.errors import InputError, printable, to_one_line
 
 if TYPE_CHECKING:
     import torch
@@ -324,7 +324,7 @@ def score(
     for text in texts:
         if text.unknown:
             note = f"{text.name}: the vocabulary has no {text.unknown}; what is scored there is <unk>"
-            print(wrapped(squeeze(note)))
+            print(wrapped(to_one_line(note)))
     return 0
 
 

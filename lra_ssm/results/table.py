@@ -65,10 +65,9 @@ def runs_frame(runs: Sequence[RunRecord], metric: str | None = None, by: Sequenc
     frame["data"] = frame.data.where((frame.data != "") | (frame.why == ""), same)
     models = list(published()["models"])
     frame["order"] = [
-        (LRA.index(task) if task in LRA else 6, task, models.index(model) if model in models else 999, model,
-         [sort_key(line[f"by {name}"]) for name in by])
-        for task, model, line in zip(frame.task, frame.model, lines, strict=True)
-    ]  # fmt: skip
+        (LRA.index(task) if task in LRA else 6, task, models.index(model) if model in models else 999, model)
+        for task, model in zip(frame.task, frame.model, strict=True)
+    ]
     frame = frame.sort_values("order", kind="stable").drop(columns="order")
     started = [str(run.last_start.get("time")) for run in frame.run]
     counted = frame.assign(started=started)[frame.why == ""].sort_values("started", kind="stable")
@@ -98,6 +97,7 @@ class Group:
     def __init__(self, runs: pd.DataFrame, metric: str, by: dict[str, Any]) -> None:
         self.runs, self.metric, self.by = runs, metric, by
         self.variant = ""  # the settings that distinguish it from others of its task and model
+        self.order = [sort_key(value) for value in by.values()]  # among them
         self.first: RunRecord = self.runs.run.iloc[0]
         self.task, self.model = self.first.task, self.first.model
         self.counted = self.runs[self.runs.why == ""]
@@ -161,9 +161,11 @@ def groups_of(frame: pd.DataFrame, by: Sequence[str] = ()) -> list[Group]:
         others = members[(members.why == "") & (members.metric != metric)]
         members = members.assign(why=members.why.where(~members.index.isin(others.index), f"has no {metric}"))
         groups.append(Group(members, metric, {name: members[f"by {name}"].iloc[0] for name in by}))
-    for same in _by_task_and_model(groups).values():
+    several = _by_task_and_model(groups).values()
+    for same in several:
         _name_variants(same, by)
         _note_differences(same)
+    groups = [g for same in several for g in sorted(same, key=lambda g: g.order)]
     for task in dict.fromkeys(g.task for g in groups):
         counts = {g.label: g.parameters for g in groups if g.task == task and g.parameters}
         if counts and max(counts.values()) > 1.1 * min(counts.values()):
@@ -202,7 +204,12 @@ def _name_variants(same: Sequence[Group], by: Sequence[str]) -> None:
     given = {resolve(name, {key for g in same for key in g.first.all_settings}) for name in by}
     for key, values in found.items():
         if key not in given:
+            # A default is only in the whole configuration.
+            pairs = zip(same, values, strict=True)
+            values = [g.first.all_settings.get(key, ABSENT) if value == ABSENT else value for g, value in pairs]
             columns.append([f"{short[key]}={text}" for text in disambiguate(values)])
+            for g, value in zip(same, values, strict=True):
+                g.order.append(sort_key(value))
     for i, g in enumerate(same):
         g.variant = ", ".join(column[i] for column in columns[:_MAX_NAMED])
         if more := [column[i] for column in columns[_MAX_NAMED:]]:

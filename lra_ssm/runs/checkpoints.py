@@ -246,7 +246,8 @@ def _early_stop(trainer: Trainer) -> str:
             return ""
         if isinstance(callback, EarlyStopping) and callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED:
             if callback.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
-                return f"{step}: {callback.monitor} did not improve in {callback.wait_count} validations"
+                count = f"{callback.wait_count} validation" + "s" * (callback.wait_count > 1)
+                return f"{step}: {callback.monitor} did not improve in {count}"
             return f"{step}: {callback.monitor}: {callback.stopping_reason.name.lower().replace('_', ' ')}"
     return f"{step}: a callback stopped it"
 

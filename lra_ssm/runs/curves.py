@@ -1,15 +1,19 @@
 """curves.png of a run: what metrics.csv holds, drawn over the steps."""
 
+from __future__ import annotations
+
 import io
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 
 from lra_ssm.callbacks import LEARNING_RATE
 from lra_ssm.files import replacing
+
+if TYPE_CHECKING:  # pandas takes a second to import, and a fit draws only at its end
+    import pandas as pd
 
 _COLORS = {"train": "#1f77b4", "val": "#d95f02"}
 _DASHES = ("-", "--", ":", "-.")
@@ -65,6 +69,8 @@ def draw_curves(metrics: Path, target: Path, monitor: str = "", mode: Literal["m
 
 def _draw_splits(axes: Any, name: str, curves: dict[str, pd.Series]) -> None:
     """Draw a metric's train and val: values of single batches are faint, under their running mean or epochs' means."""
+    import pandas as pd
+
     for split, color in _COLORS.items():
         curve, means = (curves.get(f"{split}/{name}{end}", pd.Series()) for end in ("", "_epoch"))
         width, label = len(curve) // 40 if split == "train" else 0, split
@@ -85,6 +91,8 @@ def _draw_splits(axes: Any, name: str, curves: dict[str, pd.Series]) -> None:
 
 def _curves(metrics: Path) -> dict[str, pd.Series]:
     """Return the finite values of every column by step; a kill may leave half a row at the end."""
+    import pandas as pd
+
     text = metrics.read_text() if metrics.is_file() else ""
     whole = text[: text.rfind("\n") + 1]
     frame = pd.read_csv(io.StringIO(whole)) if whole else pd.DataFrame()

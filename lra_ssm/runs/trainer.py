@@ -7,7 +7,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
 from lra_ssm.callbacks import LEARNING_RATE
-from lra_ssm.progress import progress_arguments
+from lra_ssm.progress import display_arguments
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.checks import check_callbacks
 
@@ -28,7 +28,7 @@ def trainer_arguments(
     check_callbacks(own)
     return {
         **given,
-        **progress_arguments(given, [*own, *added]),
+        **display_arguments(given, [*own, *added]),
         "logger": loggers,
         "plugins": [*as_list(given.get("plugins")), AtomicCheckpointIO(scoring)],
     }

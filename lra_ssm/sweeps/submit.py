@@ -85,7 +85,7 @@ class SweepFolder:
         path = folder_of(sweep)
         if not path.is_dir():
             others = sorted(path.parent.glob(f"{sweep.name}-*"))
-            changed = f" (it was changed since {others[-1]} was made)" if others else ""
+            changed = f" as it is now (give {others[-1]} for its runs before it or a config changed)" if others else ""
             raise InputError(f"sweep {given} was not submitted from here{changed}: lra-ssm submit {given}")
         return cls(path)
 

@@ -34,6 +34,8 @@ def make_run(folder, name="lra/listops/s4d", seed=0, value=0.6, changes=None, ru
     path.mkdir(parents=True)
     # What a fit resolves has every default too; what was set beyond them is the run's identity.
     config["trainer"] = {"num_nodes": 1, "callbacks": None, "max_steps": -1, "devices": "auto", **config["trainer"]}
+    if isinstance(config.get("checkpoint", {}), dict):
+        config["checkpoint"] = {"monitor": "val/accuracy", "mode": "max", **config.get("checkpoint", {})}
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     start = {"time": f"2026-01-0{1 + seed % 9}T00:00:00+00:00", "versions": CODE, "git": {"commit": commit}}
     if status != "started":

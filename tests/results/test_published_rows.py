@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml
 
+from lra_ssm.cli.config import read_fit_options
 from lra_ssm.results.published import (
     config_of,
     data_differences,
@@ -16,6 +17,7 @@ from lra_ssm.results.published import (
     rows_for,
 )
 from lra_ssm.results.table import groups_of, results_table, runs_frame
+from lra_ssm.runs.identity import set_beyond_defaults
 from lra_ssm.runs.record import RunRecord, flatten
 from lra_ssm.sweeps.sweep import read_sweep
 from tests.results.made import ROOT, make_run, read
@@ -47,6 +49,20 @@ def test_every_shipped_config_is_the_config_of_its_row(config, tmp_path):
         assert any(text.startswith(said) for text in data_differences(run.task, run.all_settings)) == (
             option in header
         ), config
+
+
+FITS = ("lra/listops/s4d", "mnist/stable_ssm", "lm/slimpajama6b/s6")  # the others in slow
+
+
+@pytest.mark.parametrize("config", [pytest.param(str(c), marks=[] if str(c) in FITS else pytest.mark.slow)
+                                    for c in CONFIGS])  # fmt: skip
+def test_a_fit_of_a_shipped_config_has_its_settings(config):
+    """By the configuration that a fit resolves, with every default, and by what it sets beyond them."""
+    options = read_fit_options(["--config", config])
+    record = {"identity": set_beyond_defaults(options.resolved, options.neutral), "neutral": options.neutral["data"]}
+    run = RunRecord(ROOT, config=options.resolved, record=record)
+    if (row := row_of(run)) is not None:
+        assert differences(run, row) == (f"{run.task}/{run.model}.yaml", [])
 
 
 def test_every_row_is_some_runs_or_says_why_it_is_none(monkeypatch):

@@ -151,7 +151,7 @@ def test_by_a_setting_other_differences_stay_rows(tmp_path):
     make_run(tmp_path, changes={LR: 0.001, "trainer.max_steps": 5}, value=0.3)
     found = group(tmp_path, by=["lr"])
     assert [(g.by["lr"], g.variant, len(g.counted)) for g in found] == [
-        (0.001, "max_steps=80000", 2), (0.001, "max_steps=5", 1), (0.01, "max_steps=80000", 2)
+        (0.001, "max_steps=5", 1), (0.001, "max_steps=80000", 2), (0.01, "max_steps=80000", 2)
     ]  # fmt: skip
     with pytest.raises(InputError, match="no run has a setting 'rl'"):
         group(tmp_path, by=["rl"])
@@ -250,8 +250,8 @@ def test_settings_that_differ_from_the_config_are_counted_and_named(tmp_path):
     make_run(tmp_path, changes={"trainer.max_steps": 1000, LR: 0.2})
     found = results_table(group(tmp_path))
     assert [note[3:].partition("yaml: ")[2] for note in found.notes if "other settings" in note] == [
-        "trainer.max_steps 1000 instead of 80000", "model.optimizer.lr 0.5 instead of 0.01",
-        "model.optimizer.lr 0.2 instead of 0.01",
+        "trainer.max_steps 1000 instead of 80000", "model.optimizer.lr 0.2 instead of 0.01",
+        "model.optimizer.lr 0.5 instead of 0.01",
     ]  # fmt: skip
 
 
@@ -274,7 +274,7 @@ def test_csv_has_the_table_or_each_run(tmp_path):
     make_run(tmp_path, seed=1, value=0.6)
     make_run(tmp_path, seed=2, tested=False, changes={"trainer.max_steps": 7})
     frame = runs_frame(read(tmp_path))
-    first, second = csv.DictReader(io.StringIO(results_table(groups_of(frame)).csv()))
+    second, first = csv.DictReader(io.StringIO(results_table(groups_of(frame)).csv()))
     assert (first["test/accuracy, % ± std"], first["seeds"], first["difference"]) == ("55.00 ± 7.07", "2", "-5.47")
     assert (second["test/accuracy, % ± std"], second["seeds"]) == ("–", "0 of 1")
     each = list(csv.DictReader(io.StringIO(runs_to_csv(frame))))

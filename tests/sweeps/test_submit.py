@@ -108,7 +108,9 @@ def test_the_folder_keeps_what_was_submitted(here, capsys):
     assert lines == [[str(run.path.relative_to("runs")), *run.options] for run in first.runs]
     # An edited config is another sweep; the folder of the first one stays as it was.
     Path("tiny.yaml").write_text(Path("tiny.yaml").read_text().replace("dropout: 0.2", "dropout: 0.3"))
-    with pytest.raises(InputError, match=r"was not submitted from here \(it was changed since .*mine-.* was made\)"):
+    with pytest.raises(
+        InputError, match=r"not submitted from here as it is now \(give runs/sweeps/mine-.* for its runs"
+    ):
         SweepFolder.find("sweep.yaml")
     submit(capsys, "--dry-run")
     second = SweepFolder.find("sweep.yaml")
@@ -302,7 +304,7 @@ def test_status_says_where_each_run_stands(here, capsys, monkeypatch):
     assert out[2].split()[4:9] == ["running", "40/100", "30", "s", "…"] and "… accuracy 25.00 %" in out[2]
     assert out[1].split()[-3:] == ["accuracy", "75.00", "%"]
     assert out[9:] == [
-        "3 failed: the loss is nan", "4 stopped: stopped by SIGTERM at step 40, saved", "5 failed: no data root",
+        "3 failed: the loss is nan", "4 stopped by SIGTERM at step 40, saved", "5 failed: no data root",
         "6 waiting: Resources", "8 in all: 1 done, 2 running, 2 failed, 1 stopped, 1 waiting, 1 killed",
     ]  # fmt: skip
     stand_in("squeue", "echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1")
