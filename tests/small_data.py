@@ -58,7 +58,9 @@ def write_corpus(folder: Path, cls: str) -> Path:
             write_parquet(target / f"data/{split}-00000-of-00001.parquet", {"text": texts, "meta": meta})
             continue
         target.mkdir(exist_ok=True)
-        (target / f"{split}.txt").write_text("".join(texts))
+        names = [f"wiki.{split}.{level}" for level in ("tokens", "raw")] if cls == "WikiText" else [f"{split}.txt"]
+        for name in names:
+            (target / name).write_text("".join(texts))
     return target
 
 

@@ -19,7 +19,6 @@ from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.checkpoints import CheckpointSettings
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_rates
-from tests.each import each
 from tests.runner import in_process, options_of
 from tests.small_data import options
 
@@ -267,8 +266,8 @@ LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
 ROWS = [("b2s6", "table4"), ("s4d", "s4-v3"), ("mamba", "jsie7"), ("s5", "s5"), ("transformer", "lra")]
 
 
-@each("task", LRA)
-@each("model, source", ROWS)
+@pytest.mark.parametrize("task", LRA)
+@pytest.mark.parametrize("model, source", ROWS)
 def test_rows_have_every_setting_of_their_source(task, model, source):
     assert MODELS[model]["source"] == source
     ours, cite = lines(f"lra/{task}/{model}"), SOURCES[source]["cite"].split(",")[0]
@@ -278,8 +277,8 @@ def test_rows_have_every_setting_of_their_source(task, model, source):
         assert same(ours[key][0], value) and cite in ours[key][1], f"{task}/{model}: {key} is not {source}'s {value}"
 
 
-@each("task", LRA)
-@each("source", [name for name in SOURCES if SOURCES[name]["settings"].keys() >= set(LRA)])
+@pytest.mark.parametrize("task", LRA)
+@pytest.mark.parametrize("source", [name for name in SOURCES if SOURCES[name]["settings"].keys() >= set(LRA)])
 def test_what_cites_a_source_is_what_stands_there(task, source):
     """Also where a config takes single values: those that B2S6's paper leaves out are its authors' earlier code's."""
     settings, cite, cited = published(source, task), SOURCES[source]["cite"], 0
@@ -365,7 +364,7 @@ def test_stable_ssm_has_the_parameters_and_settings_of_its_public_code(name, lay
         assert same(ours[key][0], value) and ours[key][1].startswith("radarFudan/StableSSM"), key
 
 
-@each("task", [*(task for task in LRA if task != "image"), "scifar"])
+@pytest.mark.parametrize("task", [*(task for task in LRA if task != "image"), "scifar"])
 def test_lru_has_every_setting_of_its_paper_and_the_rest_of_minimal_lru(task):
     assert MODELS["lru"]["source"] == "orvieto"
     lru, settings = lines("scifar/lru" if task == "scifar" else f"lra/{task}/lru"), published("orvieto", task)

@@ -10,7 +10,6 @@ import yaml
 import lra_ssm
 from lra_ssm.results.published import row_of_config
 from lra_ssm.tasks import OptimizerSettings
-from tests.each import each
 from tests.test_configs import load
 
 ROOT = Path(__file__).parents[1]
@@ -115,7 +114,7 @@ def test_averages_of_stable_ssm():
         assert len(rows) == 6 and abs(sum(r["value"] for r in rows) / 6 - average) < 0.0101
 
 
-@each("config", CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS)
 def test_headers_say_what_is_published_and_on_which_data(config):
     text, found = header(config), row(config)
     claims = re.findall(r"Published: ([\d.]+(?: ± [\d.]+)?) test accuracy", text)
@@ -130,7 +129,7 @@ def test_headers_say_what_is_published_and_on_which_data(config):
     assert ("--data.validation=test" in text) == ("data.init_args.validation" in data)
 
 
-@each("config", CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS)
 def test_readme_and_page_show_what_is_published(config):
     number = printed(row(config))
     assert re.findall(rf"\[([^]]+)\]\({config}\.yaml\)", README) == [number]
