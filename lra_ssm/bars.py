@@ -27,8 +27,9 @@ class Bar(tqdm):
     ) -> None:
         in_terminal = sys.stderr.isatty()
         super().__init__(
-            desc=to_one_line(what), total=total, unit="B" if in_bytes else f" {unit}", unit_scale=in_bytes, initial=done,
-            leave=False, delay=2 if in_terminal else 30, mininterval=0.1 if in_terminal else 30, dynamic_ncols=True,
+            desc=to_one_line(what), total=total, initial=done, unit="B" if in_bytes else f" {unit}",
+            unit_scale=in_bytes, leave=False, delay=2 if in_terminal else 30,
+            mininterval=0.1 if in_terminal else 30, dynamic_ncols=True,
         )  # fmt: skip
 
     advance = tqdm.update

@@ -79,14 +79,12 @@ def test_folders_that_may_not_be_read(tmp_path: Path) -> None:
     assert "cannot be read" in fail(["prepare", "--summary", f"--root={tmp_path / 'locked'}"], tmp_path)
 
 
-@pytest.mark.usefixtures("of_data")
 def test_doctor_shows_the_manifests_and_checks_the_digests(root: Path, tmp_path: Path) -> None:
     out = succeed(["doctor", f"--root={root}", "--verify"], tmp_path).out
     assert "all digests of 4 prepared folders are as recorded" in out
     assert "generated" in out and "split" in out
 
 
-@pytest.mark.usefixtures("of_data")
 def test_doctor_names_damaged_data(root: Path, tmp_path: Path) -> None:
     labels = next(root.glob("mnist/*/test_labels.npy"))
     manifest = labels.parent / "manifest.json"
