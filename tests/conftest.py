@@ -43,8 +43,8 @@ def _no_curves(request, monkeypatch):
 
 @pytest.fixture
 def of_data(monkeypatch):
-    """For tests of what `lra-ssm doctor` says of data: it times no operators, which takes it more than a second."""
-    monkeypatch.setattr("lra_ssm.cli.doctor._devices", lambda: [])
+    """For tests of what `lra-ssm doctor` says about data: it runs no scans, which takes more than a second."""
+    monkeypatch.setattr("lra_ssm.cli.doctor._show_backends", lambda device: [])
 
 
 @cache
