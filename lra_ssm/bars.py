@@ -28,8 +28,8 @@ class Bar(tqdm):
     ) -> None:
         delay, every = TERMINAL if sys.stderr.isatty() else LOG
         super().__init__(
-            desc=to_one_line(what), total=total, unit="B" if in_bytes else f" {unit}", unit_scale=in_bytes, initial=done,
-            leave=False, delay=delay, mininterval=every, dynamic_ncols=True,
+            desc=to_one_line(what), total=total, unit="B" if in_bytes else f" {unit}", unit_scale=in_bytes,
+            initial=done, leave=False, delay=delay, mininterval=every, dynamic_ncols=True,
         )  # fmt: skip
 
     advance = tqdm.update

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from lra_ssm.analysis.flops import training_flops_per_token
 from lra_ssm.analysis.gradients import gradient_over_weight
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.roles import ROLES, parameter_roles
 from lra_ssm.ops import record_backends
@@ -210,7 +210,7 @@ class Throughput(Callback):
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
                 return training_flops_per_token(NetworkSpec.of(spec)(), length) / peak
         except Exception as error:  # a user's network; a number for the log is no reason for a run to fail
-            rank_zero_warn(f"train/mfu is not logged, the network cannot be counted: {squeeze(str(error))[:200]}")
+            rank_zero_warn(f"train/mfu is not logged, the network cannot be counted: {to_one_line(str(error))[:200]}")
             return 0.0
 
 

@@ -31,9 +31,6 @@ def to_one_line(text: str) -> str:
     return _shortened(printable(re.sub(r"[^\S\r\n]{0,200}[\r\n]\s*", " ", _shortened(text)))).strip()
 
 
-squeeze = to_one_line
-
-
 def describe_error(error: BaseException) -> str:
     """Return what an error says, and which file or folder the system refused."""
     if isinstance(error, OSError) and error.filename is not None:

@@ -5,7 +5,6 @@ import io
 import json
 import pickle
 import random
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +75,7 @@ def test_a_command_prints_one_line(text: str, monkeypatch: pytest.MonkeyPatch) -
         raise InputError(text) if command == "prepare" else PermissionError(13, "denied", text)
 
     monkeypatch.setattr("lra_ssm.cli.import_module", lambda name: type("Module", (), {"main": staticmethod(fail)}))
-    for encoding, command in (("utf-8", "prepare"), ("utf-8", "test"), ("ascii", "prepare")):
+    for encoding, command in (("utf-8", "prepare"), ("utf-8", "fit"), ("ascii", "prepare")):
         out, err = (io.TextIOWrapper(io.BytesIO(), encoding, "strict") for _ in range(2))
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
@@ -113,7 +112,7 @@ def test_debug_shows_the_traceback_and_other_errors_are_pythons_own(monkeypatch:
     with pytest.raises(InputError, match="wrong"):
         main(["prepare", "--debug"])
     with pytest.raises(KeyError, match="a bug"):
-        main(["test"])
+        main(["fit"])
 
 
 def test_bars_show_names_as_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,18 +124,16 @@ def test_bars_show_names_as_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert r"a[/b]\x1b]0;t\x07 c:  50%" in shown and "\x1b]0" not in shown and "\x07" not in shown
 
 
-@pytest.mark.usefixtures("of_data")
-def test_tables_and_doctor_show_manifests_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_show_manifests_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert table(("a",), [("x\x1b[2J\u202ey",)]) == "a\n" + r"x\x1b[2J\u202ey"
     folder = tmp_path / "tiny" / "one\x1b[2J"
     tiny_dataset(tmp_path).folder.rename(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["source"] = {"kind": "x\x1b[2J\ud800", "note\x07": ["\u202e", {"a\r": "b\nc"}]}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert main(["doctor", f"--root={tmp_path}"]) == 0 and main(["prepare", "--summary", f"--root={tmp_path}"]) == 0
+    assert main(["prepare", "--summary", f"--root={tmp_path}"]) == 0
     shown = capsys.readouterr().out
-    assert all(line.isprintable() for line in shown.split("\n"))
-    assert shown.count(r"x\x1b[2J\ud800") == 4 and r"tiny/one\x1b[2J" in shown
+    assert all(line.isprintable() for line in shown.split("\n")) and r"x\x1b[2J" in shown
 
 
 @pytest.mark.slow

@@ -52,8 +52,7 @@ def read_config(command: str, arguments: Sequence[str]) -> "Config":
     merged = MergedConfig(_sections())
     flags, printing = dict[str, Any](), False
     # --estimate may be without a value
-    following = [*arguments, "--"][1:]
-    pairs = zip(arguments, following, strict=True)
+    pairs = zip(arguments, [*arguments, "--"][1:], strict=True)
     given = iter([f"{a}=H100" if a == "--estimate" and after.startswith("--") else a for a, after in pairs])
     for argument in given:
         option, equals, text = argument.partition("=")

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.errors import squeeze
+from lra_ssm.errors import to_one_line
 from lra_ssm.tables import table, terminal_width, wrapped
 
 _WIDTH = 11  # of the names in front
@@ -37,14 +37,14 @@ def doctor(*, root: str | None = None, verify: bool = False) -> int:
     problems += _show_data(root, verify)
     print()
     for line in problems:
-        print(wrapped(f"WRONG: {squeeze(line)}", 7))
+        print(wrapped(f"WRONG: {to_one_line(line)}", 7))
     if not problems:
         print("nothing is wrong")
     return 1 if problems else 0
 
 
 def _show(name: str, text: str) -> None:
-    print(wrapped(squeeze(f"{name:<{_WIDTH}}{text}"), _WIDTH), flush=True)
+    print(wrapped(to_one_line(f"{name:<{_WIDTH}}{text}"), _WIDTH), flush=True)
 
 
 def _show_installation() -> list[str]:
@@ -99,7 +99,7 @@ def _show_backends(device: Any) -> list[str]:
             try:
                 error = _largest_error(device, backend, discretization)
             except Exception as failure:  # of a compiler, a driver or a kernel, whatever it says
-                message = squeeze(str(failure))[:200]
+                message = to_one_line(str(failure))[:200]
                 supported = "cannot run this call" not in message
                 cells.append("fails" if supported else f"does not support it: {message.partition('this call: ')[2]}")
                 problems += [f"{scan} by {backend} on {device} fails: {message}"] if supported else []

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoi
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from lra_ssm.errors import InputError, hint, squeeze
+from lra_ssm.errors import InputError, hint, to_one_line
 from lra_ssm.files import replacing
 
 _STOP = "lra_ssm_stopped"  # in a checkpoint: why the fit had ended before its last step
@@ -89,7 +89,7 @@ def load_checkpoint(path: Path, resuming: bool = False) -> dict[str, Any]:
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise InputError(f"checkpoint {path} cannot be read: {error.strerror}") from error
     except Exception as error:  # of the system, pickle or torch, whatever is wrong with the file
-        reason = squeeze(str(error))[:200]
+        reason = to_one_line(str(error))[:200]
         raise InputError(f"checkpoint {path} is damaged or not a checkpoint: {reason}{remedy}") from error
     if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict):
         raise InputError(f"{path} is not a checkpoint: it has no state_dict{remedy}")

@@ -25,7 +25,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from lra_ssm.checkpoints import check_shapes
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.provenance import SOURCE, VERSION, changed, code_version
 
@@ -143,7 +143,7 @@ def check_checkpoint(
         line = f"{path} was made with other settings: {differing}"
         if resuming:
             raise InputError(f"{line}; use the same to resume from it, or --init_from to start from its weights")
-        print(squeeze(f"note: {line}"))
+        print(to_one_line(f"note: {line}"))
     check_shapes(task.state_dict(), state["state_dict"], str(path))
     changes = [f"{path} was made with other code: {other}"] if (other := changed(state.get(SOURCE), source)) else []
     made_by = state.get(VERSION)
@@ -153,7 +153,7 @@ def check_checkpoint(
         raise InputError(f"{'; '.join(changes)}; --strict-resume refuses to resume")
     if changes:
         effect = "the run may not end as it would have" if resuming else "the scores may differ from its own"
-        print(squeeze(f"warning: {'; '.join(changes)}: {effect}"))
+        print(to_one_line(f"warning: {'; '.join(changes)}: {effect}"))
 
 
 def differing_settings(task: Any, state: dict[str, Any]) -> str:
@@ -216,7 +216,7 @@ def check_vocabulary(task: Any, data: Any) -> None:
     if rows is not None and rows < tokens:
         raise InputError(f"{message} tokens; set it to {tokens}")
     if rows is not None and tokens and rows > math.ceil(tokens / _PADDING) * _PADDING:
-        rank_zero_only(print)(squeeze(f"warning: {message} tokens: {rows - tokens} rows are unused"))
+        rank_zero_only(print)(to_one_line(f"warning: {message} tokens: {rows - tokens} rows are unused"))
 
 
 def check_tokenizer(path: Path, data: Any) -> None:

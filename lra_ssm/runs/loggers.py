@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import naming_file, replacing, write_json
 from lra_ssm.runs.provenance import now
 
@@ -235,7 +235,7 @@ def _log(logger: WandbLogger, metrics: Mapping[str, float], step: int | None = N
     try:
         type(logger).log_metrics(logger, metrics, step)
     except OSError as error:
-        print(squeeze(f"warning: wandb's process has ended ({error}); metrics.csv goes on"), file=sys.stderr)
+        print(to_one_line(f"warning: wandb's process has ended ({error}); metrics.csv goes on"), file=sys.stderr)
         logger.log_metrics = lambda *_, **__: None  # type: ignore[method-assign]
 
 
