@@ -4,17 +4,18 @@ from typing import Any
 
 from torch import nn
 
-from lra_ssm.layers import B2S6, S4D, S6, LayerSpec
+from lra_ssm.layers import B2S6, S4D, LayerSpec
 
+S6 = {"num_blocks": 1, "bias": False, "complex_A": False}
 COLORS = {"S4D": "#1f6fb4", "S6": "#c0392b", "B2S6": "#2e8b57"}
 
 
 def unit_spec(name: str, **b2s6: Any) -> LayerSpec:
-    """Return S4D with A tied across channels (eq. 1), S6 in the paper's form (eq. 3-4), or B2S6 (eq. 7-8), the only one
-    that takes the keywords; 16 states."""
+    """Return S4D with A tied across channels (eq. 1), S6 (eq. 3-4), or B2S6 (eq. 7-8), the only one that takes the
+    keywords; 16 states. The paper's S6 is a B2S6 of one real block without bias."""
     if name == "S4D":
         return LayerSpec(S4D, d_state=16, tie_A=True)
-    return LayerSpec(S6, d_state=16, form="paper") if name == "S6" else LayerSpec(B2S6, d_state=16, **b2s6)
+    return LayerSpec(B2S6, d_state=16, **(S6 if name == "S6" else b2s6))
 
 
 def without_skip(module: nn.Module) -> nn.Module:

@@ -182,10 +182,10 @@ class Attention(nn.Module):
         if cache is None and document is None and self.window is None and not hides_padding:
             return None
         (B, L), T = x.shape[:2], 0 if cache is None else cache[0].shape[1]
-        behind = torch.arange(L, device=x.device)[:, None] - torch.arange(-T, L, device=x.device)  # (L, T + L)
-        seen = behind >= 0 if self.causal else torch.ones_like(behind, dtype=torch.bool)
+        distance = torch.arange(L, device=x.device)[:, None] - torch.arange(-T, L, device=x.device)  # (L, T + L)
+        seen = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
         if self.window is not None:
-            seen = seen & (behind.abs() < self.window)
+            seen = seen & (distance.abs() < self.window)
         seen = seen[None]
         if document is not None:
             of_keys = torch.cat([document.new_zeros(B, T), document], 1)
@@ -195,7 +195,7 @@ class Attention(nn.Module):
             seen = seen & filled[:, None]
         if hides_padding:
             assert lengths is not None
-            seen = seen & (torch.arange(L, device=x.device) < lengths[:, None])[:, None] | (behind == 0)
+            seen = seen & (torch.arange(L, device=x.device) < lengths[:, None])[:, None] | (distance == 0)
         return seen[:, None]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, several_documents: bool) -> Tensor:

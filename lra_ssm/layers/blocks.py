@@ -1,4 +1,4 @@
-"""Blocks: a sequence layer with what stands around it, as models stack them.
+"""Blocks: a sequence layer and the operations around it, as models stack them.
 
 A block is built as `Block(d_model, layer, …)`, where `layer` is a specification, and is called as layers are. A user's
 block only needs `forward(x, lengths=None)`; a subclass of `Block` gives a `mixer` and gets norm, residual, padding,
@@ -82,10 +82,10 @@ def run_with_state(
 
 def require_method(module: nn.Module, method: str) -> Any:
     """Return a method of a layer or block. Raises ValueError naming both if there is none."""
-    found = getattr(module, method, None)
-    if found is None:
+    bound = getattr(module, method, None)
+    if bound is None:
         raise ValueError(f"{type(module).__name__} has no `{method}`: it cannot run step by step")
-    return found
+    return bound
 
 
 def inner_width(name: str, factor: float, d_model: int) -> int:

@@ -1,25 +1,25 @@
-"""What a parameter is to the optimizer, and how it grows with the width: every module says both of its own.
+"""The roles of parameters: how the optimizer treats them, and how they scale with the width.
 
-A module may declare `optim_roles() -> {parameter name: role}` for its own parameters and those below it, and
-`width_roles()` likewise; the module nearest to a parameter speaks for it.
+A module may declare `optim_roles() -> {parameter name: role}` for its own parameters and those of its submodules, and
+`width_roles()` likewise; the declaration of the module nearest to a parameter counts.
 
 The optimizer's settings (`lra_ssm.tasks.OptimizerSettings`) give each role its learning rate and weight decay. "norm"
-is the weight of a normalization, "embedding" the weight of tokens, which may be the head's too. A parameter that no
-module names is "no_decay" if it is a bias, "norm" if it is the weight of one of torch's norms, and else "base". A layer
-of your own may use other words, which the optimizer's settings must then have.
+is the weight of a normalization, "embedding" the weight of tokens, which may also be the head's. A parameter that no
+module names is "no_decay" if it is a bias, "norm" if it is the weight of one of torch's norms, and "base" otherwise. A
+user's layer may use other words, which the optimizer's settings must then have.
 
 To a width parameterization (`lra_ssm.width`) each parameter is one of
 
-| role      | maps                                                        | initial values vary as the width to the |
+| role      | maps                                                        | initial values scale as the width to the |
 |-----------|-------------------------------------------------------------|------|
 | embedding | a fixed number of inputs or states to channels              | 0    |
 | hidden    | channels to channels                                        | −1/2 |
 | readout   | channels to the network's outputs                           | −1/2 |
 | state     | channels to a fixed number of states, step sizes or ranks   | −1/2 |
 | vector    | a channel to itself: biases, norms, A and D of each channel | 0    |
-| fixed     | nothing whose size is the width's                           | 0    |
+| fixed     | nothing whose size depends on the width                     | 0    |
 
-or such a role with another exponent, as ("vector", −0.5) for the biases of nn.Linear.
+or one of these with another exponent, such as ("vector", −0.5) for the biases of nn.Linear.
 """
 
 from collections.abc import Iterator
@@ -38,9 +38,9 @@ INITIAL_EXPONENTS: dict[WidthKind, float] = {
 
 
 def parameter_roles(model: nn.Module) -> dict[str, str]:
-    """Full parameter name -> role, in the model's order.
+    """Return the optimizer's role of every parameter by its full name, in the model's order.
 
-    Raises ValueError where a module declares a role for a parameter that it does not have, or something else than text.
+    Raises ValueError if a module declares a role for a parameter that it does not have, or one that is not text.
     """
     roles = {name: _default_role(model, name, p) for name, p in model.named_parameters()}
     for full, name, role in _declared(model, "optim_roles"):
@@ -51,7 +51,7 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
 
 
 def _default_role(model: nn.Module, full: str, parameter: nn.Parameter) -> str:
-    """A vector whose name says bias (`bias`; torch's `in_proj_bias`, `bias_hh_l0`), a norm's weight, or another."""
+    """Return "no_decay" for a bias (`bias`; torch's `in_proj_bias`, `bias_hh_l0`), "norm" for a norm, or "base"."""
     owner, _, name = full.rpartition(".")
     if "bias" in name.split("_") and parameter.ndim <= 1:
         return "no_decay"
@@ -59,9 +59,9 @@ def _default_role(model: nn.Module, full: str, parameter: nn.Parameter) -> str:
 
 
 def width_roles(model: nn.Module) -> dict[str, tuple[WidthKind, float]]:
-    """Full name -> how it grows with the width, and with which exponent its initial values do, in the model's order.
+    """Return every parameter's width role and the exponent of its initial values, by full name, in the model's order.
 
-    Raises ValueError as `parameter_roles`, and where a parameter has no role.
+    Raises ValueError as `parameter_roles`, and if a parameter has no role.
     """
     roles: dict[str, Any] = dict.fromkeys((name for name, _ in model.named_parameters()), None)
     for full, name, role in _declared(model, "width_roles"):
@@ -81,11 +81,11 @@ def width_roles(model: nn.Module) -> dict[str, tuple[WidthKind, float]]:
 
 
 def _declared(model: nn.Module, method: str) -> Iterator[tuple[str, str, Any]]:
-    """(full name as declared, the parameter's first name, role), a parent's before its children's."""
-    first = {id(p): name for name, p in model.named_parameters()}  # a shared parameter has several names, and one role
+    """Yield (full name as declared, the parameter's first name, role), a parent's before its children's."""
+    first = {id(p): name for name, p in model.named_parameters()}  # a shared parameter has several names but one role
     same = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
-    fixed = {name for name, _ in model.named_buffers(remove_duplicate=False)}  # frozen parameters, say
-    # named_modules lists a parent before its children: what a child declares replaces what its parent said.
+    fixed = {name for name, _ in model.named_buffers(remove_duplicate=False)}  # such as parameters that are not learned
+    # named_modules lists a parent before its children, so that a child's declaration replaces its parent's.
     for prefix, module in model.named_modules():
         declare = getattr(module, method, None)
         for name, role in declare().items() if callable(declare) else ():
@@ -94,22 +94,23 @@ def _declared(model: nn.Module, method: str) -> Iterator[tuple[str, str, Any]]:
                 continue
             if full not in same:
                 raise ValueError(
-                    f"{method} of {prefix or type(model).__name__} names {name!r}, which is no parameter of it"
+                    f"{method} of {prefix or type(model).__name__} names {name!r}, which is not one of its parameters"
                 )
             yield full, same[full], role
 
 
 def linear_roles(**maps: tuple[nn.Module | None, WidthRole]) -> dict[str, WidthRole]:
-    """Of nn.Linear modules by their names, each with its weight's role; those that are None are left out.
+    """Return the width roles of nn.Linear modules, given by name with their weight's role; None modules are left out.
 
-    A bias starts as the weight does: in ± 1/√(inputs). One of channels has role "vector", of outputs or states "fixed".
+    A bias starts as the weight does, within ± 1/√(inputs). Its role is "vector" for channels and "fixed" for outputs or
+    states.
     """
-    found: dict[str, WidthRole] = {}
+    roles: dict[str, WidthRole] = {}
     for name, (linear, role) in maps.items():
         if linear is None:
             continue
         kind, exponent = role if isinstance(role, tuple) else (role, INITIAL_EXPONENTS[role])
-        found[f"{name}.weight"] = role
+        roles[f"{name}.weight"] = role
         if getattr(linear, "bias", None) is not None:
-            found[f"{name}.bias"] = ("fixed" if kind in ("readout", "state", "fixed") else "vector", exponent)
-    return found
+            roles[f"{name}.bias"] = ("fixed" if kind in ("readout", "state", "fixed") else "vector", exponent)
+    return roles

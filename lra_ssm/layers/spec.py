@@ -182,11 +182,11 @@ def annotations(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(own)
     except (NameError, AttributeError, TypeError):  # a name imported only for type checkers; a C function
-        found = {}
+        resolved = {}
         for name, hint in getattr(own, "__annotations__", {}).items():
             with suppress(Exception):
-                found[name] = eval(hint, getattr(own, "__globals__", {})) if isinstance(hint, str) else hint
-        return found
+                resolved[name] = eval(hint, getattr(own, "__globals__", {})) if isinstance(hint, str) else hint
+        return resolved
 
 
 def wants_specification(hint: Any) -> bool:

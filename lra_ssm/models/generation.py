@@ -1,5 +1,6 @@
-"""Text from a language model: the prompt in the parallel form, then a token a step, in memory that does not grow but
-for attention without a window.
+"""Text from a language model: the prompt in parallel, then one token per step.
+
+Memory does not grow with the text, except for attention without a window.
 
 Shapes: B batch, L length of the prompts, V vocabulary.
 """
@@ -15,14 +16,14 @@ from lra_ssm.layers.masking import check_lengths
 
 Stop = Sequence[int | Sequence[int]]
 
-MAX_SEED = 2**32 - 1  # of torch's generator on the CPU, as of Lightning's seed_everything
-_LEAST_TEMPERATURE = 1e-30  # what is below it draws no differently
-_CANDIDATES = 1024  # top-p seldom keeps more: so many are sorted first, a whole vocabulary takes ten times as long
-_DRAWN = 64  # uniform numbers drawn at a time, for so many steps
+MAX_SEED = 2**32 - 1  # the range of Lightning's seed_everything
+_MIN_TEMPERATURE = 1e-30  # lower ones draw the same tokens
+_CANDIDATES = 1024  # top-p seldom keeps more; sorting only so many takes a tenth of the time of a whole vocabulary
+_STEPS_PER_DRAW = 64  # uniform numbers are drawn for so many steps at a time
 
 
 class Steps(Protocol):
-    """What is asked of a model: `LanguageModel` has it."""
+    """The part of a `LanguageModel` that generation uses."""
 
     vocab_size: int
 
@@ -41,33 +42,33 @@ class Steps(Protocol):
 
 
 class Generation(Iterator[Tensor]):
-    """Draws tokens one after another: iterating gives (B,) int64, the next token of each row, −1 for rows that ended.
+    """An iterator over steps: each yields (B,) int64, the next token of each row, or −1 for a row that has ended.
 
-    Nothing is computed before it is asked for. Rows do not depend on each other (but for the rounding of products of
-    another shape), in what they draw neither: each has random numbers of its own.
+    A step is only computed when it is requested. Rows do not depend on each other, except for the rounding of products
+    of another shape: each row also has its own random numbers.
 
-    The order of what changes the probabilities, and each of them, is that of Hugging Face's generate: repetition
-    penalty (Keskar et al. 2019, CTRL), temperature, top-k (Fan et al. 2018), top-p (Holtzman et al. 2020).
+    The transformations of the probabilities and their order are those of Hugging Face's generate: repetition penalty
+    (Keskar et al. 2019, CTRL), temperature, top-k (Fan et al. 2018), top-p (Holtzman et al. 2020).
 
     Args:
-        model: a `LanguageModel`, in eval mode where it has dropout.
-        ids: prompts (B, L) int64, at least one token each; the token that ends texts begins one.
-        max_new_tokens: steps at most.
-        lengths: (B,), of prompts that are shorter, left-aligned: ids beyond them are not looked at.
+        model: a `LanguageModel`, in evaluation mode if it has dropout.
+        ids: prompts (B, L) int64 of at least one token; the end-of-text token starts a new text.
+        max_new_tokens: the maximum number of steps.
+        lengths: (B,), the lengths of left-aligned prompts; ids beyond them are ignored.
         temperature: divides the logits; 0 takes the most probable token, whatever top_k and top_p are.
-        top_k: the most probable tokens alone, and those as probable as the last of them.
-        top_p: the smallest set of most probable tokens whose probabilities sum to at least it.
-        repetition_penalty: of the tokens in a row's prompt and in what was made of it: positive logits are divided by
-            it, negative ones multiplied.
-        seed: of random numbers, 0 to 2³² − 1; row i's depend on (seed, i) alone. Or one for each row: `row_seeds`.
-            None: drawn from torch's global generator.
-        stop: tokens, or sequences of tokens, after which a row ends; a sequence counts where all of it is new.
+        top_k: keep only the k most probable tokens, and those as probable as the last of them.
+        top_p: keep the smallest set of most probable tokens whose probabilities sum to at least top_p.
+        repetition_penalty: for tokens of the row's prompt and new tokens, positive logits are divided by it and
+            negative ones multiplied.
+        seed: 0 to 2³² − 1; row i's random numbers only depend on (seed, i). Or one seed per row, as from `row_seeds`.
+            None draws it from torch's global generator.
+        stop: tokens, or sequences of tokens, that end a row; a sequence counts if all of it is new.
 
     Attributes:
-        ended: (B,) bool, rows that have ended. A caller may set it too: such a row gets no further token.
+        ended: (B,) bool, the rows that have ended. A caller may set it too: such a row gets no further tokens.
 
     Raises:
-        ValueError: an argument that cannot be, or a model without states; when iterating, logits that are not finite.
+        ValueError: an invalid argument, or a model without states; when iterating, logits that are not finite.
     """
 
     def __init__(
@@ -104,14 +105,14 @@ class Generation(Iterator[Tensor]):
         self._generators = [torch.Generator().manual_seed(one) for one in _seeds(seed, B)] if temperature else []
         self._new = torch.full((B, max_new_tokens), -1, device=ids.device)
         self._seen: Tensor | None = None
-        if repetition_penalty != 1:  # (B, V), whatever the length; padding points to a token that every row has
+        if repetition_penalty != 1:  # (B, V) for any length; padding marks the row's first token, which it has anyway
             seen = torch.zeros(B, V, dtype=torch.bool, device=ids.device)
             self._seen = seen.scatter_(1, torch.where(self._real, self._prompt, self._prompt[:, :1]), True)
         self.ended = torch.zeros(B, dtype=torch.bool, device=ids.device)
 
     @property
     def ids(self) -> Tensor:
-        """(B, L + max_new_tokens) int64: each row's prompt, right behind it its new tokens, and 0 to the end."""
+        """Return (B, L + max_new_tokens) int64: each row's prompt, directly followed by its new tokens, then 0."""
         B, L = self._prompt.shape
         new = self._new.shape[1]
         places = self._prompt_lengths[:, None] + torch.arange(new, device=self._new.device)
@@ -120,14 +121,14 @@ class Generation(Iterator[Tensor]):
 
     @property
     def lengths(self) -> Tensor:
-        """(B,) int64: of the rows of `ids`, what stopped them included."""
+        """Return the lengths of the rows of `ids`, (B,) int64, including the stops that ended them."""
         return self._prompt_lengths + (self._new >= 0).sum(1)
 
     def __next__(self) -> Tensor:
         t = self._count
         if t == self._new.shape[1] or bool(self.ended.all()):
             raise StopIteration
-        with torch.inference_mode():  # a tenth faster than no_grad in a small model; what callers get is made outside
+        with torch.inference_mode():  # a tenth faster than no_grad in a small model; outputs are made outside it
             tokens = self._choose(self._next_logits()[:, : self._model.vocab_size])
             self._new[:, t] = tokens.masked_fill_(self.ended, -1)
             self._count = t + 1
@@ -135,17 +136,17 @@ class Generation(Iterator[Tensor]):
         return self._new[:, t].clone()
 
     def _next_logits(self) -> Tensor:
-        """(B, padded V)."""
+        """Return the logits of the next token (B, padded V)."""
         if self._count:
             logits, self._state = self._model.step(self._new[:, self._count - 1].clamp(min=0), self._state)
             return logits
-        # Of the prompt's logits the last are wanted: the head reads one position of each row.
+        # Only the last logits of the prompt are needed, so the head reads one position of each row.
         lengths = self._prompt_lengths if self._padded else None
         x, self._state = self._model.hidden(self._prompt, lengths, return_last_state=True)
         return self._model.logits(x[torch.arange(len(x), device=x.device), self._prompt_lengths - 1])
 
     def _choose(self, logits: Tensor) -> Tensor:
-        """logits (B, V) -> tokens (B,)."""
+        """Choose tokens (B,) from logits (B, V)."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self._seen is not None:
             logits = penalize(logits, self._seen, self._penalty)
@@ -153,8 +154,8 @@ class Generation(Iterator[Tensor]):
         if not best.isfinite().all():
             raise ValueError(f"the logits of new token {self._count + 1} are not finite: the model has diverged")
         if self._temperature:
-            # Of the best 0: nothing overflows, and no temperature is 0 in float32.
-            logits = (logits - best[:, None]) / max(self._temperature, _LEAST_TEMPERATURE)
+            # The best logit becomes 0, so that nothing overflows; no temperature is 0 in float32.
+            logits = (logits - best[:, None]) / max(self._temperature, _MIN_TEMPERATURE)
             if self._top_k is not None:
                 logits = keep_top_k(logits, self._top_k)
             if self._top_p is not None:
@@ -165,44 +166,44 @@ class Generation(Iterator[Tensor]):
         return tokens
 
     def _uniform(self) -> Tensor:
-        """(B,) float64 in [0, 1), of each row's own generator."""
-        if self._count % _DRAWN == 0:
-            rows = [torch.rand(_DRAWN, dtype=torch.float64, generator=one) for one in self._generators]
+        """Return the next uniform number in [0, 1) of each row's own generator, (B,) float64."""
+        if self._count % _STEPS_PER_DRAW == 0:
+            rows = [torch.rand(_STEPS_PER_DRAW, dtype=torch.float64, generator=one) for one in self._generators]
             self._drawn = torch.stack(rows).to(self._new.device)
-        return self._drawn[:, self._count % _DRAWN]
+        return self._drawn[:, self._count % _STEPS_PER_DRAW]
 
     def _stops(self) -> Tensor:
-        """(B,) bool: rows whose new tokens end with a stop."""
-        found = torch.isin(self._new[:, self._count - 1], self._stop_tokens)
+        """Return the rows whose new tokens end with a stop, (B,) bool."""
+        stopped = torch.isin(self._new[:, self._count - 1], self._stop_tokens)
         for sequence in self._stop_sequences:
             begin = self._count - len(sequence)
             if begin >= 0:
-                found |= (self._new[:, begin : self._count] == sequence).all(1)
-        return found
+                stopped |= (self._new[:, begin : self._count] == sequence).all(1)
+        return stopped
 
 
 def check_settings(temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float) -> None:
-    """Raises ValueError for one that cannot be."""
+    """Check the sampling settings. Raises ValueError for an invalid one."""
     _require(0 <= temperature < math.inf, f"temperature is {temperature}; it must be at least 0, which is greedy")
     _require(top_k is None or top_k >= 1, f"top_k is {top_k}; it must be at least 1, or None for all tokens")
     _require(top_p is None or 0 < top_p <= 1, f"top_p is {top_p}; it must be above 0 and at most 1, or None")
     positive = 0 < repetition_penalty < math.inf
-    _require(positive, f"repetition_penalty is {repetition_penalty}; it must be above 0, and 1 is none")
+    _require(positive, f"repetition_penalty is {repetition_penalty}; it must be above 0; 1 has no effect")
 
 
 def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """The repetition penalty: logits (B, V), seen (B, V) bool -> (B, V)."""
+    """Apply the repetition penalty to logits (B, V) of the tokens seen (B, V) bool."""
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """−∞ for logits (B, V) below the k-th largest of their row."""
+    """Set logits (B, V) below the k-th largest of their row to −∞."""
     least = logits.topk(min(k, logits.shape[-1])).values[:, -1:]
     return logits.masked_fill(logits < least, -torch.inf)
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """−∞ for logits (B, V) of tokens before which, by falling probability, others already sum to p."""
+    """Set logits (B, V) to −∞ for tokens that follow, by falling probability, a set that already sums to p."""
     probabilities, V = logits.softmax(-1), logits.shape[-1]
     for count in (min(_CANDIDATES, V), V):
         largest, order = probabilities.topk(count)
@@ -214,14 +215,14 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 def draw(logits: Tensor, uniform: Tensor) -> Tensor:
-    """One token of each row where its distribution function passes a number: logits (B, V), uniform (B,) in [0, 1)."""
+    """Draw one token per row by inverting its distribution function: logits (B, V), uniform (B,) in [0, 1)."""
     below = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
-    wanted = uniform[:, None].clamp(max=1 - 2**-52) * below[:, -1:]  # below the sum, which rounding may have reached
+    wanted = uniform[:, None].clamp(max=1 - 2**-52) * below[:, -1:]  # below the sum, which rounding may reach
     return torch.searchsorted(below, wanted, right=True).squeeze(1)
 
 
 def row_seeds(seed: int, rows: int) -> list[int]:
-    """The seeds of so many rows; a row's does not depend on how many there are."""
+    """Return the seeds of so many rows; a row's seed does not depend on the number of rows."""
     _require(0 <= seed <= MAX_SEED, f"seed is {seed}; it must be 0 to {MAX_SEED}")
     generator = torch.Generator().manual_seed(seed)
     return [int(torch.randint(MAX_SEED + 1, (), generator=generator)) for _ in range(rows)]
@@ -239,7 +240,7 @@ def _seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
 
 
 def _stops(stop: Stop, V: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """The stops that are one token, and those that are more."""
+    """Split the stops into single tokens and longer sequences."""
     _require(not isinstance(stop, int), f"stop is {stop}; expected tokens or sequences of tokens, such as ({stop},)")
     sequences = [(one,) if isinstance(one, int) else tuple(one) for one in stop]
     for one in sequences:

@@ -129,34 +129,34 @@ def to_mamba(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     top[_EMBEDDING] = _EMBEDDING_HF
     joined = {parts[0]: theirs for theirs, parts in kind.joined.items()}
     later = {part for parts in kind.joined.values() for part in parts[1:]}
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if match := re.fullmatch(r"backbone\.blocks\.(\d+)\.(.+)", name):
             prefix, rest = f"backbone.layers.{match[1]}.", match[2]
             if rest in joined:
                 parts = [state[f"backbone.blocks.{match[1]}.{part}"] for part in kind.joined[joined[rest]]]
-                found[prefix + joined[rest]] = torch.cat(parts)
+                renamed[prefix + joined[rest]] = torch.cat(parts)
             elif rest not in later:
-                found[prefix + block[rest]] = tensor
+                renamed[prefix + block[rest]] = tensor
         else:
-            found[top[name]] = tensor
-    return found
+            renamed[top[name]] = tensor
+    return renamed
 
 
 def from_mamba(tensors: Mapping[str, Tensor], sizes: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Invert `to_mamba` for tensors as `normalized` returns them; sizes: the model's state_dict."""
-    kind, found = _kind_of(sizes), dict[str, Tensor]()
+    kind, renamed = _kind_of(sizes), dict[str, Tensor]()
     for name, tensor in tensors.items():
         if match := re.fullmatch(r"backbone\.layers\.(\d+)\.(.+)", name):
             prefix = f"backbone.blocks.{match[1]}."
             if match[2] in kind.joined:
                 names = [prefix + part for part in kind.joined[match[2]]]
-                found |= zip(names, tensor.split([len(sizes[part]) for part in names]), strict=True)
+                renamed |= zip(names, tensor.split([len(sizes[part]) for part in names]), strict=True)
             else:
-                found[prefix + kind.names[match[2]]] = tensor
+                renamed[prefix + kind.names[match[2]]] = tensor
         else:
-            found[_EMBEDDING if name == _EMBEDDING_HF else _TOP[name]] = tensor
-    return found
+            renamed[_EMBEDDING if name == _EMBEDDING_HF else _TOP[name]] = tensor
+    return renamed
 
 
 def normalized(tensors: Mapping[str, Tensor], tied: bool, where: str) -> dict[str, Tensor]:
@@ -164,11 +164,11 @@ def normalized(tensors: Mapping[str, Tensor], tied: bool, where: str) -> dict[st
 
     Raises InputError if the head is tied by the configuration but not equal to the embedding.
     """
-    found = {_EMBEDDING_HF if name == _EMBEDDING else name: tensor for name, tensor in tensors.items()}
-    if tied and _EMBEDDING_HF in found and (head := found.pop("lm_head.weight", None)) is not None:
-        if not torch.equal(head, found[_EMBEDDING_HF]):
+    renamed = {_EMBEDDING_HF if name == _EMBEDDING else name: tensor for name, tensor in tensors.items()}
+    if tied and _EMBEDDING_HF in renamed and (head := renamed.pop("lm_head.weight", None)) is not None:
+        if not torch.equal(head, renamed[_EMBEDDING_HF]):
             raise InputError(f"{where}: lm_head.weight is not the embedding, though its configuration ties them")
-    return found
+    return renamed
 
 
 def hf_config(network: Mapping[str, Any], end_of_text: int | None, where: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ MAMBA = Kind(
     hf_needed={},
     layer_arguments=_S6,
     hf_arguments=lambda S6, E: {"time_step_rank": S6["delta_rank"] or math.ceil(E / 16), "intermediate_size": E},
-    layer_needed={"form": "mamba", "bidirectional": False, "parameterization": "exp"},
+    layer_needed={"bidirectional": False, "parameterization": "exp"},
     block_needed={"norm": "rms", "prenorm": True, "glu": False},
     names={
         **_NAMES,
@@ -94,8 +94,8 @@ def _SSD(values: dict[str, Any], where: str) -> dict[str, Any]:
     E, heads, groups = int(values["expand"] * values["d_model"]), values.get("num_heads"), values["ngroups"]
     P = values["headdim"]
     if P < 1 or E % P or (heads is not None and heads * P != E) or groups < 1 or E // P % groups:
-        said = "" if heads is None else f", {heads} heads"
-        raise InputError(f"{where}: {E} inner channels{said}, head_dim {P} and n_groups {groups} do not go together")
+        count = "" if heads is None else f", {heads} heads"
+        raise InputError(f"{where}: {E} inner channels{count}, head_dim {P} and n_groups {groups} do not go together")
     low, high = values["A_init_range"]
     return {
         "d_state": values["d_state"], "head_dim": P, "n_groups": groups, "A_min": float(low), "A_max": float(high),

@@ -156,8 +156,8 @@ def _read(
     ours = "format" in config
     network = _network_of(config, trust, where) if ours else network_of_mamba(config, where)
     if network is None:
-        found = f"model_type {config['model_type']!r}" if "model_type" in config else f"keys {sorted(config)[:5]}"
-        raise InputError(f"{where}: its {CONFIG} has no known layout: {found}")
+        content = f"model_type {config['model_type']!r}" if "model_type" in config else f"keys {sorted(config)[:5]}"
+        raise InputError(f"{where}: its {CONFIG} has no known layout: {content}")
     foreign = any(path in trust for path in import_paths(network))
     tensors = files.weights(allow_pickle)
     model = _built(network, kind, foreign, where)
@@ -213,10 +213,10 @@ def is_known(path: str, kinds: tuple[type, ...] = (nn.Module,)) -> bool:
     """
     package = path.partition(".")[0]
     try:
-        found = import_object(path) if package in KNOWN else None
+        cls = import_object(path) if package in KNOWN else None
     except Exception:  # some of their modules cannot be imported here
         return False
-    return isinstance(found, type) and issubclass(found, kinds) and found.__module__.partition(".")[0] == package
+    return isinstance(cls, type) and issubclass(cls, kinds) and cls.__module__.partition(".")[0] == package
 
 
 def one_of_known() -> str:

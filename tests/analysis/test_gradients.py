@@ -65,7 +65,7 @@ def slopes(values, scales):
 
 def paper_s6(d=4):
     torch.manual_seed(3)
-    layer = S6(d, 4, form="paper", delta_min=0.05, delta_max=0.1).double()
+    layer = B2S6(d, 1, 4, bias=False, complex_A=False, delta_min=0.05, delta_max=0.1).double()
     layer.delta_weight.data.fill_(0.25)  # wᵀu has the sign of u
     return layer
 

@@ -10,7 +10,7 @@ from lra_ssm.ops import eigenvalues as continuous
 from tests.helpers import Smooth
 
 LAYERS = [
-    S4D(6, 8), S4D(6, 8, bidirectional=True), S6(6, 4), S6(6, 4, form="paper", bidirectional=True),
+    S4D(6, 8), S4D(6, 8, bidirectional=True), S6(6, 4), B2S6(6, 1, 4, bias=False, complex_A=False, bidirectional=True),
     B2S6(6, num_blocks=2, d_state=4), B2S6(6, num_blocks=3, d_state=4, complex_A=False, bidirectional=True),
 ]  # fmt: skip
 

@@ -54,20 +54,27 @@ def s4d(layer, x: Tensor) -> Tensor:
 
 
 def s6(unit, x: Tensor) -> Tensor:
-    """One direction of S6: Mamba's form, or Yu & Erichson 2025, eq. 3-4."""
+    """One direction of S6, as in Mamba's code."""
     A = real_part(unit)
     state, outputs = torch.zeros(x.shape[0], x.shape[2], A.shape[-1], dtype=x.dtype), []
     for t in range(x.shape[1]):
         u = x[:, t]
-        if unit.low_rank:
-            delta = softplus(u @ unit.delta_down.T @ unit.delta_up.T + unit.delta_bias)[..., None]
-            factor = delta
-        else:
-            delta = softplus((u @ unit.delta_weight)[:, None] + unit.delta_bias)[..., None]
-            factor = zoh_factor(delta, A)
-        state = torch.exp(delta * A) * state + factor * (u @ unit.B.T)[:, None, :] * u[..., None]
+        delta = softplus(u @ unit.delta_down.T @ unit.delta_up.T + unit.delta_bias)[..., None]
+        state = torch.exp(delta * A) * state + delta * (u @ unit.B.T)[:, None, :] * u[..., None]
         outputs.append((state * (u @ unit.C.T)[:, None, :]).sum(-1) + unit.D * u)
     return torch.stack(outputs, 1)
+
+
+def paper_s6(A: Tensor, w: Tensor, b: Tensor, B: Tensor, C: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Yu & Erichson 2025, eq. 3-4: A (N,), w, b (D,), B (N, D), C (D, N) -> y (…, L, D), last state (…, D, N)."""
+    state, outputs = torch.zeros(x.shape[0], x.shape[2], len(A), dtype=x.dtype), []
+    for u in x.unbind(1):
+        delta = softplus((u @ w)[:, None] + b)  # (batch, D)
+        A_bar = torch.exp(delta[..., None] * A)
+        B_bar = (A_bar - 1) / A * (u @ B.T)[:, None, :]  # (batch, D, N)
+        state = A_bar * state + B_bar * u[..., None]
+        outputs.append(torch.einsum("bn,bdn->bd", u @ C, state))
+    return torch.stack(outputs, 1), state
 
 
 def b2s6(unit, x: Tensor) -> Tensor:

@@ -6,13 +6,12 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lra_ssm.layers.contract import check_call
-from tests.each import each
 from tests.layers import naive
 from tests.layers.cases import ALL, BLOCKS, LAYERS, attends, build, sequences, width
 from tests.pairwise import pairwise
 
-every_one = each("name", ALL)
-either_way = each("bidirectional", [False, True])
+every_one = pytest.mark.parametrize("name", ALL)
+either_way = pytest.mark.parametrize("bidirectional", [False, True])
 
 
 def of(name, B=2, L=7):
@@ -55,7 +54,7 @@ def check_equations(module, x):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
 
 
-@each(*pairwise(name=ALL, bidirectional=[False, True], L=[1, 2, 63], rest=False).args)
+@pytest.mark.parametrize(*pairwise(name=ALL, bidirectional=[False, True], L=[1, 2, 63], rest=False).args)
 def test_equals_its_equations_with_every_gradient(name, bidirectional, L):
     check_equations(build(name, bidirectional), of(name, L=L))
 
@@ -66,7 +65,7 @@ LONG = [
 ]
 
 
-@each("name", LONG)
+@pytest.mark.parametrize("name", LONG)
 def test_long_sequences_equal_the_equations(name):
     layer, x = build(name, bidirectional=True), of(name, B=1, L=1024)
     assert_same(layer(x), naive.forward(layer, x))
@@ -94,7 +93,7 @@ def test_steps_equal_the_parallel_form_with_gradients(name):
 
 
 @every_one
-@each("cut", [1, 2, 5])
+@pytest.mark.parametrize("cut", [1, 2, 5])
 def test_a_prefix_and_its_state_go_on_as_the_whole(name, cut):
     module, x = build(name), of(name, L=12)
     whole, end = module(x, return_last_state=True)
@@ -171,7 +170,7 @@ def test_chunks_with_lengths_resets_and_a_state_give_the_whole(name):
         assert_states(name, module, state, last)
 
 
-@each("name", [*LAYERS, *BLOCKS])
+@pytest.mark.parametrize("name", [*LAYERS, *BLOCKS])
 def test_what_is_bidirectional_refuses_states(name):
     module, x = build(name, bidirectional=True), of(name)
     state = build(name).initial_state(2)
@@ -221,7 +220,7 @@ def test_no_position_is_one_line_that_names_whose_x_it_is(name, bidirectional):
         assert str(error.value) == f"{type(module).__name__}: x has the shape {shape}; {expected}"
 
 
-@each("name", LAYERS)
+@pytest.mark.parametrize("name", LAYERS)
 @either_way
 def test_roles_name_parameters(name, bidirectional):
     layer = build(name, bidirectional)
@@ -242,7 +241,7 @@ def test_bfloat16_autocast_stays_near_float32(name):
     assert (low.float() - full).norm() < 0.05 * full.norm()
 
 
-@each("name", LAYERS.keys() - {"a user's own"})  # polar form has no bfloat16
+@pytest.mark.parametrize("name", LAYERS.keys() - {"a user's own"})  # polar form has no bfloat16
 @either_way
 def test_bfloat16_parameters_give_bfloat16_and_gradients(name, bidirectional):
     full, low = build(name, bidirectional).float(), build(name, bidirectional).bfloat16()
@@ -271,7 +270,7 @@ def test_a_block_compiles_as_one_graph(name):
     torch.testing.assert_close(theirs, own)
 
 
-@each(*pairwise(name=ALL, bidirectional=[False, True], bad=[torch.nan, torch.inf], rest=False).args)
+@pytest.mark.parametrize(*pairwise(name=ALL, bidirectional=[False, True], bad=[torch.nan, torch.inf], rest=False).args)
 def test_what_is_not_finite_stays_in_its_document(name, bidirectional, bad):
     """Neither an input before a reset nor an initial state that a reset drops reaches what comes after it."""
     module, x = build(name, bidirectional).eval(), of(name, L=9)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from lra_ssm.layers import S4D, HyenaBlock, LayerSpec, StableSSM, parameter_roles
-from tests.each import each
 from tests.layers import cases
 
 STABLE = LayerSpec(StableSSM, **cases.OF_REAL)
@@ -41,7 +40,7 @@ def test_what_is_added_to_the_residual_is_scaled_at_initialization():
             torch.testing.assert_close(after, factor * before)
 
 
-@each(
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"mlp_factor": 1.3}, "mlp_factor 1.3: times d_model 4 it must be a positive whole number"),
@@ -71,7 +70,7 @@ def test_dropout_is_of_single_positions_before_the_mixer_and_both_residuals():
     assert 0.1 < (moved == 0).double().mean() < 0.4  # where both branches were dropped
 
 
-@each("name", ["hyena", "hyena-recall"])
+@pytest.mark.parametrize("name", ["hyena", "hyena-recall"])
 def test_a_float32_residual_stays_in_a_model_of_bfloat16(name):
     block, x = cases.build(name).float(), cases.sequences(L=32, D=4).float()
     y = block(x)

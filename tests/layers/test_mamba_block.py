@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from lra_ssm.layers import S6, SSD, LayerSpec, Mamba2Block, MambaBlock, parameter_roles
-from tests.each import each
 from tests.helpers import Smooth
 from tests.layers.cases import sequences
 
@@ -38,13 +37,13 @@ def test_what_a_wrapper_or_a_compiled_layer_takes_is_not_refused():
     assert y.shape == x.shape and state.shape == (2, 8, 16)
 
 
-@each(("expand", "d_model"), [(2.3, 100), (2.2, 25), (1.1, 50), (0.5, 8)])
+@pytest.mark.parametrize(("expand", "d_model"), [(2.3, 100), (2.2, 25), (1.1, 50), (0.5, 8)])
 def test_fractions_that_floats_only_nearly_hold(expand, d_model):
     assert MambaBlock(d_model, Smooth, expand=expand).out_proj.in_features == round(expand * d_model)
 
 
-@each("block", [MambaBlock, Mamba2Block])
-@each("settings, message", [
+@pytest.mark.parametrize("block", [MambaBlock, Mamba2Block])
+@pytest.mark.parametrize("settings, message", [
     ({"expand": 1.3}, "expand 1.3: times d_model 4 it must be a positive whole number"),
     ({"expand": 0}, "expand 0"),
     ({"expand": float("nan")}, "expand nan"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lra_ssm.layers import S6, LayerSpec, MambaBlock
+from lra_ssm.layers import B2S6, S6, LayerSpec, MambaBlock
 from lra_ssm.layers.blocks import Block
 from lra_ssm.layers.recurrent import RecurrentLayer
 from lra_ssm.ops.backends import cpu_pieces
@@ -86,7 +86,7 @@ OTHERS = {
     "norm behind": built(prenorm=False),
     "biases": built(bias=True),
     "gated": built(glu=True),
-    "the paper's form": built(layer=LayerSpec(S6, form="paper")),
+    "another layer": built(layer=LayerSpec(B2S6, num_blocks=1, bias=False, complex_A=False)),
     "another f": built(layer=LayerSpec(S6, parameterization="softplus")),
     "a layer of one's own": built(layer=OwnS6),
     "double": built().double(),

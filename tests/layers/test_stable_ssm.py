@@ -6,13 +6,12 @@ import torch
 from lra_ssm.layers import StableSSM
 from lra_ssm.layers.roles import parameter_roles
 from lra_ssm.ops.parameterization import FORMS
-from tests.each import each
 from tests.layers.cases import D, sequences
 from tests.layers.test_contract import assert_same, check_equations
 
 
-@each(("form", "time"), FORMS)
-@each("L", [1, 31])
+@pytest.mark.parametrize(("form", "time"), FORMS)
+@pytest.mark.parametrize("L", [1, 31])
 def test_the_real_form_equals_the_equations_under_every_f_with_every_gradient(form, time, L):
     torch.manual_seed(0)
     delta = None if time == "discrete" else 0.1
@@ -21,7 +20,7 @@ def test_the_real_form_equals_the_equations_under_every_f_with_every_gradient(fo
     check_equations(layer, sequences(L=L))
 
 
-@each("bidirectional", [False, True])
+@pytest.mark.parametrize("bidirectional", [False, True])
 def test_b_that_is_not_learned_stays_1_and_changes_nothing_else(bidirectional):
     learned, fixed = (
         StableSSM(D, 6, bidirectional=bidirectional, learn_B=learn_B).double() for learn_B in (True, False)

@@ -284,7 +284,7 @@ def test_an_entry_that_no_parameter_has_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("roles", "message"), [({"wieght": "recurrent"}, "names 'wieght', which is no parameter"),
+    ("roles", "message"), [({"wieght": "recurrent"}, "names 'wieght', which is not one of its parameters"),
                            ({"weight": 3}, "gives weight the role 3; a role is a word")],
 )  # fmt: skip
 def test_roles_that_mean_nothing_are_errors(roles, message):

@@ -78,7 +78,7 @@ LAYERS = [
     (LayerSpec(S4D, tie_A=True, tie_B=True, tie_C=True), BlockSpec(PlainBlock)),
     (LayerSpec(S6), BlockSpec(MambaBlock, glu=True, bias=True)),
     (LayerSpec(S6, delta_rank=8), BlockSpec(MambaBlock)),
-    (LayerSpec(S6, form="paper", bidirectional=True), BlockSpec(S4Block, norm="layer", prenorm=True)),
+    (LayerSpec(S6, bidirectional=True), BlockSpec(S4Block, norm="layer", prenorm=True)),
     (LayerSpec(B2S6, complex_A=False, bias=False), BlockSpec(MambaBlock)),
     (LayerSpec(LRU), BlockSpec(PlainBlock, glu=True)),
     (LayerSpec(S5), BlockSpec(PlainBlock)),
