@@ -41,12 +41,6 @@ def _no_curves(request, monkeypatch):
         monkeypatch.setattr("lra_ssm.runs.run.draw_curves", lambda *paths: None)
 
 
-@pytest.fixture
-def of_data(monkeypatch):
-    """For tests of what `lra-ssm doctor` says about data: it runs no scans, which takes more than a second."""
-    monkeypatch.setattr("lra_ssm.cli.doctor._show_backends", lambda device: [])
-
-
 @cache
 def _options(folder, command, *arguments):
     from lra_ssm.cli.config import read_config
