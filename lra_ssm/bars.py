@@ -9,6 +9,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from lra_ssm.errors import to_one_line
 
 Item = TypeVar("Item")
+TERMINAL, LOG = (2, 0.1), (30, 30)  # seconds until it is shown first, and between updates
 
 
 class Bar(tqdm):
@@ -25,11 +26,10 @@ class Bar(tqdm):
     def __init__(
         self, what: str, total: float | None = None, *, unit: str = "", in_bytes: bool = False, done: int = 0
     ) -> None:
-        in_terminal = sys.stderr.isatty()
+        delay, every = TERMINAL if sys.stderr.isatty() else LOG
         super().__init__(
-            desc=to_one_line(what), total=total, initial=done, unit="B" if in_bytes else f" {unit}",
-            unit_scale=in_bytes, leave=False, delay=2 if in_terminal else 30,
-            mininterval=0.1 if in_terminal else 30, dynamic_ncols=True,
+            desc=to_one_line(what), total=total, unit="B" if in_bytes else f" {unit}", unit_scale=in_bytes,
+            initial=done, leave=False, delay=delay, mininterval=every, dynamic_ncols=True,
         )  # fmt: skip
 
     advance = tqdm.update

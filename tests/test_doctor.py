@@ -55,3 +55,13 @@ def test_a_damaged_folder_of_data_is_named(here, capsys):
     (folder / "manifest.json").write_text("{")
     code, out, _ = in_process(["doctor"], capsys)
     assert code == 1 and "WRONG: " in out and "manifest.json" in out
+
+
+def test_digests_are_compared_if_asked_for(here, trained, capsys):
+    shutil.copytree(trained[0] / "data", "data")
+    assert "all digests of 1 prepared folders are as recorded" in in_process(["doctor", "--verify"], capsys)[1]
+    labels = next(Path("data").glob("listops/*/test_labels.npy"))
+    labels.write_bytes(labels.read_bytes()[:-8] + bytes(8))
+    assert in_process(["doctor"], capsys)[0] == 0
+    code, out, _ = in_process(["doctor", "--verify"], capsys)
+    assert code == 1 and "does not have its recorded sha256" in out and "all digests" not in out

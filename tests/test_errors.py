@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lra_ssm import bars
 from lra_ssm.cli import main
 from lra_ssm.errors import LONGEST, InputError, to_one_line
 from lra_ssm.tables import table
@@ -112,6 +113,15 @@ def test_debug_shows_the_traceback_and_other_errors_are_pythons_own(monkeypatch:
         main(["prepare", "--debug"])
     with pytest.raises(KeyError, match="a bug"):
         main(["fit"])
+
+
+def test_bars_show_names_as_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bars, "LOG", (0, 0))
+    with bars.Bar("a[/b]\x1b]0;t\x07\nc", 10) as bar:
+        bar.advance(5)
+        bar.refresh()
+    shown = capsys.readouterr().err
+    assert r"a[/b]\x1b]0;t\x07 c:  50%" in shown and "\x1b]0" not in shown and "\x07" not in shown
 
 
 def test_tables_show_manifests_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

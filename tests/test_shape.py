@@ -119,7 +119,7 @@ def test_a_task_with_its_network_and_data_without_labels(tmp_path, monkeypatch):
 OWN = {
     "block": ["--model.network.block=tests.helpers.PlainBlock", "--model.network.block.scale=0.5"],
     "network": ["--model.network=tests.helpers.Bag", "--model.network.layer=tests.helpers.Smooth",
-                "--model.network.width=6"],
+                "--model.network.width=6", "--check_layer=false"],
     "head": ["--model.network.head=tests.helpers.Deep", "--model.network.head.width=7"],
 }  # fmt: skip
 

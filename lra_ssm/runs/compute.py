@@ -15,7 +15,7 @@ from lra_ssm.ops import note_backend, prefer_backend, scan_backends
 
 @dataclass(frozen=True)
 class ComputeSettings:
-    """How a run computes: not part of its identity, and not saved with a model; run.json has it for every start.
+    """How a run computes: not part of its identity; run.json has it for every start.
 
     Args:
         recompute_blocks: run each block again in backward: little memory, a third more time.

@@ -205,10 +205,10 @@ def test_a_regression_is_fitted_resumed_scored_and_predicted(tmp_path: Path) -> 
 def test_task_network_and_data_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     recall = ["--data=AssociativeRecall", *SHORT]
     line = fail(["fit", recall[0], *REGRESSION, *recall[1:]], tmp_path)
-    assert "model.network takes num_outputs, but AssociativeRecall has classes: the task Classification" in line
+    assert "model.network takes num_outputs, but AssociativeRecall has classes: use the task Classification" in line
     classes = ["--model.network.num_classes=1", "--model.network.d_input=1"]
     line = fail(["fit", "--data=LinearFunctional", *CLASSIFICATION, *classes, *SHORT], tmp_path)
-    assert "model.network takes num_classes, but LinearFunctional has real targets: the task Regression" in line
+    assert "model.network takes num_classes, but LinearFunctional has real targets: use the task Regression" in line
     line = fail(["fit", "--data=LinearFunctional", *REGRESSION, "--data.length=6", *SHORT], tmp_path)
     assert "returned (3, 1) for inputs (3, 6, 1): the targets are (3, 6, 1); a Regressor" in line and "null" in line
     assert not (tmp_path / "runs").exists()
