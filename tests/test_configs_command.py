@@ -17,7 +17,7 @@ from lra_ssm.results.published import row_of
 from lra_ssm.sweeps.submit import folder_of
 from lra_ssm.sweeps.sweep import read_sweep
 from tests.results.made import make_run, read
-from tests.runner import fail, printed, refused
+from tests.runner import fail, in_process, printed, refused
 
 ROOT = Path(__file__).parents[1]
 
@@ -166,5 +166,5 @@ def test_what_a_beginner_leaves_out_is_one_line_that_says_what_to_write(tmp_path
     said = refused(["fit", "--config=quickstart", "--model=untyped_task.MyTask"], capsys)
     assert "MyTask takes 'network' without a type" in said and "`network: NetworkFactory`" in said
     for model in (["Bare"], ["Derived", "--model.net=untyped_task.Net"]):
-        said = refused(["fit", f"--model=untyped_task.{model[0]}", *model[1:], "--data=FirstToken"], capsys)
-        assert "training_step" in said  # Lightning's own word: they were built
+        code, _, said = in_process(["fit", f"--model=untyped_task.{model[0]}", *model[1:], "--data=FirstToken"], capsys)
+        assert code == 1 and "No `training_step()` method" in said[-1]  # Lightning's own word: they were built

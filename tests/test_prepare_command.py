@@ -11,7 +11,7 @@ import yaml
 from lra_ssm import datamodules
 from lra_ssm.cli.datasets import DATASETS, LANGUAGE
 from lra_ssm.datamodules import Text
-from tests.runner import fail, printed, refused, run_here, succeed
+from tests.runner import fail, printed, refused, succeed
 from tests.small_data import write_cifar10, write_imdb, write_mnist
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -79,32 +79,14 @@ def test_folders_that_may_not_be_read(tmp_path: Path) -> None:
     assert "cannot be read" in fail(["prepare", "--summary", f"--root={tmp_path / 'locked'}"], tmp_path)
 
 
-@pytest.mark.usefixtures("of_data")
-def test_doctor_shows_the_manifests_and_checks_the_digests(root: Path, tmp_path: Path) -> None:
-    out = succeed(["doctor", f"--root={root}", "--verify"], tmp_path).out
-    assert "all digests of 4 prepared folders are as recorded" in out
-    assert "kind: generated" in out and "inputs: characters" in out and "split" in out
-
-
-@pytest.mark.usefixtures("of_data")
-def test_doctor_names_damaged_data(root: Path, tmp_path: Path) -> None:
-    labels = next(root.glob("mnist/*/test_labels.npy"))
-    manifest = labels.parent / "manifest.json"
-    whole, record = labels.read_bytes(), manifest.read_text()
+def test_the_summary_names_damaged_data(root: Path, tmp_path: Path) -> None:
+    manifest = next(root.glob("mnist/*/test_labels.npy")).parent / "manifest.json"
+    record = manifest.read_text()
     try:
-        labels.write_bytes(whole[:-8])
-        cut = run_here(["doctor", f"--root={root}"], tmp_path)
-        assert cut.code == 1 and "DAMAGED" in cut.out and "bytes instead of" in cut.out
-        labels.write_bytes(whole[:-8] + bytes(8))
-        other = run_here(["doctor", f"--root={root}", "--verify"], tmp_path)
-        assert other.code == 1 and "does not have its recorded sha256" in other.out and "all digests" not in other.out
         for text in ("{", "{}"):
             manifest.write_text(text)
-            assert "DAMAGED" in (broken := run_here(["doctor", f"--root={root}", "--verify"], tmp_path)).out
-            assert broken.code == 1 and "Traceback" not in broken.err
             assert f"damaged: {manifest}" in succeed(["prepare", "--summary", f"--root={root}"], tmp_path).out
     finally:
-        labels.write_bytes(whole)
         manifest.write_text(record)
 
 
