@@ -140,11 +140,12 @@ class Growing:
         self._size += len(rows)
 
     def array(self) -> Array:
-        """Return all rows, mapped from the file."""
-        self._file.flush()
-        if not self._size:  # an empty file cannot be mapped
-            return np.empty((0, *self._row), self._dtype)
-        return np.memmap(self._file, self._dtype, "r", shape=(self._size, *self._row))
+        """Return all rows, mapped from the file, which is closed: nothing can be appended any more."""
+        with self._file:
+            self._file.flush()
+            if not self._size:  # an empty file cannot be mapped
+                return np.empty((0, *self._row), self._dtype)
+            return np.memmap(self._file, self._dtype, "r", shape=(self._size, *self._row))
 
 
 def save_split(folder: Path, name: str, arrays: Mapping[str, Array]) -> dict[str, Any]:
