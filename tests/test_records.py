@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lra_ssm.errors import InputError
+from lra_ssm.runs import Run
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.record import RunRecord
 from tests.runner import FIT, SHORT, in_process, only_run, printed, refused
@@ -108,6 +110,13 @@ def test_a_damaged_record_is_named_and_not_repaired(text, finished, capsys):
     printed([*FIT, *SHORT], capsys)
     record = json.loads((finished / "run.json").read_text())
     assert record["status"] == "finished" and record["metrics"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "trainer: {}\nmodel: lra", "checkpoint: {}\ncompute: reco", "model: {"])
+def test_a_damaged_configuration_is_named(text, tmp_path):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"config\.yaml is (damaged: its end is missing|not valid YAML)"):
+        Run(tmp_path).changed_settings()
 
 
 @pytest.mark.parametrize("text", ["{", "", "[]", "null", "\x00"])

@@ -103,7 +103,7 @@ def test_a_stopped_or_killed_run_goes_on_in_its_own_and_test_too(mode, tmp_path)
     config = {key: item["value"] for key, item in found["config"].items()}
     resolved = yaml.safe_load((path / "config.yaml").read_text())
     settings = resolved["model"]["init_args"]["optimizer"]  # wandb's offline files leave out what is an empty mapping
-    for name in ("arguments", "schedule_arguments"):
+    for name in ("roles", "arguments", "schedule_arguments"):
         assert settings.pop(name) == {} == config["model"]["init_args"]["optimizer"].pop(name, {})
     assert {key: config[key] for key in ("model", "data", "seed_everything", "checkpoint")} == {
         key: resolved[key] for key in ("model", "data", "seed_everything", "checkpoint")

@@ -25,12 +25,12 @@ from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import sha256, unused
 from lra_ssm.progress import quiet
 from lra_ssm.runs import start
+from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.checks import check_trainer, existing, make_trainer
 from lra_ssm.runs.cost import estimate, planned_steps
 from lra_ssm.runs.identity import differences, set_beyond_defaults
 from lra_ssm.runs.loggers import finish, identify, summarize
 from lra_ssm.runs.provenance import now, user_source
-from lra_ssm.runs.record import load_yaml
 from lra_ssm.runs.run import Run
 from lra_ssm.runs.trainer import (
     as_list,
@@ -145,6 +145,8 @@ def score(config: Config, folder: Path | None) -> None:
     if command == "test" and hasattr(built.data, "manifest") and "test" not in built.data.manifest()["splits"]:
         print(f"{type(built.data).__name__} has no test split; there is nothing to score")
         return
+    if run is not None and checkpoint is not None and (loops := load_checkpoint(checkpoint).get("loops")):
+        trainer.fit_loop.load_state_dict(loops["fit_loop"])  # loggers log at the step that is scored, not at 0
     with built.compute.applied(built.task, trainer.strategy.root_device):
         method = getattr(trainer, command)
         further = {"verbose": False} if command != "predict" else {}
@@ -181,10 +183,9 @@ def _report_score(
 
 def _changed_settings(config: Config, run: Run) -> dict[str, str]:
     """What can change a score and differs from the run's configuration, by name: "8 there, 16 here"."""
-    file = run.path / "config.yaml"
-    if not file.is_file():
+    if not (before := run.began_with):
         return {}
-    theirs, ours = (_scoring_settings(each, config.neutral) for each in (load_yaml(file), config.resolved))
+    theirs, ours = (_scoring_settings(each, config.neutral) for each in (before, config.resolved))
     lines = [line.partition(" ") for line in differences(theirs, ours)]
     return {name: values for name, _, values in lines}
 

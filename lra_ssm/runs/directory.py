@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, write_json
 from lra_ssm.runs.provenance import now
-from lra_ssm.runs.record import read_object, read_record, same_data
+from lra_ssm.runs.record import load_yaml, read_object, read_record, same_data
 
 _LOCK_TIMEOUT_S = 1.0  # a reader may hold the lock for a moment to see whether it is taken
 
@@ -59,6 +59,18 @@ class RunDirectory:
         if problem:
             raise InputError(f"{self.path / 'run.json'} is damaged: {problem}; remove it to go on from the checkpoint")
         return record
+
+    @property
+    def began_with(self) -> dict[str, Any]:
+        """The configuration in config.yaml; empty if there is none. Raises InputError if it is damaged."""
+        file = self.path / "config.yaml"
+        if not file.is_file():
+            return {}
+        config = load_yaml(file)
+        last = (config.get("checkpoint"), config.get("compute", {})) if isinstance(config, dict) else (None,)
+        if not all(isinstance(section, dict) for section in last):  # a file that is cut off lacks its last sections
+            raise InputError(f"{file} is damaged: its end is missing; remove it to go on without it")
+        return config
 
     @property
     def finished(self) -> bool:

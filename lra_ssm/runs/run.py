@@ -52,7 +52,7 @@ from lra_ssm.runs.provenance import (
     user_source,
     with_end,
 )
-from lra_ssm.runs.record import INPUTS, data_digests, load_yaml, read_object
+from lra_ssm.runs.record import INPUTS, data_digests, read_object
 from lra_ssm.runs.stop import StopOnSignal, Stopped, requeue
 from lra_ssm.runs.trainer import (
     as_list,
@@ -245,9 +245,7 @@ class Run(RunDirectory):
 
     def changed_settings(self) -> str:
         """Return which settings differ from those that the run began with, as text: a default may have changed."""
-        file = self.path / "config.yaml"
-        before = load_yaml(file) if file.is_file() else None
-        if not isinstance(before, dict):
+        if not (before := self.began_with):
             return ""
         began, now_ = (what_counts({"trainer": {}, **each}, self.neutral) for each in (before, self.config or {}))
         return ", ".join(differences(began, now_))
