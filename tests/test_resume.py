@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+import yaml
 
 from tests.interrupted import ENDS, assert_same, outcome
 from tests.runner import FIT, SHORT, Command, everything_below, fail, only_run, run, succeed
@@ -140,8 +141,9 @@ def test_other_workers_and_save_intervals_change_nothing(tmp_path, data, uninter
     """Neither is part of the run's identity; a run may be resumed under other ones."""
     command = [*FIT, f"--data.root={data}"]
     assert run([*command, "--data.num_workers=2"], tmp_path, {"KILL_AT": "train_batch_start:9"}).code == -9
-    succeed([*command, "--checkpoint.every_n_steps=1"], tmp_path)
-    assert (only_run(tmp_path) / "config.before.yaml").is_file()  # the first configuration is kept
+    assert "going on from" in succeed([*command, "--checkpoint.every_n_steps=1"], tmp_path).out
+    config = yaml.safe_load((only_run(tmp_path) / "config.yaml").read_text())  # of the last start
+    assert config["checkpoint"]["every_n_steps"] == 1 and config["data"]["init_args"]["num_workers"] == 0
     assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 
 

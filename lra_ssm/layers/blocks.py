@@ -180,7 +180,8 @@ class Block(nn.Module):
         """
         check_sequence(x, self)
         check_lengths(lengths, x)
-        before, after = self._states_by_name(initial_state), dict[str, State]()
+        before = self._states_by_name(initial_state)
+        after: dict[str, State] = {}  # dict[str, State]() cannot be compiled
 
         def run_part(name: str, u: Tensor, width: int | None = None) -> Tensor:
             real = lengths
