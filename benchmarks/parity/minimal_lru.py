@@ -26,7 +26,7 @@ from lra_ssm.layers import LRU, BlockSpec, LayerSpec, S5Block
 from lra_ssm.models import Classifier
 from lra_ssm.tasks import OptimizerSettings, RoleSettings
 from lra_ssm.tasks.optim import parameter_groups, parameter_rates
-from s5_family import loss_on_features, public_schedule
+from s5_family import gradient_group, loss_on_features, public_schedule
 
 COMMIT = "bbd71b1104c3"
 SOURCE = "NicolasZucchet/minimal-LRU"
@@ -115,13 +115,7 @@ def names_of(given: Namespace) -> dict[str, str | From]:
     return names
 
 
-def group(ours: str) -> str:
-    """In which group of gradients a parameter of ours is counted."""
-    last = ours.rpartition(".")[2]
-    if ".layer." in ours:
-        return "λ, γ" if last in ("modulus_weight", "theta_log", "gamma_log") else "B" if last == "B" else "C, D"
-    return "norms" if ".norm." in ours else "maps"
-
+group = partial(gradient_group, own={"modulus_weight": "λ, γ", "theta_log": "λ, γ", "gamma_log": "λ, γ", "B": "B"})
 
 # -- ours ----------------------------------------------------------------------------------------------------------
 

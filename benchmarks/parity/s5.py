@@ -29,7 +29,7 @@ from lra_ssm.layers import S5, BlockSpec, LayerSpec, S5Block
 from lra_ssm.models import Classifier, DualEncoder, LinearHead, NLIHead
 from lra_ssm.tasks import OptimizerSettings, RoleSettings
 from lra_ssm.tasks.optim import parameter_groups, parameter_rates
-from s5_family import loss_on_features, paired, public_schedule
+from s5_family import gradient_group, loss_on_features, paired, public_schedule
 
 COMMIT = "3c18fdb6b064"
 SOURCE = "lindermanlab/S5"
@@ -161,13 +161,7 @@ def both_Cs(theirs: str, given: Namespace) -> From:
     return From((f"{theirs}/C1", f"{theirs}/C2"), lambda *C: np.stack(C))
 
 
-def group(ours: str) -> str:
-    """In which group of gradients a parameter of ours is counted."""
-    last = ours.rpartition(".")[2]
-    if ".layer." in ours:
-        return "A, Δ" if last in ("A_weight", "A_imag", "log_delta") else "B" if last == "B" else "C, D"
-    return "norms" if ".norm." in ours else "maps"
-
+group = partial(gradient_group, own={"A_weight": "A, Δ", "A_imag": "A, Δ", "log_delta": "A, Δ", "B": "B"})
 
 # -- ours ----------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,13 @@ from compare import smaller
 from lra_ssm.datamodules import ListOps, Pathfinder
 
 
+def gradient_group(ours: str, own: dict[str, str]) -> str:
+    """Return the group in which the gradient of a parameter of ours is counted; own: by a layer's last names."""
+    if ".layer." in ours:
+        return own.get(ours.rpartition(".")[2], "C, D")
+    return "norms" if ".norm." in ours else "maps"
+
+
 def public_schedule(
     optimizer: Optimizer, steps_per_epoch: int, epochs: int, warmup_epochs: int, lr_min: float = 0.0
 ) -> LambdaLR:
