@@ -64,6 +64,9 @@ def expected(message: str) -> str:
     value = re.search(r"Given value: (.*)\Z", message, re.DOTALL)
     if types and value:
         message = f"expected one of {types[1]}. Given value: {value[1]}"
+    settings = re.match(r"Not a valid subclass of (\w+)\. Got value: (.*?)\s+Subclass types", message, re.DOTALL)
+    if settings:
+        message = f"expected the settings of {settings[1]}, as {{name: value}}. Given value: {settings[2]}"
     return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", message)
 
 
