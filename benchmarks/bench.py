@@ -76,7 +76,7 @@ def options(description: str, example: str) -> argparse.ArgumentParser:
         help="of one contender at one size; slow ones get fewer samples; default: 10")  # fmt: skip
     add("--threads", type=positive, metavar="N", help="of the CPU; default: torch's")
     add("--quick", action="store_true", help="tiny sizes: whether everything runs, in seconds")
-    add("--times", action="store_true", help="times alone: neither memory nor errors")
+    add("--times", action="store_true", help="only times: neither memory nor errors")
     add("--out", type=Path, default=Path("bench-results"), metavar="FOLDER",
         help="where NAME.json and NAME.png go; default: bench-results")  # fmt: skip
     return parser
@@ -268,7 +268,7 @@ class Bench:
         base: str | None = None,
         effort: Effort | None = None,
     ) -> list[Row]:
-        """Times alone."""
+        """Only times."""
         rows = {name: Row(comparison, name, mode, dict(shape)) for name in calls}
         self._time(rows, calls, base, effort or self.effort)
         return list(rows.values())

@@ -1,4 +1,4 @@
-"""Measures Mamba as a language model beside its matrix products and others' code, at two sizes.
+"""Measures Mamba as a language model next to its matrix products and others' code, at two sizes.
 
 - Training at 1,024 tokens a step: forward and backward with the loss, and the whole step with clipping and AdamW. The
   base is the matrix products alone, forward and backward, as a perfect program would spend its time.

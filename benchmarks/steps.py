@@ -332,7 +332,7 @@ def trainings(given: argparse.Namespace, is_gpu: bool) -> dict[str, dict[str, An
 
 
 def compare(found: dict[str, dict[str, Any]], bench: Bench) -> list[Row]:
-    """Steps of equal batch and length beside each other.
+    """Steps of equal batch and length next to each other.
 
     On a GPU without errors: a step in float64 takes longer than all else here, and operators.py has them.
     """

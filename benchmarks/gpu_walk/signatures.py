@@ -181,7 +181,7 @@ def count_calls(calls: dict[str, list[str]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", metavar="FOLDER")
-    parser.add_argument("--part", choices=("walk", "compile"), help="of the work, alone")
+    parser.add_argument("--part", choices=("walk", "compile"), help="do only this part of the work")
     parser.add_argument("configs", nargs="*", metavar="CONFIG")
     asked = parser.parse_args()
     if asked.part == "walk":

@@ -81,7 +81,7 @@ def run_with_state(
 
 
 def require_method(module: nn.Module, method: str) -> Any:
-    """Return a method of a layer or block. Raises ValueError naming both if there is none."""
+    """Return a method of a layer or block. Raises ValueError naming both if it has no such method."""
     bound = getattr(module, method, None)
     if bound is None:
         raise ValueError(f"{type(module).__name__} has no `{method}`: it cannot run step by step")
@@ -126,7 +126,7 @@ class Block(nn.Module):
     overrides `body`, for example one of several sublayers.
 
     `stateful` names the parts that keep a state. The block's state is theirs: the state of the only part, or a tuple in
-    the order of `stateful`, empty if there is none.
+    the order of `stateful`, empty if it names no part.
     """
 
     stateful: tuple[str, ...] = ("layer",)
@@ -224,7 +224,10 @@ class Block(nn.Module):
         return dict(zip(self.stateful, [state] if len(self.stateful) == 1 else state, strict=True))
 
     def _joined(self, states: dict[str, State]) -> State:
-        """Return the block's state; the inverse of `_states_by_name`."""
+        """Return the block's state; the inverse of `_states_by_name`. Raises ValueError for a part that did not run."""
+        for name in self.stateful:
+            if name not in states:
+                raise ValueError(f"{type(self).__name__} has to run its stateful part {name!r}, by run_part")
         in_order = tuple(states[name] for name in self.stateful)
         return in_order[0] if len(in_order) == 1 else in_order
 

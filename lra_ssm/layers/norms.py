@@ -228,7 +228,7 @@ def _in_precision_of(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def make_norm(name: NormName, d_model: int) -> nn.Module:
-    """Build the normalization called `name`. Raises ValueError if there is none."""
+    """Build the normalization called `name`. Raises ValueError if no norm has that name."""
     norms: dict[str, Callable[[int], nn.Module]] = {
         "batch": BatchNorm,
         "batch_padded": partial(BatchNorm, padding=True),

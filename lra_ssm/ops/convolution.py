@@ -113,7 +113,7 @@ def causal_convolution(u: Tensor, k: Tensor) -> Tensor:
 def bidirectional_convolution(u: Tensor, k_forward: Tensor, k_backward: Tensor) -> Tensor:
     """y_t = sum_{s<=t} k_forward_{t-s} u_s + sum_{s>t} k_backward_{s-t-1} u_s, in one transform.
 
-    The present step belongs to the forward kernel alone, so the backward one starts at the next step: the convention
+    The present step belongs to the forward kernel only, so the backward one starts at the next step: the convention
     of the public S4 code (models/functional/fftconv, kernel = pad(k0, (0, L)) + pad(flip(k1), (L, 0))).
     Shapes, dtypes and errors as in `causal_convolution`.
     """

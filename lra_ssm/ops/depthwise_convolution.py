@@ -57,7 +57,7 @@ def check_depthwise_inputs(
 
 
 class _Native(torch.autograd.Function):
-    """The convolution, and SiLU if so asked, in C++; keeps its inputs alone."""
+    """The convolution, and SiLU if so asked, in C++; keeps only its inputs."""
 
     @staticmethod
     def forward(

@@ -127,7 +127,7 @@ def zoh(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
 def bilinear(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     """Bilinear (Tustin) rule: A_bar = (1 + delta A/2)/(1 - delta A/2), B_bar = delta/(1 - delta A/2) (S4, eq. 3).
 
-    Shapes, dtypes and errors as in `zoh`.  Singular at delta A = 2 alone, which no stable A reaches.
+    Shapes, dtypes and errors as in `zoh`.  Singular only at delta A = 2, which no stable A reaches.
     """
     _check(delta, A)
     half = delta * A / 2

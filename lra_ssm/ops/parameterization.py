@@ -64,7 +64,7 @@ def _positive(w: Tensor) -> Tensor:
 
 
 # The continuous system is dh/dt = λ h + …, stable for λ < 0; the discrete one h_k = λ h_{k-1} + …, for |λ| < 1.
-# "best" solves G_f(w) = 2 a |w| (eq. 18-21); a and b belong to it alone.
+# "best" solves G_f(w) = 2 a |w| (eq. 18-21); only it has a and b.
 FORMS: dict[tuple[str, Time], Row] = {
     ("direct", "continuous"): Row(
         "w", lambda w, a, b: w, lambda s, a, b: s, lambda w, a, b: torch.ones_like(w),

@@ -41,7 +41,7 @@ class ScanInputs:
 
     u, delta, z and variable B, C are the caller's tensors (B, C with a group dimension), in their dtypes and strides.
     The small ones (A, constant B and C, D, delta_bias, B_bias, initial_state) are in the arithmetic's dtype, with A
-    (D, N); a bias beside a constant B is already added to it, so B_bias is left for a variable B alone.
+    (D, N); a bias next to a constant B is already added to it, so B_bias is left for a variable B only.
     """
 
     u: Tensor

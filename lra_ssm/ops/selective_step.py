@@ -39,7 +39,7 @@ def selective_step(
     else:
         A_bar, B_bar = zoh(delta.unsqueeze(-1), A)
         state = torch.addcmul(A_bar * state, B_bar * B, u.unsqueeze(-1))
-    # 2 Re over the conjugate pairs; beside a real C of the state's real part
+    # 2 Re over the conjugate pairs; with a real C, of the state's real part
     if not state.is_complex():
         y = (C * state).sum(-1)
     else:

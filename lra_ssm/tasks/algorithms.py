@@ -1,4 +1,4 @@
-"""Which optimizer makes the steps: one of torch's, Muon for matrices beside AdamW, or a class of one's own."""
+"""Which optimizer makes the steps: one of torch's, Muon for matrices next to AdamW, or a class of one's own."""
 
 from collections.abc import Callable, Mapping
 from inspect import signature
@@ -31,7 +31,7 @@ def check_algorithm(name: str) -> None:
         return
     if name in torch.optim.__all__:
         raise ValueError(f"algorithm {name!r} is named by its import path, torch.optim.{name}")
-    raise ValueError(f"algorithm is {name!r}, which is none and no import path; {hint(name, ALGORITHMS)}")
+    raise ValueError(f"algorithm is {name!r}, neither a known name nor an import path; {hint(name, ALGORITHMS)}")
 
 
 def default_eps(name: str, arguments: Mapping[str, Any]) -> float | None:

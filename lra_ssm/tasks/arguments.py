@@ -10,7 +10,7 @@ from lra_ssm.layers.spec import import_object
 
 
 def named_class(path: str, kind: str) -> type[Any]:
-    """The class of an import path. Raises InputError where there is none."""
+    """The class of an import path. Raises InputError if nothing can be imported from it, or not a class."""
     try:
         found = import_object(path, kind)
     except ValueError as error:
@@ -31,7 +31,7 @@ def taken_by(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def check_arguments(
     function: Callable[..., Any], arguments: Mapping[str, Any], what: str, setting: str, given: Collection[str]
 ) -> None:
-    """Whether a class or a function takes these arguments beside those that are given to it anyway, and lacks none.
+    """Check that a function takes these arguments next to those that it is given anyway, and lacks none.
 
     what, setting: what it is, and where its arguments stand, for messages. Raises InputError."""
     taken = taken_by(function)

@@ -16,9 +16,10 @@ class AverageWeights(Callback):
     """Exponential moving averages of all weights and buffers: after each step decay · average + (1 − decay) · weight.
 
     They start from the first weights, are in the model while it is validated and after the fit, and are a checkpoint's
-    `state_dict`; what trains stands beside them, so that a run that is resumed has both again. Complex weights are
-    averaged too. Integers (a norm's count of batches) are taken over. Averages of bfloat16 and float16 weights are
-    float32: a step's share of a weight is below their rounding. The model has them rounded to its own dtype.
+    `state_dict`; the weights that train are stored next to them, so that a run that is resumed has both again.
+    Complex weights are averaged too. Integers (a norm's count of batches) are taken over. Averages of
+    bfloat16 and float16 weights are float32: a step's share of a weight is below their rounding. The model has them
+    rounded to its own dtype.
 
     (Lightning's WeightAveraging keeps a copy of the whole module: on the CPU, where DDP moves the module to a GPU
     after it is made, and in float32, where the module becomes float64.)

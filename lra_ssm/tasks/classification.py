@@ -38,7 +38,7 @@ class Classification(NetworkTask):
         width: a width parameterization, `WidthSettings` or its values by name; None: the model as it is.
 
     Raises:
-        InputError: label_smoothing is no such share, class_weights are no numbers above 0, or a metric is none.
+        InputError: label_smoothing is out of range, a class weight is not above 0, or a metric is not valid.
     """
 
     own_metrics = ("loss", "accuracy")

@@ -215,7 +215,7 @@ class LanguageModelling(NetworkTask):
 
 
 def unpack_tokens(batch: Any) -> Tokens:
-    """A batch by its parts. Raises InputError for what is none of text."""
+    """A batch by its parts. Raises InputError if it is not a batch of text."""
     given = batch if isinstance(batch, (tuple, list)) else ()
     if len(given) in (2, 4) and all(isinstance(part, Tensor) for part in given[:2]):
         tokens = Tokens(*given)

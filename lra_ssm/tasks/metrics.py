@@ -85,7 +85,7 @@ def metric_specs(metrics: Mapping[str, Any] | None, taken: Sequence[str]) -> dic
 
 
 def built(specs: Mapping[str, MetricSpec]) -> nn.ModuleDict:
-    """Metrics of one split, by name. Raises InputError for what is none."""
+    """Metrics of one split, by name. Raises InputError for one that is not a torchmetrics.Metric."""
     found = nn.ModuleDict({name: spec() for name, spec in specs.items()})
     for name, metric in found.items():
         if not isinstance(metric, torchmetrics.Metric):

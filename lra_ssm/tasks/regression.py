@@ -34,7 +34,7 @@ class Regression(NetworkTask):
         metrics: further ones of validation and test by name, as specifications of torchmetrics' or other classes that
             take (outputs (n, K), targets (n, K)), padding left out, such as MeanAbsoluteError: val/<name>, test/<name>.
 
-    Raises InputError for a metric that is none.
+    Raises InputError for a metric that is not valid.
     """
 
     predicts_classes = False  # so predictions.csv has values, no probabilities

@@ -91,7 +91,7 @@ def check_schedule(name: str, arguments: Mapping[str, Any], floor: float, by: st
 
     floor, by: the settings min_lr_factor and cosine_by."""
     if name not in SCHEDULES and "." not in name:
-        raise ValueError(f"schedule is {name!r}, which is none and no import path; {hint(name, SCHEDULES)}")
+        raise ValueError(f"schedule is {name!r}, neither a known name nor an import path; {hint(name, SCHEDULES)}")
     if name in SCHEDULES:
         check_arguments(SCHEDULES[name], arguments, f"schedule {name}", "schedule_arguments", given=("step", "span"))
         SCHEDULES[name](0, Span(0, 1), **arguments)

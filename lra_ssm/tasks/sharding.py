@@ -27,7 +27,7 @@ def shard(network: nn.Module, mesh: DeviceMesh, lower: torch.dtype | None = None
     """Shards a network in place over a mesh of one dimension; each process has the same weights before.
 
     Blocks are those of the `Backbone`s in it; what is left is gathered for the whole step, so that a network without a
-    `Backbone` saves optimizer states alone. Gradients are averaged over the processes in float32.
+    `Backbone` saves optimizer states only. Gradients are averaged over the processes in float32.
 
     lower: the precision that parameters are sent in, but for those above; None for the one that they have.
     """

@@ -168,3 +168,22 @@ def test_a_block_without_a_state_goes_step_by_step_all_the_same():
     assert state == block.initial_state(2) == ()
     steps = torch.stack([block.step(x_t, state)[0] for x_t in x.unbind(1)], 1)
     torch.testing.assert_close(steps, y)
+
+
+class Idle(Bare):
+    """A block that has a stateful part and does not run it."""
+
+    stateful = ("layer",)
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model, "layer", prenorm=True)
+        self.layer = S4D(d_model)
+
+
+def test_a_block_that_does_not_run_its_stateful_part_is_named():
+    block, x = Idle(4), torch.randn(2, 5, 4)
+    message = "Idle has to run its stateful part 'layer', by run_part"
+    with pytest.raises(ValueError, match=message):
+        block(x, return_last_state=True)
+    with pytest.raises(ValueError, match=message):
+        block.step(x[:, 0], block.initial_state(2))

@@ -75,7 +75,7 @@ def test_betas_are_those_of_every_class_that_takes_them():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"algorithm": "Muonn"}, "algorithm is 'Muonn', which is none and no import path; did you mean 'Muon'"),
+        ({"algorithm": "Muonn"}, "algorithm is 'Muonn', neither a known name nor an import path; did you mean 'Muon'"),
         ({"algorithm": "NAdam"}, "'NAdam' is named by its import path, torch.optim.NAdam"),
         ({"algorithm": "torch.optim.NAdamm"}, "'torch.optim.NAdamm' cannot be imported: .*; did you mean 'NAdam'"),
         ({"algorithm": "torch.nn.Linear"}, "algorithm torch.nn.Linear is no torch.optim.Optimizer"),

@@ -143,7 +143,7 @@ def test_it_goes_on_from_its_state(name, arguments, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"schedule": "cosin"}, "schedule is 'cosin', which is none and no import path; did you mean 'cosine'"),
+        ({"schedule": "cosin"}, "schedule is 'cosin', neither a known name nor an import path; did you mean 'cosine'"),
         ({"schedule": "step"}, "schedule step needs schedule_arguments.every"),
         ({"schedule": "step", "schedule_arguments": {"evry": 2}}, "schedule_arguments.evry; did you mean 'every'"),
         ({"schedule": "step", "schedule_arguments": {"every": 0.5}}, "every is 0.5; it must be a number of steps"),

@@ -38,7 +38,7 @@ def _always_supported(device: torch.device, inputs: object) -> str | None:
 class Operation(NamedTuple):
     """run(inputs) -> its result; unsupported_reason(device, inputs) -> why it cannot run there, or None.
 
-    inputs None asks about the device alone.
+    inputs None asks only about the device.
     """
 
     run: Callable[[Any], Any]

@@ -81,7 +81,7 @@ def run_kernel(inputs: KernelInputs) -> Tensor:
 
 
 def kernel_unsupported_reason(device: torch.device, inputs: KernelInputs | None) -> str | None:
-    """Why C++ cannot make this kernel, or None; inputs None asks about the device alone."""
+    """Why C++ cannot make this kernel, or None; inputs None asks only about the device."""
     if device.type != "cpu":
         return f"it needs tensors on a CPU, not on {device.type}"
     if inputs is not None and not inputs.A.is_complex():

@@ -117,7 +117,7 @@ class _Call:
         self.dtype = torch.float64 if A.dtype in (torch.float64, torch.complex128) else torch.float32
         self.interleaved = {name: is_interleaved(x, length, A.dtype) for name, x in (("B", B), ("C", C))}
         if B.dim() == 2:
-            bias = B  # a constant B is a bias beside no B at all
+            bias = B  # a constant B is a bias without any B
         small = {"A": A, "bias": bias, "constant_C": C if C.dim() == 2 else None, "D": D, "delta_bias": delta_bias}
         self.small = {name: None if x is None else x.contiguous() for name, x in small.items()}
         self.initial = None if initial is None else initial.contiguous()

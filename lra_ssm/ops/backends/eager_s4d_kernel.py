@@ -48,7 +48,7 @@ def _two_level(A_bar: Tensor, weights: Tensor, L: int, dtype: torch.dtype) -> Te
     state_dtype = (torch.complex128 if wide else torch.complex64) if A_bar.is_complex() else dtype
     T = min(_T, L)
     blocks = -(-L // T)
-    low, A_bar_T = _powers(A_bar, T)  # (D, N, T), (D, N); T is a power of two unless there is one block alone
+    low, A_bar_T = _powers(A_bar, T)  # (D, N, T), (D, N); T is a power of two unless there is only one block
     high, _ = _powers(A_bar_T, blocks)  # (D, N, blocks)
     # (D, K, blocks, N): K kernels are K times the rows of one product
     left = (weights.unsqueeze(-1) * high).permute(1, 0, 3, 2).to(state_dtype)

@@ -4,7 +4,7 @@ autograd and torch.compile know.
 Shapes: u, y (batch, D, L); weight (D, W); bias (D,); initial (batch, D, W-1); reset (batch, L). (D channels, L length,
 W width of the filter.)
 
-Both keep inputs alone: backward computes what SiLU was given once more. The gradients of weight and bias are summed by
+Both keep only inputs: backward computes what SiLU was given once more. The gradients of weight and bias are summed by
 each program over its segment, and then all at once, in one order.
 """
 

@@ -24,7 +24,7 @@ WARPS = 4
 
 
 def unsupported_reason(device: torch.device, inputs: KernelInputs | None) -> str | None:
-    """Why Triton cannot make this kernel, or None; inputs None asks about the device alone."""
+    """Why Triton cannot make this kernel, or None; inputs None asks only about the device."""
     if inputs is not None and not inputs.A.is_complex():
         return "it computes kernels of a complex A only"
     return triton_scan.unsupported_reason(device, None)
