@@ -77,7 +77,7 @@ class SweepFolder:
     def find(cls, given: str) -> "SweepFolder":
         """Return the folder of a sweep: `given` itself, or the one that a sweep file was submitted to from here.
 
-        Raises InputError if there is none.
+        Raises InputError if the sweep was not submitted from here.
         """
         if Path(given).is_dir() and not shipped.name_of("sweep", given):
             return cls(Path(given))
