@@ -98,7 +98,10 @@ class SweepFolder:
         path = folder_of(sweep)
         if path.is_dir():
             return cls(path)
-        copies = {run.config: _copy_name(run.config) for run in sweep.runs}
+        copies: dict[Path, str] = {}
+        for config in dict.fromkeys(run.config for run in sweep.runs):
+            name = _copy_name(config)  # ../my.yaml and my.yaml have the same
+            copies[config] = f"{len(copies)}-{name}" if name in copies.values() else name
         lines: dict[Path, list[str]] = {}
         for number, (run, directory) in enumerate(zip(sweep.runs, check(sweep.runs), strict=True), 1):
             if directory in lines:

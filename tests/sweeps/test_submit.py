@@ -138,6 +138,16 @@ def test_configs_of_one_name_are_copied_under_two(here, capsys):
     assert sorted(path.name for path in (folder() / "configs").iterdir()) == ["a-tiny.yaml", "b-tiny.yaml"]
 
 
+def test_configs_whose_copies_would_have_one_name_are_both_kept(here, capsys, monkeypatch):
+    Path("below").mkdir()
+    Path("below/tiny.yaml").write_bytes(TINY.read_bytes() + b"# below\n")
+    monkeypatch.chdir("below")
+    write_sweep(groups=[{"configs": ["tiny.yaml"]}, {"configs": ["../tiny.yaml"], "seeds": [7]}])
+    submit(capsys, "--dry-run")
+    copies = [Path(run.options[0].removeprefix("--config=")) for run in SweepFolder(folder()).runs]
+    assert [copy.read_bytes() for copy in copies] == [Path(name).read_bytes() for name in ("tiny.yaml", "../tiny.yaml")]
+
+
 def test_each_config_is_checked_once_for_all_its_seeds(here, capsys, monkeypatch):
     read, options = [], command._read_options
 
