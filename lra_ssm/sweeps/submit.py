@@ -12,6 +12,7 @@ The digest is of the options and of the configs' contents.
 
 import hashlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -66,10 +67,9 @@ class SweepFolder:
             lines = [shlex.split(line) for line in (path / "runs.txt").read_text().splitlines()]
         except OSError as error:
             raise InputError(f"{path} is not a sweep's folder: runs.txt cannot be read ({error.strerror})") from error
+        runs_dir = Path(os.path.normpath(path / "../.."))  # not path.parent.parent: path may be "."
         self.runs = [
-            FolderRun(
-                index, path.parent.parent / directory, str(Path(directory).parent), options, self.logs / f"{index}.log"
-            )
+            FolderRun(index, runs_dir / directory, str(Path(directory).parent), options, self.logs / f"{index}.log")
             for index, (directory, *options) in enumerate(lines, 1)
         ]
 

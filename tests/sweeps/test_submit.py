@@ -346,6 +346,17 @@ def test_a_sweep_that_was_not_submitted_here(here, capsys):
         SweepFolder(Path("x"))
 
 
+@pytest.mark.parametrize(("place", "given"), [(".", "."), ("..", "{name}"), ("../..", "sweeps/{name}")])
+def test_a_folder_finds_its_runs_from_anywhere(place, given, here, capsys, monkeypatch):
+    write_sweep()
+    submit(capsys, "--dry-run")
+    (run,) = SweepFolder.find("sweep.yaml").runs
+    expected, name = run.path.resolve(), folder().name
+    monkeypatch.chdir(folder() / place)
+    (run,) = SweepFolder.find(given.format(name=name)).runs
+    assert run.path.resolve() == expected
+
+
 def test_numbers_as_slurm_has_them():
     assert ranges([1]) == "1" and ranges([7, 1, 2, 3, 5]) == "1-3,5,7"
 
