@@ -27,7 +27,7 @@ def layers_of(network: nn.Module) -> dict[str, nn.Module]:
     """Return the recurrent layers of a network by name, in order.
 
     In a network with a list `blocks`, a layer is each block's attribute `layer`, or the block itself; in any other
-    network, each outermost `RecurrentLayer`. Raises InputError if there is none.
+    network, each outermost `RecurrentLayer`. Raises InputError if it has none.
     """
     for prefix, module in network.named_modules():
         blocks = getattr(module, "blocks", None)

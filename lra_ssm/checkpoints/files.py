@@ -139,7 +139,7 @@ class ModelFiles:
         return [] if index is None else self._parts(index, Path(name).suffix)
 
     def _parts(self, index: Path, suffix: str) -> list[Path]:
-        """The files that an index names, all beside it."""
+        """The files that an index names; all are in its folder."""
         where = f"{self.name}: {index.name}"
         names = {*get_nested(read_json(index, where), "weight_map").values()}
         if not names or not all(isinstance(name, str) for name in names):

@@ -300,7 +300,7 @@ class PreparedData(DataModule):
         return resolve_root(self.root)
 
     def source_path(self) -> Path:
-        """Return the existing path that `source` names. Raises InputError if there is none."""
+        """Return the existing path that `source` names. Raises InputError if it does not exist."""
         path = Path(os.path.expanduser(self.source)).absolute()
         if not self.source.strip() or not path.exists():
             words = f"one of {', '.join(self.sources)}, or " if self.sources else ""

@@ -1,1 +1,1 @@
-"""What many runs gave: tables beside the published rows, curves, ablations. Needs neither torch nor lightning."""
+"""What many runs gave: tables with the published rows, curves, ablations. Needs neither torch nor lightning."""

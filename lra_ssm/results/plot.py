@@ -149,7 +149,7 @@ def _axis_name(metric: str) -> str:
 
 
 def _tidy(axes: Any) -> None:
-    """A grid, no frame, and a legend: beside the panel if it would cover much of it."""
+    """A grid, no frame, and a legend: next to the panel if it would cover much of it."""
     axes.grid(color="#e5e5e5", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -15,7 +15,7 @@ from lra_ssm.runs.record import RunRecord
 from lra_ssm.tables import duration, table, wrapped
 
 NONE = "–"
-_MAX_NAMED = 4  # settings that differ which a cell names; a note has the others
+_MAX_NAMED = 4  # of the settings that differ, a cell names this many, or more to be unique; a note has the others
 _KEYS = ["task", "model", "by", "settings", "data", "weights"]  # runs of one row have the same
 # What published.yaml's `settings` says of the config of a row.
 _CONFIG_HAS = {
@@ -210,9 +210,17 @@ def _name_variants(same: Sequence[Group], by: Sequence[str]) -> None:
             columns.append([f"{short[key]}={text}" for text in disambiguate(values)])
             for g, value in zip(same, values, strict=True):
                 g.order.append(sort_key(value))
-    for i, g in enumerate(same):
-        g.variant = ", ".join(column[i] for column in columns[:_MAX_NAMED])
-        if more := [column[i] for column in columns[_MAX_NAMED:]]:
+
+    def labels(count: int) -> list[str]:
+        return [", ".join(column[i] for column in columns[:count]) for i in range(len(same))]
+
+    # More than _MAX_NAMED if two rows are the same in the first ones: the grid has a line per label.
+    by_values = [exact([*g.by.values()]) for g in same]
+    enough = (n for n in range(_MAX_NAMED, len(columns)) if len({*zip(by_values, labels(n), strict=True)}) == len(same))
+    named = next(enough, len(columns))
+    for i, (g, variant) in enumerate(zip(same, labels(named), strict=True)):
+        g.variant = variant
+        if more := [column[i] for column in columns[named:]]:
             g.variant += f", {len(more)} more"
             g.notes.append(f"differs also in {', '.join(more)}")
 

@@ -12,6 +12,7 @@ The digest is of the options and of the configs' contents.
 
 import hashlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -66,10 +67,9 @@ class SweepFolder:
             lines = [shlex.split(line) for line in (path / "runs.txt").read_text().splitlines()]
         except OSError as error:
             raise InputError(f"{path} is not a sweep's folder: runs.txt cannot be read ({error.strerror})") from error
+        runs_dir = Path(os.path.normpath(path / "../.."))  # not path.parent.parent: path may be "."
         self.runs = [
-            FolderRun(
-                index, path.parent.parent / directory, str(Path(directory).parent), options, self.logs / f"{index}.log"
-            )
+            FolderRun(index, runs_dir / directory, str(Path(directory).parent), options, self.logs / f"{index}.log")
             for index, (directory, *options) in enumerate(lines, 1)
         ]
 
@@ -77,7 +77,7 @@ class SweepFolder:
     def find(cls, given: str) -> "SweepFolder":
         """Return the folder of a sweep: `given` itself, or the one that a sweep file was submitted to from here.
 
-        Raises InputError if there is none.
+        Raises InputError if the sweep was not submitted from here.
         """
         if Path(given).is_dir() and not shipped.name_of("sweep", given):
             return cls(Path(given))
@@ -98,7 +98,10 @@ class SweepFolder:
         path = folder_of(sweep)
         if path.is_dir():
             return cls(path)
-        copies = {run.config: _copy_name(run.config) for run in sweep.runs}
+        copies: dict[Path, str] = {}
+        for config in dict.fromkeys(run.config for run in sweep.runs):
+            name = _copy_name(config)  # ../my.yaml and my.yaml have the same
+            copies[config] = f"{len(copies)}-{name}" if name in copies.values() else name
         lines: dict[Path, list[str]] = {}
         for number, (run, directory) in enumerate(zip(sweep.runs, check(sweep.runs), strict=True), 1):
             if directory in lines:

@@ -203,6 +203,18 @@ def test_a_row_of_many_differences_names_the_rest_in_its_note(tmp_path):
     assert all(f"{key.removeprefix('roles.')}=0.77" in other.variant + note(other, "differs also in ") for key in keys)
 
 
+def test_rows_that_differ_only_in_their_last_setting_have_different_labels(tmp_path):
+    keys = ("lr", "roles.delta.weight_decay", "roles.recurrent.lr", "warmup_steps", "weight_decay")
+    optimizer = "model.init_args.optimizer."
+    make_run(tmp_path)
+    make_run(tmp_path, value=0.1, changes={f"{optimizer}{key}": 0.77 for key in keys})
+    make_run(tmp_path, value=0.2, changes={f"{optimizer}{key}": 0.77 for key in keys} | {f"{optimizer}{keys[-1]}": 0.5})
+    found = group(tmp_path)
+    assert len({g.label for g in found}) == 3
+    cells = grid(found).frame["listops"]
+    assert all(any(f"{value}.00" in cell for cell in cells) for value in (10, 20, 60))
+
+
 def test_a_value_that_is_nan_makes_the_mean_nan(tmp_path):
     make_run(tmp_path, "mnist/s4d", seed=0, value=math.nan)
     make_run(tmp_path, "mnist/s4d", seed=1)

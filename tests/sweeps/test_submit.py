@@ -138,6 +138,16 @@ def test_configs_of_one_name_are_copied_under_two(here, capsys):
     assert sorted(path.name for path in (folder() / "configs").iterdir()) == ["a-tiny.yaml", "b-tiny.yaml"]
 
 
+def test_configs_whose_copies_would_have_one_name_are_both_kept(here, capsys, monkeypatch):
+    Path("below").mkdir()
+    Path("below/tiny.yaml").write_bytes(TINY.read_bytes() + b"# below\n")
+    monkeypatch.chdir("below")
+    write_sweep(groups=[{"configs": ["tiny.yaml"]}, {"configs": ["../tiny.yaml"], "seeds": [7]}])
+    submit(capsys, "--dry-run")
+    copies = [Path(run.options[0].removeprefix("--config=")) for run in SweepFolder(folder()).runs]
+    assert [copy.read_bytes() for copy in copies] == [Path(name).read_bytes() for name in ("tiny.yaml", "../tiny.yaml")]
+
+
 def test_each_config_is_checked_once_for_all_its_seeds(here, capsys, monkeypatch):
     read, options = [], command._read_options
 
@@ -334,6 +344,17 @@ def test_a_sweep_that_was_not_submitted_here(here, capsys):
     Path("x").mkdir()
     with pytest.raises(InputError, match="x is not a sweep's folder"):
         SweepFolder(Path("x"))
+
+
+@pytest.mark.parametrize(("place", "given"), [(".", "."), ("..", "{name}"), ("../..", "sweeps/{name}")])
+def test_a_folder_finds_its_runs_from_anywhere(place, given, here, capsys, monkeypatch):
+    write_sweep()
+    submit(capsys, "--dry-run")
+    (run,) = SweepFolder.find("sweep.yaml").runs
+    expected, name = run.path.resolve(), folder().name
+    monkeypatch.chdir(folder() / place)
+    (run,) = SweepFolder.find(given.format(name=name)).runs
+    assert run.path.resolve() == expected
 
 
 def test_numbers_as_slurm_has_them():

@@ -3,7 +3,7 @@
 A paddle starts at a whole pixel and has one of few directions: 360 whole degrees for the first of a snake, the pixels
 of a small circle for the others. So each is a stamp of a few pixels, and whether two overlap, what is free around them
 and how they look is read from tables of whole numbers; the floating-point arithmetic that makes the tables is rounded
-where no processor's last bit can matter. Needs numpy alone.
+where no processor's last bit can matter. Needs only numpy.
 
 Masks and images have a frame of `reach` pixels around them so that stamps need no clipping: T = image_size + 2 reach
 is the side of a framed image, and a pixel (y, x) of the image is number (y + reach) T + x + reach of it.

@@ -64,7 +64,7 @@ def settings_for(size: int, difficulty: str = HARD) -> PathfinderSettings:
 
     Args:
         size: 32, 64, 128 or 256 pixels.
-        difficulty: a key of DIFFICULTIES. LRA publishes its parameters for contours of 14 paddles alone; the others
+        difficulty: a key of DIFFICULTIES. LRA publishes its parameters only for contours of 14 paddles; the others
             differ in `contour_length` and what is computed from it: the number of distractors too, as in LRA's list.
     """
     values, contour_length = dict(_BY_SIZE[size]), DIFFICULTIES[difficulty]
