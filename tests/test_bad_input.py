@@ -142,6 +142,7 @@ def wrong_files(tmp_path_factory):
         ("trainer: [1", "not valid YAML"),
         ("trainer: trainer.yaml", "trainer is 'trainer.yaml'; it must be a mapping of names to settings"),
         ("checkpoint: [1]", "checkpoint is [1]; it must be a mapping of names to settings"),
+        ("trainer: {logger: {class_path: 3}}", "trainer.logger: class_path is 3; it must be the name of a class"),
         ("model: {class_path: 3}", "model: class_path is 3; it must be the name of a class"),
     ],
 )

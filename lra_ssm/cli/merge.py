@@ -171,7 +171,7 @@ class MergedConfig:
 
 def _with_folder(logger: Any) -> Any:
     """TensorBoardLogger needs a folder; `place_tensorboard` chooses it."""
-    name = logger.get("class_path", "") if isinstance(logger, dict) else str(logger)
+    name = str(logger.get("class_path", "") if isinstance(logger, dict) else logger)
     if not name.endswith("TensorBoardLogger"):
         return logger
     given = (logger.get("init_args") or {}) if isinstance(logger, dict) else {}
