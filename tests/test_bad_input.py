@@ -141,6 +141,10 @@ def wrong_files(tmp_path_factory):
         ("model: {init_args: {network: {init_args: {d_modle: 3}}}}", "did you mean 'd_model'"),
         ("data: {class_path: lra_ssm.datamodules.ListOps, init_args: {btch_size: 3}}", "did you mean 'batch_size'"),
         ("trainer: [1", "not valid YAML"),
+        ("trainer: trainer.yaml", "trainer is 'trainer.yaml'; it must be a mapping of names to settings"),
+        ("checkpoint: [1]", "checkpoint is [1]; it must be a mapping of names to settings"),
+        ("trainer: {logger: {class_path: 3}}", "trainer.logger: class_path is 3; it must be the name of a class"),
+        ("model: {class_path: 3}", "model: class_path is 3; it must be the name of a class"),
     ],
 )
 def test_bad_config_files(text, expected, tmp_path, monkeypatch, capsys):

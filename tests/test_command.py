@@ -85,3 +85,4 @@ def test_help_is_the_docstring(capsys):
     out = capsys.readouterr().out
     assert "List things, in a sentence." in out and "what is listed, said on two lines" in out
     assert "how many" in out and out.rstrip().endswith("examples:\n  lra-ssm example a --need=3")
+    assert "further files. (type" in out  # not "required"

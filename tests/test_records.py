@@ -119,6 +119,12 @@ def test_a_damaged_configuration_is_named(text, tmp_path):
         Run(tmp_path).changed_settings()
 
 
+def test_a_damaged_configuration_is_named_before_a_score(finished, capsys):
+    (finished / "config.yaml").write_text("model: {")
+    code, out, errors = in_process(["test", *FIT[1:], *SHORT], capsys)
+    assert code == 2 and not out and "config.yaml" in errors[-1]
+
+
 @pytest.mark.parametrize("text", ["{", "", "[]", "null", "\x00"])
 def test_a_holder_that_cannot_be_read_is_a_question_mark(text, tmp_path):
     """It waits a second for the name of the holder."""

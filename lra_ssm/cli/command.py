@@ -85,7 +85,8 @@ def function_parser(prog: str, function: Callable[..., Any]) -> ArgumentParser:
         if name == _SETTINGS:
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:
-            parser.add_argument(name, type=kind, nargs="*", metavar=name.upper(), **common)
+            action = parser.add_argument(name, type=kind, nargs="*", metavar=name.upper(), **common)
+            action.required = False  # argparse sets it, which only the help shows
         elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             optional = {} if needed else {"nargs": "?", "default": default}
             parser.add_argument(name, type=kind, metavar=name.upper(), **optional, **common)

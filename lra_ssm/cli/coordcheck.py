@@ -177,7 +177,7 @@ def _measure(task: NetworkTask, batches: list[Any], steps: int) -> list[dict[str
 
 
 def _batches(models: _Models, data: Any, count: int, examples: int, length: int) -> tuple[list[Any], str]:
-    """Small batches of data, or random ones if there is none or it is not prepared; and what is said of them."""
+    """Small batches of data, or random ones if there is no prepared data; and a text that describes them."""
     from lra_ssm.analysis.inputs import part_of_batch
     from lra_ssm.datamodules.base import DataModule, PreparedData
 

@@ -87,7 +87,7 @@ def is_saved(name: str) -> bool:
 
 
 def find(name: str) -> Found:
-    """Return a checkpoint by its run's directory or its file. Raises InputError if there is none."""
+    """Return a checkpoint by its run's directory or its file. Raises InputError if it does not exist."""
     path = Path(name)
     if path.is_dir():
         run: Path | None = _only_run(path)

@@ -135,6 +135,8 @@ def score(config: Config, folder: Path | None) -> None:
     if options.get("fresh") or options.get("strict_resume") or allow_pickle and given.ckpt_path in _OF_THE_RUN:
         raise InputError(f"--fresh, --allow-pickle and --strict-resume belong to fit; give {command} --ckpt_path")
     checkpoint, run = _trained_run(config)
+    # Before anything is scored: the run's config.yaml may be damaged.
+    settings = _changed_settings(config, run) if run and command != "predict" else {}
     built, began = config.build(run.path if run else None), now()
     weights = None if checkpoint else StartingWeights(given.ckpt_path, allow_pickle)
     if folder and (model := checkpoint or weights and weights.files):
@@ -153,13 +155,16 @@ def score(config: Config, folder: Path | None) -> None:
         path = checkpoint and str(checkpoint)
         method(built.task, datamodule=built.data, ckpt_path=path, weights_only=True, **further)
     if trainer.is_global_zero and command != "predict":
-        _report_score(config, built, trainer, checkpoint, run, began)
+        _report_score(config, built, trainer, checkpoint, run, {"began": began, "settings": settings})
 
 
 def _report_score(
-    config: Config, built: Built, trainer: Trainer, checkpoint: Path | None, run: Run | None, began: str
+    config: Config, built: Built, trainer: Trainer, checkpoint: Path | None, run: Run | None, known: dict[str, Any]
 ) -> None:
-    """Print the metrics of validate or test, and record them in the run; fast_dev_run records nothing."""
+    """Print the metrics of validate or test, and record them in the run; fast_dev_run records nothing.
+
+    known: entries of the record from before the scoring.
+    """
     metrics = final_metrics(trainer)
     print(f"{config.command} of {checkpoint or config.given.ckpt_path}")
     show_metrics(metrics)
@@ -169,10 +174,9 @@ def _report_score(
         result = {
             "checkpoint": str(checkpoint),
             "checkpoint_sha256": sha256(checkpoint),
-            "began": began,
+            **known,
             "batches": int(sum(sizes)),
             "of_batches": sum(len(loader) for loader in as_list(loaders)),
-            "settings": _changed_settings(config, run),
             "metrics": metrics,
         }
         run.record_score(config.command, result, built.data)

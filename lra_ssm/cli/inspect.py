@@ -117,7 +117,7 @@ def _write(out: Path, networks: list[Measures]) -> None:
     print(out)
 
 
-# --- the inputs: examples that all models are measured on, and for each model what is said of them ---
+# --- the inputs: examples that all models are measured on, and for each model the lines that describe them ---
 
 
 def _random(models: Sequence[NamedNetwork], count: int) -> tuple[list[Example], list[list[str]]]:

@@ -144,7 +144,10 @@ class MergedConfig:
     def finished(self) -> dict[str, Any]:
         """The merged configuration, every class by its import path. Says what classes kept of others.
 
-        Raises InputError for an unknown name, or a class that cannot be imported."""
+        Raises InputError for an unknown name, a class that cannot be imported, or a section that is not a mapping."""
+        for name, value in self.config.items():
+            if self.sections.get(name) is not None and not isinstance(value, dict | None):
+                raise InputError(f"{name} is {value!r}; it must be a mapping of names to settings")
         for new, old in dict.fromkeys(self._kept.values()):
             names = [where.rpartition(".")[2] for where, pair in self._kept.items() if pair == (new, old)]
             print(f"note: {new} keeps what {old} was given: {', '.join(names)}", file=sys.stderr)
@@ -168,7 +171,7 @@ class MergedConfig:
 
 def _with_folder(logger: Any) -> Any:
     """TensorBoardLogger needs a folder; `place_tensorboard` chooses it."""
-    name = logger.get("class_path", "") if isinstance(logger, dict) else str(logger)
+    name = str(logger.get("class_path", "") if isinstance(logger, dict) else logger)
     if not name.endswith("TensorBoardLogger"):
         return logger
     given = (logger.get("init_args") or {}) if isinstance(logger, dict) else {}
@@ -206,8 +209,11 @@ def _names_class(text: str) -> bool:
 def find_class(path: str, where: str) -> Any:
     """The class of an import path, or of a short name of ours or of Lightning's; None for any other short name.
 
-    Raises InputError with the nearest name if the path cannot be imported; an error of a user's module is its own.
+    Raises InputError if the path is not a text, or cannot be imported (with the nearest name); an error of a user's
+    module is its own.
     """
+    if not isinstance(path, str):
+        raise InputError(f"{where}: class_path is {path!r}; it must be the name of a class")
     if path in _OURS:
         return _OURS[path]
     if "." not in path:

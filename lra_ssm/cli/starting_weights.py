@@ -25,8 +25,8 @@ from lra_ssm.runs.checks import check_tokenizer, differing_settings, existing, l
 def options_of(name: str, rest: list[str]) -> list[str]:
     """The options with which validate, test and predict take a run, a checkpoint, or a saved model with its config.
 
-    rest: the options given, `--trust module.Class` among them. Raises InputError: there is none, or its config is not
-    to be trusted: see `check_trusted`.
+    rest: the options given, `--trust module.Class` among them. Raises InputError if it does not exist, or if its
+    config must not be trusted (`check_trusted`).
     """
     if not is_saved(name):
         found = find(name)

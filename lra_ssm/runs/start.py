@@ -80,7 +80,7 @@ def check_before_fit(
 def check_begun_from(checkpoint: Path, config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> Path:
     """Return the checkpoint of another run if it was made with the same task and data settings.
 
-    Raises InputError if there is none, or if they differ.
+    Raises InputError if the file does not exist, or if the settings differ.
     """
     if not checkpoint.is_file():
         raise InputError(f"checkpoint {checkpoint} does not exist")
