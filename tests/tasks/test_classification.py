@@ -151,7 +151,7 @@ def test_class_weights_are_in_no_checkpoint_and_follow_the_precision():
 )
 def test_settings_that_mean_nothing_are_one_line(settings, message):
     with pytest.raises(ValueError, match=message):
-        Classification(Table, **settings).try_batch(batches((6,))[0])
+        Classification(Table, **settings).dry_run(batches((6,))[0])
 
 
 def test_metrics_are_of_every_example_once_and_there_is_nothing_to_see_of_none():

@@ -207,11 +207,11 @@ def test_a_network_of_ones_own_gives_logits():
 
 def test_a_network_that_cannot_keep_documents_apart_or_tell_every_token_is_refused():
     lm, (inputs, targets, _, _) = task(Logits), draw()
-    lm.try_batch((inputs, targets))
+    lm.dry_run((inputs, targets))
     with pytest.raises(ValueError, match=r"Logits.forward takes no `reset`: documents cannot be .* `isolate: false`"):
-        lm.try_batch((inputs, targets, targets == 1, None))
+        lm.dry_run((inputs, targets, targets == 1, None))
     with pytest.raises(InputError, match="token 11 is among the targets, and each has a logit"):
-        lm.try_batch((inputs, targets.masked_fill(targets == targets[0, 0], 11)))
+        lm.dry_run((inputs, targets.masked_fill(targets == targets[0, 0], 11)))
 
 
 def test_batches_that_are_no_text_are_refused():

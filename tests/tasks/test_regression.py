@@ -68,7 +68,7 @@ def test_further_metrics_are_of_what_is_scored():
     lengths = torch.tensor([5, 2, 1])
     real = torch.arange(5) < lengths[:, None]
     module = Regression(Scale, metrics={"mae": "torchmetrics.MeanAbsoluteError"})
-    module.try_batch((inputs, lengths, labels))
+    module.dry_run((inputs, lengths, labels))
     (found,) = trainer().test(module, DataLoader([(inputs, lengths, labels)] * 2, batch_size=None), verbose=False)
     assert found["test/mae"] == pytest.approx((2 * inputs - labels)[real].abs().mean().item(), rel=1e-5)
     with pytest.raises(InputError, match="model.metrics has 'l2_error', which the task logs itself"):
