@@ -65,6 +65,7 @@ def test_positions_are_added_once_with_the_class_token_in_front(positions, class
         rows = torch.cat([embedding.class_token.expand(3, 1, 8), rows], 1)
     table = sinusoids(8, 8).double() if positions == "sinusoidal" else embedding.positions
     torch.testing.assert_close(embedding(x), rows + table[: rows.shape[1]])
+    assert positions == "sinusoidal" or 0.01 < embedding.positions.std() < 0.03
     names = {name for name, _ in network.named_parameters() if name.startswith("backbone.embedding")}
     present = {"class_token": class_token, "positions": positions == "learned", "weight": True}
     assert names == {f"backbone.embedding.{name}" for name, here in present.items() if here}
