@@ -38,14 +38,14 @@ def steps(name: str) -> int:
 def line(name: str) -> str:
     """A row: parameters, steps, GB and hours, each measured where gpu.md has it, else counted in gpu-steps.md."""
     _, task, model = name.split("/")
-    measured, counted = cells_of("gpu.md", name, 11), cells_of("gpu-steps.md", name, 7)
+    measured, counted = cells_of("gpu.md", name, 11), cells_of("gpu-steps.md", name, 6)
     assert counted is not None, name
     if measured is not None:
         memory, least = measured[10].split(", ")[0], ""
         milliseconds = measured[2] or measured[1]
     else:
-        memory, least = counted[2].split(" → ")[-1], "≥ "
-        milliseconds = counted[6].split(" → ")[-1]
+        memory, least = counted[2], "≥ "
+        milliseconds = counted[5]
     hours = steps(name) * float(milliseconds) / 3.6e6
     rounded = f"{float(memory):.2g}" if float(memory) < 10 else f"{float(memory):.0f}"
     shown = f"{least}{hours:.2g}" if hours < 10 else f"{least}{hours:.0f}"
