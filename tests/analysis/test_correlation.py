@@ -8,13 +8,9 @@ from lra_ssm.analysis import autocorrelations, latent_variances
 
 def prop_1(R, value):
     """Eq. 2: 1/(1 - λ²) (R(Δ) + Σ_{k≥1} λ^k (R(Δ + k) + R(Δ - k))), R counted as 0 beyond its last lag."""
-    T = len(R)
-    padded = torch.cat([R.flip(0)[:-1], R])  # lag Δ is at T - 1 + Δ
-    powers = value ** torch.arange(2 * T - 1, dtype=torch.float64)
-    sums = [
-        sum((powers[abs(lag - Δ)] * padded[T - 1 + lag] for lag in range(1 - T, T)), torch.zeros(())) for Δ in range(T)
-    ]
-    return torch.stack(sums) / (1 - value**2)
+    lags, T = torch.arange(1 - len(R), len(R)), len(R)
+    powers = value ** (lags - torch.arange(T)[:, None]).abs().double()  # of λ, by Δ and by the lag of R
+    return powers @ R[lags.abs()] / (1 - value**2)
 
 
 @pytest.mark.parametrize("eigenvalues", [[0.6], [0.5] * 4, [0.6, -0.4, 0.0, 0.3]])
