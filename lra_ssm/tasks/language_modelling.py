@@ -128,9 +128,9 @@ class LanguageModelling(NetworkTask):
             return
         if any(isinstance(layer, Attention) and layer.window is None for layer in self.network.modules()):
             raise InputError(
-                "Attention has no window, and the data carries states over streams without resets between documents: every"
-                " position would be kept, in memory and in checkpoints; set the layer's window, or data.isolate=true,"
-                " or read windows (data.order=shuffled, data.evaluation=windows)"
+                "Attention has no window, and the data carries states over streams without resets between documents:"
+                " every position would be kept, in memory and in checkpoints; set the layer's window, or"
+                " data.isolate=true, or read windows (data.order=shuffled, data.evaluation=windows)"
             )
 
     def _carry(self, tokens: Tokens, mode: str, reduction: str = "none") -> Tensor:
