@@ -68,7 +68,7 @@ class Generation(Iterator[Tensor]):
         _require(ids.dtype in (torch.int32, torch.int64), f"ids: dtype {ids.dtype}; expected int64")
         _require(max_new_tokens >= 0, f"max_new_tokens is {max_new_tokens}; it must be at least 0")
         check_settings(temperature, top_k, top_p, repetition_penalty)
-        check_lengths(lengths, ids, least=1)
+        check_lengths(lengths, ids, minimum=1)
         (B, L), V = ids.shape, model.vocab_size
         full = torch.full((B,), L, device=ids.device)
         self._prompt_lengths = full if lengths is None else lengths.to(ids.device, torch.int64)

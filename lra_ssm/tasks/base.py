@@ -147,7 +147,7 @@ class NetworkTask(L.LightningModule):
         inputs, lengths = self.inputs_of(batch)
         if isinstance(inputs, Tensor) and isinstance(lengths, Tensor) and inputs.dim() > lengths.dim() > 0:
             try:
-                check_lengths(lengths.flatten(), inputs.flatten(0, lengths.dim() - 1), least=1)
+                check_lengths(lengths.flatten(), inputs.flatten(0, lengths.dim() - 1), minimum=1)
             except ValueError as error:
                 raise InputError(f"a batch of the data has {error}") from error
         return batch
