@@ -111,8 +111,8 @@ def _losses(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tensor | No
             torch.mul(p, scale[rows, None], out=block)
     if scale is not None:
         logits.scatter_add_(1, targets.unsqueeze(1), -scale.unsqueeze(1))
-        if logits.device.type == "cpu":
-            logits[ignored] = 0  # only these rows; a GPU would have to be waited for
+        if logits.device.type == "cpu" and not torch.compiler.is_compiling():  # a GPU would have to be waited for
+            logits.index_fill_(0, ignored.nonzero().squeeze(1), 0)
         else:
             logits.masked_fill_(ignored.unsqueeze(1), 0)
     return losses.masked_fill_(ignored, 0)
