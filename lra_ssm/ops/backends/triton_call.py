@@ -110,10 +110,9 @@ def _pairs(x: Tensor | None) -> Tensor | None:
 
 
 class Steps(NamedTuple):
-    """A tensor that varies in time, (batch, D, L) or (batch, L), and its strides, for the kernels.
+    """A tensor (batch, D, L) and its strides, for the kernels; delta (D,), which does not vary, has None for strides.
 
-    One that does not vary, delta (D,), has None for strides. (A tuple of strides within it would be lost in the loops
-    of Triton 3.6.)
+    (A tuple of strides within it would be lost in the loops of Triton 3.6.)
     """
 
     data: Tensor
@@ -208,12 +207,13 @@ class Scan:
         # The same of all channels, with a lane for each state; of fewer states, the compiler would lay out what is made
         # of such an A otherwise than the states, and move it at every step.
         shared_A = x.A.stride(0) == 0 and not self.time_invariant and block_n >= 32
-        reset = None if x.reset is None else x.reset.view(torch.uint8)
+        # A row for all channels. (No None within: Triton 3.6 cannot compare such a tuple with None.)
+        reset = None if x.reset is None else x.reset.view(torch.uint8).unsqueeze(1).expand(x.u.shape)
         # All that a kernel may ask for, by name.
         self.known: dict[str, Any] = dict(
             u=_steps(x.u), delta=delta, z=_steps(x.z), A=_pairs(x.A[0] if shared_A else x.A), B=self.B, C=self.C,
             D=_pairs(x.D), delta_bias=_pairs(x.delta_bias), B_bias=_pairs(x.B_bias),
-            reset=None if reset is None else Steps(reset, batch=reset.stride(0), step=reset.stride(1)),
+            reset=_steps(reset),
             batch=self.batch, length=self.length, channels=self.channels, states=self.states, unit=unit,
             segment_length=self.plan.segment, segments=self.plan.segments, plane=self.states * self.channels,
             CHUNK=CHUNK, BLOCK_D=self.plan.block, BLOCK_N=block_n, COMPLEX=self.complex, ZOH=zoh, SOFTPLUS=softplus,
