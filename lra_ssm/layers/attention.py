@@ -147,7 +147,9 @@ class Attention(nn.Module):
             return at  # decided by shapes: reading a tensor would wait for the GPU
         real = at if lengths is None else at.masked_fill(torch.arange(L, device=x.device) >= lengths[:, None], 0)
         if (longest := int(real.max()) + 1) > max_length:
-            raise ValueError(f"a document has {longest} positions or more, and Attention learns max_length {max_length}")
+            raise ValueError(
+                f"a document has {longest} positions or more, and Attention learns max_length {max_length}"
+            )
         return at.clamp(max=max_length - 1)  # only padding is clamped
 
     def _document_positions(self, x: Tensor, reset: Tensor | None, cache: Cache | None) -> Tensor:
