@@ -296,9 +296,10 @@ def _loss(model: LanguageModel, windows: TokenWindows, carries: bool, device: to
             batch = windows.batch(np.arange(begin, min(begin + size, len(windows))), 0)
             inputs, targets = batch.inputs.to(device), batch.targets.to(device)
             lengths = None if batch.lengths is None else batch.lengths.to(device)
-            nll, state = model.negative_log_likelihood(
+            nll, after = model.negative_log_likelihood(
                 inputs, targets, lengths, initial_state=state, return_last_state=carries
             )
+            state = after if carries else None
             total += float(nll.sum(dtype=torch.float64))
             bar.advance(int((batch.targets != NOT_SCORED).sum()))
     return total
