@@ -28,7 +28,7 @@ class Commit(NamedTuple):
 
 
 class Hub:
-    """Repositories: folders by name, each with one commit, which is called main, v1 and COMMIT; more as they are pushed.
+    """Repositories: folders by name, each with one commit (main, v1 or COMMIT), and more as they are pushed.
 
     Attributes:
         private: repositories that ask for a token.

@@ -36,7 +36,7 @@ ALLOWED = {
     "shipped": {"errors"},
     "tables": {"errors"},  # what a cell quotes is made printable
     "text_generation": {"models"},
-    "evaluation": {"models", "datamodules", "checkpoints", "text_generation", *LEAVES},  # a leaf for users: nothing imports it
+    "evaluation": {"models", "datamodules", "checkpoints", "text_generation", *LEAVES},  # nothing imports it
     "cli": {
         "ops",
         "layers",

@@ -18,7 +18,7 @@ from lra_ssm.models import LanguageModel
 from lra_ssm.tasks import LanguageModelling
 from tests.hub_models import COMMIT, serving
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
-from tests.runner import in_process, only_run, printed, refused, warning
+from tests.runner import only_run, printed, refused, warning
 
 pytestmark = pytest.mark.usefixtures("read_once")
 BYTES = {"vocabulary": 257}

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from lra_ssm.checkpoints.card import usage
 from lra_ssm.cli.find_model import load_network
@@ -248,7 +247,8 @@ def test_an_artifact_is_logged_by_the_run_of_the_training(run: Path, tmp_path: P
     assert isinstance(artifact, wandb.Artifact) and artifact.type == "model" and artifact.name.startswith("tiny")
     assert set(files) == FILES
     nobody = {"WANDB_CONFIG_DIR": str(tmp_path / "nobody"), "NETRC": str(tmp_path / "nobody" / "netrc")}
-    line = fail(["push", str(run), "wandb:lra/tiny"], tmp_path, {**nobody, "WANDB_SILENT": "true", "WANDB_MODE": "online"})
+    online = {**nobody, "WANDB_SILENT": "true", "WANDB_MODE": "online"}
+    line = fail(["push", str(run), "wandb:lra/tiny"], tmp_path, online)
     assert line.startswith("wandb:lra/tiny: cannot be pushed (No API key configured")
 
 

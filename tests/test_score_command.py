@@ -78,7 +78,9 @@ def windowed(name: str, data: bytes, length: int, stride: int) -> float:
         ({}, 2048, 1024, "windows of 2,048 tokens, each 1,024 after the one before"),
     ],
 )
-def test_a_long_text_is_scored_as_its_run_is_validated(settings, length, stride, message, tmp_path, capsys, monkeypatch):
+def test_a_long_text_is_scored_as_its_run_is_validated(
+    settings, length, stride, message, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr("lra_ssm.cli.text._TOKENS", 24)  # several batches
     name = model(tmp_path, **settings)
     data = b"To be, or not to be, that is the question. " * (60 if length == 2048 else 2)
