@@ -69,7 +69,7 @@ class AverageWeights(Callback):
         _copy({name: weights[name] for name in self._averages.keys() - set(averaged)}, self._averages)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # `Trainer.validate` after a fit finds the averages in the model, or the weights of the checkpoint that it names.
+        # `Trainer.validate` after a fit finds the averages in the model, or the weights of the checkpoint it names.
         if trainer.state.fn == TrainerFn.FITTING:
             self._put_in(pl_module)
 
