@@ -107,7 +107,8 @@ def save_network(
     other_files: their content by name; with them "source" in config.json has digests of all files but the card.
     """
     if format == "hf":
-        config, state = hf_config(network, tokenizer and tokenizer.end_of_text, str(folder)), to_mamba(state)
+        end_of_text = None if tokenizer is None else tokenizer.end_of_text
+        config, state = hf_config(network, end_of_text, str(folder)), to_mamba(state)
         if source:
             config["source"] = dict(source)
     elif format == "lra_ssm":
