@@ -82,16 +82,6 @@ def test_layouts_in_float32(D, layout):
     assert_close(widened(run(narrowed(wide), "cpu", **flags)), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_converted_exactly(dtype):
-    """With a reset at every step and delta = B = C = 1, y = u: for every number of the type."""
-    u = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype).view(1, 1, -1)
-    one, reset = torch.ones(1, 1), torch.ones(1, u.shape[-1], dtype=torch.bool)
-    y = selective_scan(u, torch.ones_like(u), -one, one, one, reset=reset, backend="cpu")
-    assert y.dtype == dtype
-    assert torch.equal(y[u.isfinite()], u[u.isfinite()]) and not y[~u.isfinite()].isfinite().any()
-
-
 def test_small_steps():
     """Steps of 1e-3 out of a softplus, times frequencies up to 50: no worse than eager PyTorch in float32."""
     inputs = make_inputs(True, "1 real", "1 real", D=16, N=16, L=1024, tied_A=True, optional=("delta_bias",))
