@@ -1,4 +1,4 @@
-"""The comparison of two implementations, with a linear model under other names as the peer, trained by hand."""
+"""The comparison of two implementations, on a peer written here: a linear model under other names, trained by hand."""
 
 import csv
 
@@ -16,9 +16,12 @@ from compare import (
     our_peer,
     perturb,
     read_csv,
+    relative_distance,
     run_case,
     run_missing,
+    running_mean,
     save,
+    smaller,
     translate,
     write_summary,
 )
@@ -30,7 +33,7 @@ NAMES = {"weight": From("W", lambda W: -W.T), "bias": From(("b", "c"), lambda b,
 
 
 class ByHand:
-    """y = b + c - x W with gradient descent written out in numpy, without PyTorch."""
+    """y = b + c - x W with gradient descent written out in numpy; it knows no PyTorch."""
 
     def __init__(self, rate: float) -> None:
         random = np.random.default_rng(0)
@@ -106,7 +109,7 @@ def test_another_rate_or_clipping_is_seen(rate, clip, batches, tmp_path):
         np.testing.assert_allclose(again.norms[peer]["b"], norms["b"], rtol=1e-5)
 
 
-def test_the_table_of_names_must_be_complete_on_both_sides():
+def test_the_table_of_names_is_complete_on_both_sides():
     weights = ByHand(0.1).w
     with pytest.raises(ValueError, match="does not use: b, c"):
         translate(weights, {"weight": "W"})
@@ -139,7 +142,12 @@ def test_a_network_of_ours_against_itself_with_a_control(tmp_path):
     assert rows[0]["steps"] == "6" and rows[0]["largest"] == "0.0e+00"
 
 
-def test_a_queue_continues_where_it_stopped(tmp_path):
+def test_gradients_are_grouped_by_our_names():
+    peer = TorchPeer(nn.Linear(3, 2), squares, None, {"ours": "A", "bias": "B"}.__getitem__, names={"ours": "weight"})
+    assert {group: [tuple(p.shape) for p in own] for group, own in peer.groups.items()} == {"A": [(2, 3)], "B": [(2,)]}
+
+
+def test_a_queue_goes_on_where_it_stopped(tmp_path):
     file, ran = tmp_path / "queue.csv", []
 
     def run(way: str, seed: int) -> dict[str, str]:
@@ -155,3 +163,13 @@ def test_a_queue_continues_where_it_stopped(tmp_path):
     run_missing(file, keys, run)
     assert ran == [("a", 0), ("b, c", 0), ("b, c", 0), ("a", 1), ("b, c", 1)]
     assert file.read_text() == 'way,seed,test accuracy\na,0,0.5\n"b, c",0,0.5\na,1,1.5\n"b, c",1,1.5\n'
+
+
+def test_pixels_are_averaged_in_squares_norms_over_steps_and_zero_has_no_relative_distance():
+    image = torch.arange(16.0).view(1, 16, 1)
+    assert smaller(image, 2).tolist() == [[[2.5], [4.5], [10.5], [12.5]]]
+    steps, means = running_mean(np.arange(1, 31), np.arange(1.0, 31))
+    assert len(means) == 11 and steps.tolist() == list(range(10, 21))
+    np.testing.assert_allclose(means, np.arange(10.5, 21))
+    assert relative_distance(np.array([3.0, 4.0]), np.array([3.0, 4.5])) == pytest.approx(0.1)
+    assert relative_distance(np.zeros(2), np.zeros(2)) == 0 and relative_distance(np.zeros(2), np.ones(2)) == np.inf

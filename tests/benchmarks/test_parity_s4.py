@@ -1,4 +1,4 @@
-"""s4.py and its neighbors without a checkout of the public code: tables of names, and the comparison of data."""
+"""What s4.py and its neighbours say without a checkout: the tables of names, and the comparison of data."""
 
 from dataclasses import replace
 
@@ -14,8 +14,8 @@ from lra_ssm.datamodules import ListOps, Text
 from lra_ssm.layers import S4D
 
 
-def synthetic_weights(version: str, case: s4.Case) -> dict[str, np.ndarray]:
-    """Return weights under the public names, with the shapes of v3.0.0, or of HEAD, which adds an axis to some."""
+def made_up(version: str, case: s4.Case) -> dict[str, np.ndarray]:
+    """Weights under the public names, of the shapes of v3.0.0 and of HEAD, which puts an axis before some."""
     table, unused = s4.names(version, case.layers, case.prenorm)
     shapes = {name: p.shape for name, p in s4.build_ours(case, 9, 3).named_parameters()}
     random = np.random.default_rng(0)
@@ -35,7 +35,7 @@ def synthetic_weights(version: str, case: s4.Case) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("prenorm", [False, True])
 def test_the_table_of_names_fills_every_parameter_of_ours(version, prenorm):
     case = replace(s4.CASES["text-full"], prenorm=prenorm)
-    network, theirs = s4.build_ours(case, 9, 3), synthetic_weights(version, case)
+    network, theirs = s4.build_ours(case, 9, 3), made_up(version, case)
     table, unused = s4.names(version, case.layers, prenorm)
     load_weights(network, theirs, table, unused)
     layer, kernel = network.backbone.blocks[1].layer, "model.layers.1.layer.kernel.kernel"
@@ -50,6 +50,18 @@ def test_the_table_of_names_fills_every_parameter_of_ours(version, prenorm):
     assert {s4.group(ours.get(name, name)) for name in theirs} == {"A", "B", "C", "delta", "other"}
     assert s4.group(ours[next(name for name in theirs if name.endswith("kernel.B"))]) == "B"
     assert {s4.group(name) for name, _ in network.named_parameters()} == {"A", "B", "C", "delta", "other"}
+
+
+def test_agreement_counts_examples_in_any_order():
+    a, b, c = ((("x", "y"), 0), (("x",), 1), (("x",), 0))
+    assert s4_data.agreement([a, b, b], [b, a, b]) == (3, 3, 3, 4)
+    assert s4_data.agreement([a, b, b], [c, a, b, c]) == (3, 4, 2, 4)  # a label differs, and one occurs once
+
+
+def test_vocabulary_is_by_frequency_and_then_by_name():
+    vocabulary = s4_data.Vocabulary(["abca", "bd", "d"], min_freq=2, specials=["<pad>", "<unk>"])
+    vocabulary.set_default_index(vocabulary["<unk>"])
+    assert vocabulary.names == ["<pad>", "<unk>", "a", "b", "d"] and vocabulary("cad") == [1, 2, 4]
 
 
 def test_reviews_of_ours_by_name(tmp_path):
@@ -84,7 +96,7 @@ def test_generated_expressions_in_lras_layout_are_read_as_they_were(tmp_path):
     assert [len(lines) for lines in s4_data.of_file(tmp_path / "file.tsv").values()] == [8, 1, 1]
 
 
-def test_the_measured_variants_differ_in_their_settings():
+def test_ways_differ_in_what_they_say():
     task = s4_accuracy.TASKS["listops"]
     ways = {way: s4_accuracy.our_network(task, way) for way in ("config", "as public", *s4_accuracy.EFFECTS)}
     settings = {
