@@ -123,7 +123,10 @@ def test_a_resumed_fit_has_both_and_a_test_only_the_averages(precision, tmp_path
     again.fit(other := task(), batches(3), batches(1), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
     for name, value in module.state_dict().items():
         assert torch.equal(value, other.state_dict()[name]), name
-<<<<<<< HEAD
+    scoring = trainer(precision=precision)
+    scoring.test(tested := task(), batches(2), ckpt_path=tmp_path / "a.ckpt", verbose=False)
+    torch.testing.assert_close(tested.network.map.weight, stopped.network.map.weight, check_dtype=False)
+    assert not [c for c in scoring.callbacks if isinstance(c, AverageWeights)]
 
 
 def test_a_validation_after_the_fit_leaves_what_trains_and_scores_the_checkpoint_that_it_names(tmp_path):
@@ -142,21 +145,6 @@ def test_a_validation_after_the_fit_leaves_what_trains_and_scores_the_checkpoint
     fitted.validate(module, batches(1), ckpt_path=tmp_path / "c.ckpt", verbose=False, weights_only=True)
     for validated, factor in zip(watch.validated, (1, 2), strict=True):
         assert_close(validated, {name: value * factor for name, value in averages.items()})
-
-
-def test_what_scores_takes_the_averages_and_needs_no_callback(tmp_path, recwarn):
-    fitted = trainer()
-    fitted.fit(task(), batches(3))
-    fitted.save_checkpoint(tmp_path / "a.ckpt")
-    scoring = trainer()
-    scoring.test(module := task(), batches(2), ckpt_path=tmp_path / "a.ckpt", verbose=False)
-    assert torch.equal(module.network.map.weight, fitted.lightning_module.network.map.weight)
-=======
-    scoring = trainer(precision=precision)
-    scoring.test(tested := task(), batches(2), ckpt_path=tmp_path / "a.ckpt", verbose=False)
-    torch.testing.assert_close(tested.network.map.weight, stopped.network.map.weight, check_dtype=False)
->>>>>>> main
-    assert not [c for c in scoring.callbacks if isinstance(c, AverageWeights)]
 
 
 def test_they_start_from_the_weights_of_a_checkpoint_without_averages(tmp_path):
