@@ -204,7 +204,7 @@ def test_a_run_that_goes_on_says_that_the_weights_are_others(command: list[str],
     line = warning(out)
     assert code == 0 and "began with other weights: first.ckpt has changed: it goes on from its own" in line
     # what it was begun with stays on record
-    assert json.loads(record.read_text())["inputs"] == before["inputs"]
+    assert json.loads(record.read_text())["weights"] == before["weights"]
     assert warned(in_process(start, capsys)[1]) == "other weights: first.ckpt has changed"
     Path("first.ckpt").unlink()
     assert warned(in_process(start, capsys)[1]) == ""

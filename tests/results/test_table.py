@@ -50,8 +50,8 @@ def test_other_settings_data_and_starting_weights_are_other_rows(tmp_path):
     make_run(tmp_path, seed=1, value=0.7)
     make_run(tmp_path, seed=0, value=0.9, changes={LR: 0.02})
     make_run(tmp_path, seed=1, value=0.2, data={**DATA, "source": {"kind": "lra"}})
-    weights = {"data": {}, "weights": {"start.ckpt": ["abc", 1, 2]}}
-    make_run(tmp_path, seed=1, value=0.1, inputs=weights)
+    weights = {"start.ckpt": "abc"}
+    make_run(tmp_path, seed=1, value=0.1, weights=weights)
     found = {g.variant: (g.mean, len(g.counted)) for g in group(tmp_path)}
     assert found == {
         "data: generated, weights: unknown, lr=0.01": (pytest.approx(60), 2),
@@ -66,7 +66,7 @@ def test_what_has_the_same_words_is_distinguished_by_its_digest(what, tmp_path):
     for digest in ("1", "2"):
         splits = {"train": {"arrays": {"x": {"file": "a", "sha256": digest}}}}
         more = {"data": {**DATA, "splits": splits}} if what == "data" else {
-            "inputs": {"weights": {"start.ckpt": [digest, 1, 2]}}}  # fmt: skip
+            "weights": {"start.ckpt": digest}}  # fmt: skip
         make_run(tmp_path, **more)
     found = [g.variant for g in group(tmp_path)]
     assert len(set(found)) == 2 and all(v.startswith(f"{what}: ") and len(v.split()[-1]) == 6 for v in found)
