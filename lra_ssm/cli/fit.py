@@ -99,7 +99,7 @@ def fit(config: Config) -> None:
 def _try_out(config: Config) -> None:
     """Lightning's fast_dev_run: a few batches, and nothing is left."""
     built = config.build(None)
-    callbacks = fit_callbacks(config.given.seed_everything, as_list(built.trainer["callbacks"]))
+    callbacks = fit_callbacks(config.given.seed_everything)
     trainer = _trainer(_saving_nothing(trainer_arguments(built.trainer, callbacks, False)))
     with built.compute.applied(built.task, trainer.strategy.root_device):
         make_ready(trainer, built.task, built.data, prepare=_preparing(config, built.data))

@@ -26,7 +26,7 @@ from lra_ssm.runs.provenance import CONFIG, SOURCE, VERSION, changed, code_versi
 
 EXAMPLES = 3  # odd, so that another size is not easily mistaken for the batch's
 _LENGTH = 61  # positions of the random sequences of `check_layers`; no width is as large
-_PADDING = 128  # the largest number to whose multiple vocabularies are padded; others pad to 8, 16 or 64
+_PADDING = 128  # vocabularies are padded to a multiple of at most this
 
 
 # -- all checks in their order -----------------------------------------------------------------------------------------
@@ -89,17 +89,11 @@ def check_before_fit(
 
 
 def check_trainer(arguments: Mapping[str, Any]) -> None:
-    """Check a Trainer's arguments: they say where the run ends, and leave something to train.
-
-    Raises InputError.
-    """
+    """Check a Trainer's arguments: they say where the run ends, and counts are positive. Raises InputError."""
     max_epochs, max_steps = arguments.get("max_epochs"), arguments.get("max_steps", -1)
     endless = max_epochs == -1 or max_epochs is None and arguments.get("max_time") is not None
     if endless and max_steps == -1:
         raise InputError("the schedule spans the run, so give trainer.max_epochs or trainer.max_steps")
-    share = arguments.get("limit_train_batches")
-    if share is not None and not share:
-        raise InputError(f"trainer.limit_train_batches is {share}: nothing would be trained; leave it out for all")
     for name, fewest in (("val_check_interval", "1 batch, or 1.0 for once an epoch"),
                          ("accumulate_grad_batches", "1"), ("check_val_every_n_epoch", "1")):  # fmt: skip
         value = arguments.get(name)
@@ -389,7 +383,8 @@ def _dry_run(task: Any, trainer: Trainer) -> Iterator[Any]:
 
     with isolate_rng(include_cuda=device.type == "cuda"), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         precision.convert_module(task.to(device))  # as the Trainer is about to do
-        buffers = [(buffer, buffer.clone()) for buffer in task.buffers()]
+        owned = [(module, name, x) for module, _ in modes for name, x in module.named_buffers(recurse=False)]
+        buffers = [(module, name, x, x.clone()) for module, name, x in owned]
         try:
             task.eval()
             with precision.forward_context():
@@ -397,5 +392,5 @@ def _dry_run(task: Any, trainer: Trainer) -> Iterator[Any]:
         finally:
             for module, training in modes:
                 module.training = training
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            for module, name, buffer, value in buffers:  # a module may assign a new one
+                module._buffers[name] = buffer.copy_(value)

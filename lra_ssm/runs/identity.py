@@ -29,7 +29,7 @@ TRAINER_NEUTRAL = (
 )  # fmt: skip
 CHECKPOINT_NEUTRAL = ("every_n_steps",)
 DATA_NEUTRAL = ("root", "eval_batch_size", "num_workers", "pin_memory")  # of a data module without `neutral_settings`
-_DISPLAYS = ("lra_ssm.progress.LogLines", "lra_ssm.progress.Bar", "lra_ssm.callbacks.Throughput")
+_DISPLAYS = ("lra_ssm.progress.LogLines", "lra_ssm.progress.Bar")
 _PATHS = ("source", "tokenizer")  # settings of data that may be paths: only the last part of one counts
 # Names that Lightning has for the same precision, and what it makes of an argument that is None.
 PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}

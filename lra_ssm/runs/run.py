@@ -110,7 +110,7 @@ class Run(RunDirectory):
         last = SaveLast(self.last, self.checkpoints.every_n_steps)
         seed = int(os.environ.get("PL_GLOBAL_SEED") or 0)
         progress = WriteProgress(self.path / "progress.json")
-        added = [*fit_callbacks(seed, callbacks), progress, best, last, StopOnSignal(last)]
+        added = [*fit_callbacks(seed), progress, best, last, StopOnSignal(last)]
         logger = given.get("logger")
         # Ours is last: `self.logger` in a module is the one that its user chose.
         loggers = logger is not False and [*chosen_loggers(logger), CSVRunLogger(self.path / "metrics.csv")]
