@@ -21,7 +21,6 @@ from tests.runner import FIT, SHORT, TINY, in_process, only_run, refused
     ("arguments", "message"),
     [
         ({"max_epochs": -1}, "the schedule spans the run, so give trainer.max_epochs or trainer.max_steps"),
-        ({"max_epochs": 1, "limit_train_batches": 0}, "limit_train_batches is 0: nothing would be trained"),
         ({"max_epochs": 1, "accumulate_grad_batches": 0}, "accumulate_grad_batches is 0; it must be at least 1"),
         ({"max_epochs": 1, "check_val_every_n_epoch": 0}, "check_val_every_n_epoch is 0; it must be at least 1"),
         ({"max_epochs": 1, "val_check_interval": 0}, "val_check_interval is 0; it must be at least 1 batch, or 1.0"),
