@@ -44,9 +44,6 @@ class CheckpointSettings:
             raise InputError(f"checkpoint.every_n_steps is {self.every_n_steps}; it must be at least 1")
 
 
-DEFAULT_CHECKPOINTS = CheckpointSettings()
-
-
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint next to its place and renames it: a reader finds the old file or the new one, whole."""
 
