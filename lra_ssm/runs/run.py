@@ -242,7 +242,6 @@ class Run(RunDirectory):
         """
         if not is_first_process():
             return
-        assert self.config is not None
         before, own = self.record, checkpoint == self.last
         manifest = data.manifest() if hasattr(data, "manifest") else {}
         if own and (changed := changed_data(before.get("data") or {}, manifest)):
@@ -253,24 +252,8 @@ class Run(RunDirectory):
             raise InputError(f"{self.path} was trained by another process just now; start again")
         with replacing(self.path / "config.yaml") as file:
             yaml.safe_dump(self.config, file, sort_keys=False)
-        # A killed attempt has left no end, but the time when it last wrote how far it was.
-        attempts = _with_end(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
-        start = {**environment(), "source": self.source, "compute": self.config.get("compute")}
-        record = {
-            "run_id": self.path.name,
-            "experiment": self.config["experiment"],
-            "identity": set_beyond_defaults(self.config, self.neutral),
-            "neutral": list(self.neutral["data"]),  # of the data's settings
-            "status": "started",
-            "starts": [*attempts, start],
-            "parameters": sum(p.numel() for p in task.parameters()),
-            "weights": before.get("weights", {}) if own else weight_digests(init_from),
-            "data": manifest,
-        }
-        if checkpoint and not own:
-            record["ckpt_path"] = {"file": str(checkpoint), "sha256": sha256(checkpoint)}
-        elif own and "ckpt_path" in before:
-            record["ckpt_path"] = before["ckpt_path"]
+        record = self._record_of_start(before, task, checkpoint, init_from, manifest)
+        *attempts, start = record["starts"]
         self._loggers = trainer.loggers
         if in_wandb := identify(trainer.loggers, self.path, {**before, **record}) or before.get("wandb"):
             record["wandb"] = in_wandb
@@ -288,6 +271,31 @@ class Run(RunDirectory):
             if isinstance(logger, CSVRunLogger):
                 logger.forget_from(step)
             logger.log_hyperparams(self.config)  # Lightning logs only the model's settings
+
+    def _record_of_start(
+        self, before: dict[str, Any], task: LightningModule, checkpoint: Path | None, init_from: str | None, data: Any
+    ) -> dict[str, Any]:
+        """Return run.json at the start of an attempt. before: its contents until now; data: the manifest."""
+        assert self.config is not None
+        own = checkpoint == self.last
+        # A killed attempt has left no end, but the time when it last wrote how far it was.
+        attempts = _with_end(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
+        record = {
+            "run_id": self.path.name,
+            "experiment": self.config["experiment"],
+            "identity": set_beyond_defaults(self.config, self.neutral),
+            "neutral": list(self.neutral["data"]),  # of the data's settings
+            "status": "started",
+            "starts": [*attempts, {**environment(), "source": self.source, "compute": self.config.get("compute")}],
+            "parameters": sum(p.numel() for p in task.parameters()),
+            "weights": before.get("weights", {}) if own else weight_digests(init_from),
+            "data": data,
+        }
+        if checkpoint and not own:
+            record["ckpt_path"] = {"file": str(checkpoint), "sha256": sha256(checkpoint)}
+        elif own and "ckpt_path" in before:
+            record["ckpt_path"] = before["ckpt_path"]
+        return record
 
     def end(self, trainer: Trainer) -> dict[str, float]:
         """Record how the fit ended; return its metrics, the best one by name among them."""
