@@ -270,7 +270,7 @@ class Run(RunDirectory):
         for logger in trainer.loggers:
             if isinstance(logger, CSVRunLogger):
                 logger.forget_from(step)
-            logger.log_hyperparams(self.config)  # Lightning logs only the model's settings
+            logger.log_hyperparams(self.config)  # type: ignore[arg-type]  # Lightning logs only the model's settings
 
     def _record_of_start(
         self, before: dict[str, Any], task: LightningModule, checkpoint: Path | None, init_from: str | None, data: Any
