@@ -149,4 +149,4 @@ class Corpus(LanguageDataModule):
         options = replace(self._options, test_fraction=0.0) if named else self._options
         for split, reviews in read_published(path).items():
             of_split = "test" if named and split == "test" else None
-            yield from segments((Document([text], str(path), of_split) for text, _ in reviews), options)
+            yield from segments((Document(text, str(path), of_split) for text, _ in reviews), options)

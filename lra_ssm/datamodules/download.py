@@ -43,29 +43,25 @@ def download(file: Remote, root: Path, below: str = "") -> Path:
     ensure_root(root)
     path = root / below / file.name
     part = path.with_name(f"{file.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_name(f"{file.name}.lock"), "downloads this file"):
-            if path.is_file() and not _wrong(file, path):
-                return path
-            for attempt in range(_TRIES):
-                try:
-                    _receive(file, part)
-                    break
-                except (OSError, HTTPException) as error:
-                    code = error.code if isinstance(error, HTTPError) else 500
-                    if code == 416:  # the part is longer than the file
-                        part.unlink(missing_ok=True)
-                    if attempt == _TRIES - 1 or code in (401, 403, 404, 410):
-                        raise InputError(f"{file.url}: cannot be downloaded to {path} ({error})") from error
-                    time.sleep(2**attempt)
-            if wrong := _wrong(file, part):
-                part.unlink()
-                raise InputError(f"{file.url}: {wrong}; what was downloaded is removed, start again")
-            part.replace(path)
-            sync_folder(path.parent)
-    except PermissionError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+    with locked(path.with_name(f"{file.name}.lock"), "downloads this file"):
+        if path.is_file() and not _wrong(file, path):
+            return path
+        for attempt in range(_TRIES):
+            try:
+                _receive(file, part)
+                break
+            except (OSError, HTTPException) as error:
+                code = error.code if isinstance(error, HTTPError) else 500
+                if code == 416:  # the part is longer than the file
+                    part.unlink(missing_ok=True)
+                if attempt == _TRIES - 1 or code in (401, 403, 404, 410):
+                    raise InputError(f"{file.url}: cannot be downloaded to {path} ({error})") from error
+                time.sleep(2**attempt)
+        if wrong := _wrong(file, part):
+            part.unlink()
+            raise InputError(f"{file.url}: {wrong}; the download was removed, start again")
+        part.replace(path)
+        sync_folder(path.parent)
     return path
 
 
@@ -228,7 +224,7 @@ def read_parquet(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any
     except InputError:
         raise
     except Exception as error:  # pyarrow's own kinds
-        raise InputError(f"{path}: cannot be read, or is broken off or damaged ({describe_error(error)})") from error
+        raise InputError(f"{path}: cannot be read, or is cut off or damaged ({describe_error(error)})") from error
 
 
 # -- the Long Range Arena's archive ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from lra_ssm.bars import with_bar
+from lra_ssm.bars import Bar
 from lra_ssm.datamodules.base import ArrayData
 from lra_ssm.datamodules.batches import Batch, BatchDataset
 from lra_ssm.datamodules.download import Hub, Remote, download, parquet_files, read_parquet
@@ -67,7 +67,6 @@ class PublishedImages(ImageData):
     columns: ClassVar[tuple[str, str]]  # of the Hub's dataset: image, label
     mode: ClassVar[Literal["L", "RGB"]]  # of the published images
     published_size: ClassVar[tuple[int, int]]
-    published_counts: ClassVar[dict[str, int]]
     places: ClassVar[tuple[str, ...]]  # below the data root: where `fetch` downloads to, and other usual places
     markers: ClassVar[tuple[str, ...]]  # names that a place with the original files has
     num_classes = 10
@@ -115,10 +114,12 @@ class PublishedImages(ImageData):
         found = {}
         for split in ("train", "test"):
             images, labels, (image, label) = list[Pixels](), list[int](), self.columns
-            rows = (row for path in parquet_files(folder, split) for row in read_parquet(path, image, label))
-            for where, row in with_bar(rows, f"reading {split}", self.published_counts[split]):
-                images.append(decode_image(row[image]["bytes"], self.mode, self.published_size, where))
-                labels.append(row[label])
+            with Bar(f"reading {split}") as bar:
+                for path in parquet_files(folder, split):
+                    for where, row in read_parquet(path, image, label):
+                        images.append(decode_image(row[image]["bytes"], self.mode, self.published_size, where))
+                        labels.append(row[label])
+                        bar.advance(1)
             if not images:
                 raise InputError(f"{folder}: has no parquet files of {split}")
             found[split] = np.stack(images), np.array(labels)

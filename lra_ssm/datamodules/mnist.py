@@ -58,7 +58,6 @@ class MNIST(PublishedImages):
     columns = ("image", "label")
     mode = "L"
     image_size = published_size = (28, 28)
-    published_counts = {"train": 60_000, "test": 10_000}
     places = ("mnist/download", "mnist", "MNIST/raw", "mnist/MNIST/raw")  # of `prepare`, and torchvision's
     markers = (*MD5, *(name.removesuffix(".gz") for name in MD5))
     d_input = 1
@@ -114,9 +113,8 @@ def bitreversal_permutation(num: int) -> npt.NDArray[np.int64]:
 
 
 def _find(folder: Path, name: str) -> Path | None:
-    """A published file, compressed or not; some unpackers name it train-images.idx3-ubyte."""
-    plain = name.removesuffix(".gz")
-    candidates = (folder / variant for variant in (plain.replace("-idx", ".idx"), plain, name))
+    """Return a published file, compressed or not; None if it does not exist."""
+    candidates = (folder / variant for variant in (name.removesuffix(".gz"), name))
     return next((file for file in candidates if file.is_file()), None)
 
 

@@ -95,21 +95,19 @@ class Text(CharacterData):
                 yield name, encoder.encode(text), label
 
     def _held_out(self, train: Reviews) -> npt.NDArray[np.bool_]:
-        """Which training reviews are for validation: of each class those with the smallest keys.
+        """Return which training reviews are for validation: those of each class with the smallest keys.
 
-        Where the reviews come from, and in what order, makes no difference; copies of a review are on one side (except
-        at the border between the two).
+        The origin and order of the reviews make no difference. Copies of a review are on one side (except at the
+        border between the two).
         """
         labels, keys = np.array([label for _, label in train]), text_keys([text for text, _ in train], self.split_seed)
-        left, held_out = max(round(len(train) * self.val_fraction), 1), np.zeros(len(train), dtype=bool)
-        sizes = np.bincount(labels, minlength=len(CLASSES))
-        for done, label in enumerate(np.argsort(sizes, kind="stable")):  # the larger class gives what the other lacks
-            quota = min(int(sizes[label]), left // (len(CLASSES) - done))
+        held_out = np.zeros(len(train), dtype=bool)
+        for label in range(len(CLASSES)):
             members = np.flatnonzero(labels == label)
-            held_out[members[np.argsort(keys[members], kind="stable")[:quota]]] = True
-            left -= quota
-        if (sizes == np.bincount(labels[held_out], minlength=len(CLASSES))).any():
-            raise InputError(f"Text val_fraction {self.val_fraction}: leaves no training review of one class")
+            count = max(round(len(members) * self.val_fraction), 1)
+            if count == len(members):
+                raise InputError(f"Text val_fraction {self.val_fraction}: leaves no training review of one class")
+            held_out[members[np.argsort(keys[members], kind="stable")[:count]]] = True
         return held_out
 
     def files(self) -> list[Path]:

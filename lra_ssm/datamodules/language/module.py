@@ -5,7 +5,6 @@ L length of a window.
 
 import shutil
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
@@ -82,10 +81,6 @@ class LanguageDataModule(PreparedData):
     def fetch_files(self) -> None:
         """Download a publisher's files below the root, if needed."""
 
-    def compare_published(self, splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what the manifest says of splits compared with what is published of them."""
-        return {}
-
     # -- preparation -----------------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
@@ -152,16 +147,14 @@ class LanguageDataModule(PreparedData):
 
     def _finish(self, folder: Path) -> None:
         made = self._preparation().finish(folder)
-        splits, empty = made["splits"], made.pop("empty_documents_skipped")
+        splits = made["splits"]
         if missing := sorted(self.expected_splits() - splits.keys()):
             found = ", ".join(f"{entry['documents']:,} for {name}" for name, entry in splits.items())
             raise InputError(
                 f"{self.dataset}: no document for {missing[0]} ({found or 'none at all'}): hold out more (val_fraction,"
                 " test_fraction), make smaller documents (documents=line), or give files (train*, val*, test*)"
             )
-        source = {"empty_documents_skipped": empty, **self.compare_published(splits)}
-        facts = self.facts()
-        write_manifest(folder, {"dataset": self.dataset, **facts, "source": facts["source"] | source, **made})
+        write_manifest(folder, {"dataset": self.dataset, **self.facts(), **made})
 
     def _preparation(self) -> Preparation:
         return Preparation(self.parts_folder, self.dataset, self._corpus, self.spec)

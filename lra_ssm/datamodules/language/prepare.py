@@ -103,7 +103,7 @@ class Preparation:
         """Join all parts into the arrays of each split in an empty folder, the tokenizer next to them.
 
         Returns:
-            What the manifest says of tokenizer and splits, and `empty_documents_skipped`.
+            What the manifest says about the tokenizer and the splits.
 
         Raises:
             InputError: a part is missing.
@@ -131,7 +131,6 @@ class Preparation:
             "vocab_size": tokenizer.vocab_size,
             "end_of_text": tokenizer.end_of_text,
             "tokenizer": {**file_entry(tokenizer.save(folder)), "specification": self.spec.text},
-            "empty_documents_skipped": sum(record["empty"] for record in records),
             "splits": splits,
         }
 
@@ -156,20 +155,17 @@ class Preparation:
 
     def _part(self, tokenizer: TextTokenizer, bar: Bar, number: int) -> tuple[dict[str, Array], dict[str, Any]]:
         """The arrays of a part, tokens and starts of each split, and its counts."""
-        writers, empty = dict[str, _SplitWriter](), 0
+        writers = dict[str, _SplitWriter]()
         for batch in _batches(_read(self.inputs[number], bar)):
             for split in dict.fromkeys(segment.split for segment in batch):
-                found = [segment for segment in batch if segment.split == split and segment.text]
-                if found and split not in writers:
+                if split not in writers:
                     writers[split] = _SplitWriter(self.folder, tokenizer)
-                if found:
-                    writers[split].append(found)
-            empty += sum(not segment.text for segment in batch)
+                writers[split].append([segment for segment in batch if segment.split == split])
         arrays, records = dict[str, Array](), dict[str, Any]()
         for split, writer in writers.items():
             arrays[f"{split}_tokens"], arrays[f"{split}_starts"] = writer.tokens.array(), np.concatenate(writer.starts)
             records[split] = writer.sources
-        return arrays, {"splits": records, "empty": empty}
+        return arrays, {"splits": records}
 
 
 class _SplitWriter:

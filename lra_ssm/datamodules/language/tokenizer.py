@@ -198,26 +198,6 @@ class SubwordTokenizer(TextTokenizer):
         if not self.ends_lines:
             self._tokenizer.add_special_tokens([self.end_of_text_name])  # if it is not yet: a text could end itself
         self._tokenizer.encode_special_tokens = True
-        self._encoder = self._without_special_tokens(model)
-
-    def _without_special_tokens(self, model: dict[str, Any]) -> Any:
-        """The tokenizer for encoding. Some models find special tokens in plain text by themselves, because they are in
-        their vocabulary, too: there they get names that no text has."""
-        special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
-        special -= {model.get("unk_token")}
-        vocabulary = model.get("vocab") or {}
-        pieces = [piece[0] for piece in vocabulary] if isinstance(vocabulary, list) else [*vocabulary]
-        if model.get("type") == "BPE" or not special & {*pieces}:  # BPE's come about only by merges
-            return self._tokenizer
-        content = json.loads(self._data)
-        renamed = [f"\ue000{piece}\ue000" if piece in special else piece for piece in pieces]
-        if isinstance(vocabulary, list):
-            content["model"]["vocab"] = [[name, piece[1]] for name, piece in zip(renamed, vocabulary, strict=True)]
-        else:
-            content["model"]["vocab"] = dict(zip(renamed, vocabulary.values(), strict=True))
-        content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in special]
-        content["post_processor"] = None
-        return _read(json.dumps(content).encode(), self._name)
 
     def _encode(self, texts: Sequence[str], last: Sequence[bool]) -> Iterator[Array]:
         _use_threads()
@@ -225,7 +205,7 @@ class SubwordTokenizer(TextTokenizer):
             ends = zip(texts, last, strict=True)
             texts = [text + LINE_END if ends and not text.endswith(LINE_END) else text for text, ends in ends]
         try:
-            encodings = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # the library raises nothing more particular
             "".join(texts).encode()  # raises UnicodeEncodeError, where that is why
             raise InputError(f"{self._name}: cannot encode a text ({error})") from error
@@ -242,7 +222,7 @@ class SubwordTokenizer(TextTokenizer):
 
     def unknown(self, text: str) -> list[str]:
         try:
-            found = self._encoder.encode(text, add_special_tokens=False)
+            found = self._tokenizer.encode(text, add_special_tokens=False)
         except TypeError:  # half of a surrogate pair, which `encode` reports
             return []
         places = zip(found.ids, found.offsets, strict=True)

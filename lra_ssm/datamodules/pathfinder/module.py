@@ -6,7 +6,6 @@ Sources: Linsley et al., "Learning long-range spatial dependencies with horizont
 al., "Long Range Arena" (2021); splits and scaling of the public S4 and S5 codes.
 """
 
-import logging
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -27,8 +26,6 @@ from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, settings_for
 from lra_ssm.datamodules.processes import available_cores, ordered_map
 from lra_ssm.datamodules.storage import Array, IntArray, write_array
 from lra_ssm.errors import InputError
-
-log = logging.getLogger(__name__)
 
 PUBLISHED_COUNT = 200_000
 CHUNK = 1000  # images that are copied at a time
@@ -149,8 +146,6 @@ class Pathfinder(ImageData):
         paths, labels, self._left_out = read_listing(folder)
         if len(paths) < LEAST:
             raise InputError(f"{folder}: has {len(paths)} images; at least {LEAST} are needed to split them")
-        if (listed := len(paths) + self._left_out) != PUBLISHED_COUNT:
-            log.warning("%s has %s images; the published ones are %s", folder, f"{listed:,}", f"{PUBLISHED_COUNT:,}")
         return labels, lambda numbers: read_images([paths[number] for number in numbers], self.resolution)
 
     @property
