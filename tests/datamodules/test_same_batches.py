@@ -22,7 +22,18 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from lra_ssm.datamodules import MNIST, SCIFAR, Image, ListOps, Pathfinder, Retrieval, SlimPajama, Text, WikiText
+from lra_ssm.datamodules import (
+    MNIST,
+    SCIFAR,
+    Image,
+    ListOps,
+    Pathfinder,
+    Retrieval,
+    SlimPajama,
+    TeacherStudent,
+    Text,
+    WikiText,
+)
 from tests.datamodules.image_helpers import cifar_batches, mnist_files, pictures, write_files
 
 REAL = Path(os.environ.get("LRA_SSM_TEST_DATA", "/nowhere")) / "wikitext-2"
@@ -168,6 +179,11 @@ def pathfinder(folder: Path, **settings: Any) -> Pathfinder:
     return Pathfinder(root=str(folder), num_images=150, batch_size=16, shuffle_seed=1, **settings)
 
 
+def teacher(folder: Path, **settings: Any) -> TeacherStudent:
+    counts = {"num_train": 100, "num_val": 20, "num_test": 20}
+    return TeacherStudent(length=20, batch_size=16, shuffle_seed=1, **counts, **settings)
+
+
 STREAMS: dict[str, Any] = {"order": "streams", "evaluation": "streams"}
 SLIDING: dict[str, Any] = {"evaluation": "sliding", "eval_stride": 300, "eval_batch_size": 8}
 CASES: dict[str, Any] = {
@@ -194,6 +210,7 @@ CASES: dict[str, Any] = {
     "mnist": mnist,
     "mnist permuted": partial(mnist, permutation="random", mean=0.1307, std=0.3081),
     "mnist in bits reversed": partial(mnist, permutation="bitreversal"),
+    "teacher, other examples in every epoch": teacher,
     "pathfinder": pathfinder,
     "pathfinder in file order": partial(pathfinder, split="file_order", inputs="symmetric", difficulty="curv_baseline"),
 }
