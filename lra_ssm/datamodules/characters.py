@@ -67,7 +67,7 @@ class Bytes:
 
 
 class CharacterData(SequenceData):
-    """Texts as characters or bytes: what Text and Retrieval have in common. Their docstrings describe the settings."""
+    """Base of Text and Retrieval: texts as characters or bytes. Their docstrings describe the settings."""
 
     inputs: Literal["characters", "bytes"] = "characters"
     max_length: int
@@ -82,7 +82,7 @@ class CharacterData(SequenceData):
         return {"min_freq"} if self.inputs == "bytes" else set()
 
     def encoder(self, texts: Iterable[str]) -> Characters | Bytes:
-        """Return what makes tokens of texts, and set `vocabulary`; training texts are read only for "characters"."""
+        """Return the encoder of texts, and set `vocabulary`; training texts are read only for "characters"."""
         if self.inputs == "characters":
             made: Characters | Bytes = Characters(texts, self.min_freq, self.max_length)
         else:

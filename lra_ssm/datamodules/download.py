@@ -1,4 +1,4 @@
-"""Files from elsewhere: one download, archives read in one pass, the Hub's files, the Long Range Arena's archive."""
+"""Files from the internet: downloads, archives, the Hub's files, the Long Range Arena's archive."""
 
 import hashlib
 import tarfile
@@ -77,11 +77,11 @@ def _receive(file: Remote, part: Path) -> None:
                 out.write(data)
                 bar.advance(len(data))
     if total is not None and part.stat().st_size < total:
-        raise ConnectionError(f"broken off after {part.stat().st_size:,} of {total:,} bytes")
+        raise ConnectionError(f"cut off after {part.stat().st_size:,} of {total:,} bytes")
 
 
 def _wrong(file: Remote, path: Path) -> str:
-    """What is wrong with a downloaded file; empty if nothing is."""
+    """Return what is wrong with a downloaded file; empty if nothing is."""
     if file.size is not None and path.stat().st_size != file.size:
         return f"has {path.stat().st_size:,} bytes instead of the published {file.size:,}"
     if file.digest is not None:
@@ -98,7 +98,7 @@ def _wrong(file: Remote, path: Path) -> str:
 
 @contextmanager
 def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, Iterator[tarfile.TarInfo]]]:
-    """A tar archive and its members in order, with a progress bar. Raises InputError if it is damaged."""
+    """Open a tar archive and its members in order, with a progress bar. Raises InputError if it is damaged."""
 
     def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         while (member := tar.next()) is not None:
@@ -172,7 +172,7 @@ class Hub:
         return root / self.folder / f"{self.repository.replace('/', '-')}-{self.revision[:12]}"
 
     def is_complete(self, root: Path) -> bool:
-        """Whether `fetch` has ended there."""
+        """Return whether `fetch` has completed."""
         return self.path(root).is_dir()
 
     def fetch(self, root: Path) -> Path:
@@ -236,11 +236,6 @@ LRA_DOWNLOAD = "downloads LRA's archive (more than 7 GB)"  # of a `lra-ssm prepa
 LRA_INNER = "lra_release/lra_release"
 
 
-def lra_places(folder: str) -> tuple[str, ...]:
-    """Return where below a data root a folder of the archive may be: as unpacked, or as users move it."""
-    return (f"{LRA_INNER}/{folder}", f"lra_release/{folder}", folder)
-
-
 def fetch_lra(root: Path, folder: str) -> None:
     """Download the archive to the root, where it stays, and unpack one folder of it to lra_release/lra_release/.
 
@@ -256,12 +251,12 @@ def fetch_lra(root: Path, folder: str) -> None:
 
 
 def find_lra(root: Path, folder: str, names: Sequence[str], others: Sequence[str] = ()) -> Path | None:
-    """Return the first folder below `root` that has one of the names: of `lra_places`, `others`, and the root itself.
+    """Return the first folder below `root` that has one of the names: as unpacked, as users move it, or the root.
 
     Raises:
         InputError: it has some of the names and lacks others; says which is missing.
     """
-    for place in (*lra_places(folder), *others, ""):
+    for place in (f"{LRA_INNER}/{folder}", f"lra_release/{folder}", folder, *others, ""):
         missing = [name for name in names if not (root / place / name).exists()]
         if not missing:
             return root / place

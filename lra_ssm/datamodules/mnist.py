@@ -43,7 +43,7 @@ class MNIST(PublishedImages):
         source: "original" for the four idx files below the root; "huggingface" for the Hub's ylecun/mnist; or a folder
             with the files of either.
         permutation: of the pixels, the same for all images: "none"; "bitreversal", which the public S4 code calls
-            permuted MNIST; or "random", which everybody else does.
+            permuted MNIST; or "random", as in other works.
         permutation_seed: of "random": numpy's RandomState(seed).permutation(784). The default is the one that other
             works used, by a note in the public S4 code.
         mean: subtracted from pixels in [0, 1]; StableSSM's public code has .1307, and .3081 for std.
@@ -129,7 +129,7 @@ def _read_pair(files: dict[str, Any], prefix: str) -> Labelled:
 
 
 def _read_idx(path: Path, dimensions: int) -> Pixels:
-    """The array of an idx file of uint8. Raises InputError if it is damaged."""
+    """Return the array of an idx file of uint8. Raises InputError if it is damaged."""
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data

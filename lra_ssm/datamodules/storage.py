@@ -251,15 +251,15 @@ def load(folder: Path) -> Prepared:
     try:
         manifest = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise damaged(path, f"cannot be read ({error})") from error
+        raise damaged_file_error(path, f"cannot be read ({error})") from error
     if manifest.get("format") != FORMAT:
-        raise damaged(path, "is not of this version")
+        raise damaged_file_error(path, "is not of this version")
     for entry in _file_entries(manifest):
         file = folder / entry["file"]
         if not file.is_file():
-            raise damaged(file, "is missing")
+            raise damaged_file_error(file, "is missing")
         if file.stat().st_size != entry["bytes"]:
-            raise damaged(file, f"has {file.stat().st_size} bytes instead of {entry['bytes']}")
+            raise damaged_file_error(file, f"has {file.stat().st_size} bytes instead of {entry['bytes']}")
     return Prepared(folder, manifest)
 
 
@@ -267,11 +267,11 @@ def verify(prepared: Prepared) -> None:
     """Read every file of a prepared folder and compare its sha256. Raises InputError for the first that differs."""
     for entry in _file_entries(prepared.manifest):
         if sha256(prepared.folder / entry["file"]) != entry["sha256"]:
-            raise damaged(prepared.folder / entry["file"], "does not have its recorded sha256")
+            raise damaged_file_error(prepared.folder / entry["file"], "does not have its recorded sha256")
 
 
 def _file_entries(part: Any) -> Iterator[dict[str, Any]]:
-    """Every entry of a file in a manifest, wherever it is."""
+    """Yield every entry of a file in a manifest."""
     if isinstance(part, dict):
         if {"file", "sha256"} <= part.keys():
             yield part
@@ -281,7 +281,7 @@ def _file_entries(part: Any) -> Iterator[dict[str, Any]]:
             yield from _file_entries(value)
 
 
-def damaged(path: Path, what: str) -> InputError:
+def damaged_file_error(path: Path, what: str) -> InputError:
     """Return the error for a file of a prepared folder; it says what to do."""
     return InputError(
         f"{path}: {what}; delete the folder {path.parent} and start again to prepare it again"

@@ -70,7 +70,7 @@ class WikiText(LanguageDataModule):
 
     @property
     def is_word_level(self) -> bool:
-        """Its published perplexities are per word, whatever the tokenizer."""
+        """True: published perplexities are per word for every tokenizer."""
         return True
 
     @property
@@ -110,14 +110,14 @@ class WikiText(LanguageDataModule):
         return {*SPLITS}
 
     def _found(self) -> Path | None:
-        """The Hub's files, or the published folder or archive, below the data root; None for none."""
+        """Return the Hub's files, or the published folder or archive, below the data root; None for none."""
         if self.source == "huggingface":
             return self.hub.path(self.data_root) if self.hub.is_complete(self.data_root) else None
         paths = (self.data_root / place / name for place in PLACES for name in (self.folder, f"{self.folder}-v1.zip"))
         return next((path for path in paths if path.exists()), None)
 
     def _file_of(self, split: str) -> str:
-        """A split's published file."""
+        """Return the name of a split's published file."""
         return f"wiki.{SPLITS[split][0]}.{'raw' if self.level == 'raw' else 'tokens'}"
 
     def _options(self) -> ReadOptions:

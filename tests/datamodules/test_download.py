@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from lra_ssm.datamodules import ListOps, Retrieval
-from lra_ssm.datamodules import download as download_module
 from lra_ssm.datamodules.download import (
     Hub,
     Remote,
@@ -21,7 +19,6 @@ from lra_ssm.datamodules.download import (
     unpack,
 )
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import LINES
 from tests.datamodules.image_helpers import write_tar
 from tests.datamodules.server import Site, serving
 
@@ -130,46 +127,15 @@ def test_archives_are_read_and_unpacked_whole_or_not_at_all(tmp_path: Path) -> N
 
 # -- LRA's archive -----------------------------------------------------------------------------------------------------
 
-PAIR = b"1.0\ta\tb\tsome text\tother\n0.0\ta\tb\tmore text\tyet another\n"
-
-
-def lra_archive(path: Path) -> Path:
-    """With some folders twice, as the published one has them; only the inner ones are complete."""
-    outer, inner = "lra_release", "lra_release/lra_release"
-    tables = {f"basic_{split}.tsv": "\n".join(["Source\tTarget", *rows]).encode() for split, rows in LINES.items()}
-    pairs = {f"tsv_data/new_aan_pairs.{split}.tsv": PAIR for split in ("train", "eval", "test")}
-    files = {f"{outer}/listops-1000/basic_train.tsv": b"another file"}
-    files |= {f"{inner}/listops-1000/{name}": data for name, data in tables.items()}
-    files |= {f"{inner}/{name}": data for name, data in pairs.items()}
-    return write_tar(path, files)
-
-
-@pytest.mark.parametrize(
-    ("cls", "folder", "counts"),
-    [
-        (ListOps, "listops-1000", {"train": 2, "val": 1, "test": 1}),
-        (Retrieval, "tsv_data", {"train": 2, "val": 2, "test": 2}),
-    ],
-)
-def test_datasets_of_lras_archive(tmp_path: Path, cls: type, folder: str, counts: Any, monkeypatch: Any) -> None:
-    root = tmp_path / "root"
-    with serving(lra_archive(tmp_path / "archive").read_bytes()) as site:
-        monkeypatch.setattr(download_module, "LRA", Remote(site.url, "lra_release.gz"))
-        module = cls(root=str(root), source="lra")
-        with pytest.raises(InputError, match="`lra-ssm prepare .*` downloads LRA's archive"):
-            module.prepare_data()
-        for _ in range(2):
-            module.fetch()
-        assert len(site.requests) == 1
-    module.prepare_data()
-    assert module.provenance()["examples"] == counts
-    assert [path.name for path in (root / "lra_release/lra_release").iterdir()] == [folder]
-
 
 def test_half_of_the_files_are_an_error(tmp_path: Path) -> None:
+    for place in ("lra_release/lra_release/x", "lra_release/x", "x", "own", ""):  # as unpacked, or as users move it
+        root = tmp_path / place.replace("/", "-") / "root"
+        (root / place).mkdir(parents=True)
+        (root / place / "a").touch()
+        assert find_lra(root, "x", ["a"], ["own"]) == root / place and find_lra(root, "y", ["b"]) is None
     (tmp_path / "lra_release/x").mkdir(parents=True)
     (tmp_path / "lra_release/x/a").touch()
-    assert find_lra(tmp_path, "x", ["a"]) == tmp_path / "lra_release/x" and find_lra(tmp_path, "y", ["a"]) is None
     with pytest.raises(InputError, match="lra_release/x/b: is missing; all of a, b are needed"):
         find_lra(tmp_path, "x", ["a", "b"])
 

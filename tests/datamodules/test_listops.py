@@ -139,20 +139,14 @@ def test_the_whole_published_setting(tmp_path: Path) -> None:
 # -- LRA's files -------------------------------------------------------------------------------------------------------
 
 
-def test_files_where_lra_or_users_put_them(tmp_path: Path) -> None:
-    for number, place in enumerate(["lra_release/lra_release/listops-1000", "listops-1000", "listops", ""]):
-        write_tsv(tmp_path / str(number) / place)
-        data = listops(tmp_path / str(number), source="lra")
-        assert data.prepared_folder.name.startswith("lra-")
-        assert words(data, "train") == ["[MAX 2 9 ]".split(), "[SM 7 [MIN 5 8 ] ]".split()]
-        train = data.prepared.split("train")
-        assert train["labels"].tolist() == [9, 2] and train["tokens"].dtype == np.uint8
-
-
 def test_a_folder_as_source_and_a_changed_file(tmp_path: Path) -> None:
-    files = write_tsv(tmp_path / "mine")
-    folder = listops(tmp_path / "root", source=str(files)).prepared_folder
-    assert folder.name.startswith("files-")
+    files = write_tsv(tmp_path / "root" / "listops-1000")
+    data, below = (listops(tmp_path / "root", source=source) for source in (str(files), "lra"))
+    folder = data.prepared_folder
+    assert folder.name.startswith("files-") and below.prepared_folder.name.startswith("lra-")
+    assert words(data, "train") == words(below, "train") == ["[MAX 2 9 ]".split(), "[SM 7 [MIN 5 8 ] ]".split()]
+    train = data.prepared.split("train")
+    assert train["labels"].tolist() == [9, 2] and train["tokens"].dtype == np.uint8
     spellings = b"Source\tTarget\r\n((([MAX 2)9)X)\t9\r\n[MIN 3 4 ]\t3"
     (files / "basic_val.tsv").write_bytes(spellings)
     second = listops(tmp_path / "root", source=str(files), max_length=12)
@@ -162,6 +156,10 @@ def test_a_folder_as_source_and_a_changed_file(tmp_path: Path) -> None:
     (files / "basic_test.tsv").unlink()
     with pytest.raises(InputError, match="basic_test.tsv: is missing; all of basic_train.tsv"):
         listops(tmp_path / "root", source=str(files))
+    with pytest.raises(
+        InputError, match="no files of ListOps .*`lra-ssm prepare listops --source=lra .*` downloads LRA's"
+    ):
+        listops(tmp_path / "absent", source="lra")
 
 
 @pytest.mark.parametrize(

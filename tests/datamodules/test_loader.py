@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules.batches import Batch
 from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.sequences import SequenceDataset
 from lra_ssm.datamodules.storage import Prepared
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import Tiny, tiny_dataset
+from tests.datamodules.helpers import Recorder, Tiny, tiny_dataset, trainer
 
 NUM_TRAIN, NUM_VAL, BATCH = 26, 6, 4
 NUM_BATCHES = 7
@@ -171,46 +170,6 @@ def test_state_of_other_data_is_refused(tiny: Prepared) -> None:
 # -- inside Lightning --------------------------------------------------------------------------------------------------
 
 
-class Data(L.LightningDataModule):
-    def __init__(self, tiny: Prepared, num_workers: int) -> None:
-        super().__init__()
-        self.tiny, self.num_workers = tiny, num_workers
-        self.train: ResumableLoader | None = None
-
-    def train_dataloader(self) -> ResumableLoader:
-        assert self.trainer is not None
-        total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
-        self.train = loader(self.tiny, self.num_workers, trained=lambda: total.completed)
-        return self.train
-
-    def val_dataloader(self) -> ResumableLoader:
-        return ResumableLoader(SequenceDataset(self.tiny.split("val")), EpochBatches(NUM_VAL, BATCH))
-
-    def teardown(self, stage: str | None = None) -> None:
-        if self.train is not None:
-            self.train.close()
-
-
-class Model(L.LightningModule):
-    """Its weight sums up what it was trained on, in an order-dependent way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
-        self.trained: list[list[int]] = []
-        self.validated: list[list[int]] = []
-
-    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        self.trained.append(batch.labels.tolist())
-        return (self.weight * batch.labels.double().mean()).sin()
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.validated.append(batch.labels.tolist())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
 class SaveEverywhere(L.Callback):
     """Writes a checkpoint in every hook where ModelCheckpoint or a signal may write one."""
 
@@ -227,16 +186,12 @@ class SaveEverywhere(L.Callback):
     on_validation_start = on_validation_end = on_train_epoch_end = save
 
 
-def fit(data: Any, path: Path | None = None, **settings: Any) -> Model:
+def fit(data: Any, path: Path | None = None, **settings: Any) -> Recorder:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    model = Model()
-    trainer = L.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, **settings,
-    )  # fmt: skip
+    model = Recorder()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(model, data, ckpt_path=path)
+        trainer(**settings).fit(model, data, ckpt_path=path)
     return model
 
 
@@ -260,26 +215,29 @@ OTHERS = [*((name, 0) for name in SETTINGS if (name, 0) not in USUAL), ("steps, 
     ("name", "num_workers"), [*USUAL, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
 )
 def test_lightning_resumes_exactly_everywhere(tiny: Prepared, tmp_path: Path, name: str, num_workers: int) -> None:
+    def run(path: Path | None = None, **more: Any) -> tuple[list[list[int]], float]:
+        data = Tiny(root=str(tiny.folder.parents[1]), batch_size=BATCH, shuffle_seed=7, num_workers=num_workers)
+        model = fit(data, path, **settings, **more)
+        return labels(model.batches), model.weight.item()
+
     settings, callback = SETTINGS[name], SaveEverywhere(tmp_path)
-    whole = fit(Data(tiny, num_workers), callbacks=[callback], **settings)
+    whole, weight = run(callbacks=[callback])
     per_epoch = settings.get("limit_train_batches", NUM_BATCHES)
-    assert len(whole.trained) == settings.get("max_steps", settings["max_epochs"] * per_epoch)
+    assert len(whole) == settings.get("max_steps", settings["max_epochs"] * per_epoch)
     saved = callback.saved if not num_workers else callback.saved[::5]
     for path, done in saved:
-        resumed = fit(Data(tiny, num_workers), path, **settings)
-        assert resumed.trained == whole.trained[done:], path.name
-        assert resumed.weight.item() == whole.weight.item(), path.name
+        assert run(path) == (whole[done:], weight), path.name
 
 
-def test_epochs_validation_and_loops_after_a_fit(tiny: Prepared, tmp_path: Path) -> None:
-    model = fit(Data(tiny, 0), max_epochs=2)
-    assert model.trained == epoch(0) + epoch(1) and model.validated == [[0, 1, 2, 3], [4, 5]] * 2
+def test_epochs_validation_and_loops_after_a_fit(tmp_path: Path) -> None:
     data = Tiny(root=str(tmp_path), batch_size=BATCH, shuffle_seed=7)
-    data.prepare_data()
-    assert fit(data, max_epochs=1, limit_train_batches=3, limit_val_batches=0).trained == epoch(0)[:3]
+    model = fit(data, max_epochs=2)
+    assert labels(model.batches) == epoch(0) + epoch(1) and labels(model.validated) == [[0, 1, 2, 3], [4, 5]] * 2
+    assert labels(fit(data, max_epochs=1, limit_train_batches=3, limit_val_batches=0).batches) == epoch(0)[:3]
     loading = data.train_dataloader()  # the trainer is still the data's, but trains no more
     assert [labels(loading), labels(loading)] == [epoch(0), epoch(1)]
     data.trainer = None  # a trainer that only has the loader
-    assert fit(data.train_dataloader(), max_epochs=2, limit_val_batches=0).trained == epoch(0) + epoch(1)
+    alone = fit(data.train_dataloader(), max_epochs=2, limit_val_batches=0)
+    assert labels(alone.batches) == epoch(0) + epoch(1)
     overfit = fit(data, max_epochs=2, overfit_batches=2)
-    assert overfit.trained == labels(data.open_split("train").batch(np.arange(n, n + 4), 0) for n in (0, 4)) * 2
+    assert labels(overfit.batches) == labels(data.open_split("train").batch(np.arange(n, n + 4), 0) for n in (0, 4)) * 2

@@ -46,17 +46,20 @@ def pairs(data: Retrieval, name: str) -> list[tuple[int, str, str]]:
     return list(zip(split["labels"].tolist(), texts[::2], texts[1::2], strict=True))
 
 
-def test_what_is_prepared_from_each_place(tmp_path: Path) -> None:
-    for number, place in enumerate(["lra_release/lra_release/tsv_data", "tsv_data", "aan", ""]):
-        root = tmp_path / str(number)
-        write_files(root / place)
-        data = prepared(root)
-        assert data.prepared_folder.name.startswith("lra-")
-        assert pairs(data, "train") == [
-            (1, '"We present a', 'parser" is "here'),
-            (0, '"An open quote', "the second"),
-            (1, "", "\"ends here\" ''"),
-        ]
+def test_what_is_prepared(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match="no files of Retrieval .*`lra-ssm prepare retrieval .*` downloads LRA's archive"
+    ):
+        prepared(tmp_path)
+    root = tmp_path / "root"
+    write_files(root / "aan")
+    data = prepared(root)
+    assert data.prepared_folder.name.startswith("lra-")
+    assert pairs(data, "train") == [
+        (1, '"We present a', 'parser" is "here'),
+        (0, '"An open quote', "the second"),
+        (1, "", "\"ends here\" ''"),
+    ]
     counted = "".join(text for _, *texts in pairs(data, "train") for text in texts)
     expected = sorted(set(counted), key=lambda character: (-counted.count(character), character))
     assert data.manifest()["vocabulary"] == [*SPECIALS, *expected]  # of the training texts

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
 
 from lra_ssm.datamodules import (
     MNIST,
@@ -34,6 +33,7 @@ from lra_ssm.datamodules import (
     Text,
     WikiText,
 )
+from tests.datamodules.helpers import Recorder, trainer
 from tests.datamodules.image_helpers import cifar_batches, mnist_files, pictures, write_files
 
 REAL = Path(os.environ.get("LRA_SSM_TEST_DATA", "/nowhere")) / "wikitext-2"
@@ -219,32 +219,9 @@ CASES: dict[str, Any] = {
 # -- what they give ----------------------------------------------------------------------------------------------------
 
 
-class Recorder(LightningModule):
-    """Keeps the batches that it is trained on; writes the digest of a rank's into `folder`."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.weight, self.batches, self.folder = torch.nn.Parameter(torch.zeros(())), list[Any](), folder
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        self.batches.append(batch)
-        return self.weight * 1.0
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-    def on_train_end(self) -> None:
-        (self.folder / f"rank {self.global_rank}").write_text(f"{len(self.batches)}:{digest(self.batches)}")
-
-
-def trainer(folder: Path, **settings: Any) -> Trainer:
-    return Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                   enable_model_summary=False, limit_val_batches=0, default_root_dir=folder, **settings)  # fmt: skip
-
-
 def trained(data: Any, steps: int, folder: Path, from_file: Path | None = None) -> list[Any]:
     """Return the batches of a run up to so many steps, and write its checkpoint to folder/<steps>.ckpt."""
-    model, fit = Recorder(folder), trainer(folder, max_steps=steps)
+    model, fit = Recorder(), trainer(max_steps=steps, limit_val_batches=0, default_root_dir=folder)
     fit.fit(model, datamodule=data, ckpt_path=from_file, weights_only=False)
     fit.save_checkpoint(folder / f"{steps}.ckpt")
     return model.batches
@@ -287,10 +264,18 @@ def test_workers_change_no_batch(case, tmp_path):
     assert loaded(CASES[case](tmp_path, num_workers=2)).items() <= EXPECTED[case].items()
 
 
+class Writer(Recorder):
+    """Writes the digest of a rank's batches."""
+
+    def on_train_end(self) -> None:
+        folder = Path(self.trainer.default_root_dir)
+        (folder / f"rank {self.global_rank}").write_text(f"{len(self.batches)}:{digest(self.batches)}")
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_two_processes_share_the_batches(tmp_path):
-    fit = trainer(tmp_path, max_epochs=2, devices=2, strategy="ddp_fork")
-    fit.fit(Recorder(tmp_path), datamodule=listops(tmp_path))
+    settings = {"max_epochs": 2, "devices": 2, "strategy": "ddp_fork", "limit_val_batches": 0}
+    trainer(default_root_dir=tmp_path, **settings).fit(Writer(), datamodule=listops(tmp_path))
     for rank in ("rank 0", "rank 1"):
         batches, expected = EXPECTED["listops"][rank].split(":")
         assert (tmp_path / rank).read_text() == f"{2 * int(batches)}:{expected}"

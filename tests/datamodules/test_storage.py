@@ -172,9 +172,7 @@ def test_the_root_is_argument_then_environment_then_data(tmp_path: Path, monkeyp
     assert resolve_root("here") == tmp_path / "here"
     assert not list(tmp_path.iterdir())
 
-
-def test_the_root_is_created_if_only_it_is_missing(tmp_path: Path) -> None:
-    for _ in range(2):
+    for _ in range(2):  # it is created if only it is missing
         ensure_root(tmp_path / "root")
     with pytest.raises(InputError, match="cannot be created .No such file or directory.; its parent"):
         ensure_root(tmp_path / "absent" / "root")

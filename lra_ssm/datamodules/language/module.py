@@ -1,4 +1,4 @@
-"""What the data modules of text for language models have in common: tokens prepared once, windows, a tokenizer.
+"""Base of the data modules of text for language models: tokens prepared once, windows, a tokenizer.
 
 L length of a window.
 """
@@ -26,7 +26,7 @@ from lra_ssm.errors import InputError
 class LanguageDataModule(PreparedData):
     """Text that is prepared once, as tokens. Batches are `batches.TokenBatch` of `windows.Windows` or `Streams`.
 
-    A dataset gives `sources`, `corpus`, and `fetch_files` where its files can be downloaded.
+    A dataset defines `sources`, `corpus`, and `fetch_files` where its files can be downloaded.
 
     Args:
         tokenizer: "bytes", "characters", "words" (the end of a line is a token), "bpe:16000" (trained on the training
@@ -68,7 +68,7 @@ class LanguageDataModule(PreparedData):
         named = self.spec.kind in ("file", "hub")
         self.require(self.end_of_text is None or named, "end_of_text", "is only for a tokenizer.json")
 
-    # -- what a dataset gives --------------------------------------------------------------------------------------
+    # -- what a dataset defines --------------------------------------------------------------------------------------
 
     @abstractmethod
     def corpus(self) -> list[Input]:
@@ -93,7 +93,7 @@ class LanguageDataModule(PreparedData):
 
     @cached_property
     def _identity(self) -> str:
-        """What stands for the tokenizer: wherever a file is, its digest."""
+        """The identity of the tokenizer; for a file its digest."""
         return self.spec.identity()
 
     @cached_property
@@ -106,7 +106,7 @@ class LanguageDataModule(PreparedData):
         return {**super().source_digests(), **own}
 
     def source_digests(self) -> dict[str, str]:
-        return self._digests  # of many files: looked at once
+        return self._digests  # computed once: there may be many files
 
     def files(self) -> list[Path]:
         return [path for each in self._corpus for path in each.paths]
@@ -122,7 +122,7 @@ class LanguageDataModule(PreparedData):
         try:
             preparation.tokenize()
             self._finish(folder)
-        except InputError:  # another corpus or tokenizer will do; these parts are of no use
+        except InputError:  # the next preparation will use another corpus or tokenizer: these parts are useless
             shutil.rmtree(self.parts_folder, ignore_errors=True)
             raise
 

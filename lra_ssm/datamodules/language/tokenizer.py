@@ -1,16 +1,15 @@
-"""Texts as tokens of one flat array, and back: bytes, characters, words, subwords.
+"""Tokenizers: texts to one flat array of tokens, and back.
 
 - bytes: ids 0–255 are the bytes of the UTF-8, 256 ends a text.
 - characters: `<eos>` 0, `<unk>` 1, then those of the training texts, the most frequent first, equally frequent ones by
   code point; every one that they hold (min_freq 1).
-- words, as state-spaces/s4 (src/dataloaders/lm.py) and transformer-xl (utils/vocabulary.py) have them: split at white
-  space, case kept; the end of a line, id 0, ends every line, blank ones too, and thereby the text; then by falling
-  frequency in the training texts, equally frequent ones by first occurrence. `<unk>` is one of these words as WikiText
-  has it; where the training texts do not hold it, it has the last id. A tokenizer.json of the model WordLevel.
-- bpe: a byte-level BPE made of the training texts (Sennrich et al. 2016; the bytes as GPT-2 has them, Radford et al.
+- words, as in state-spaces/s4 (src/dataloaders/lm.py) and transformer-xl (utils/vocabulary.py): split at white space,
+  case kept. Id 0 is the end of a line, which ends every line, blank ones too, and thereby the text. Words follow by
+  falling frequency in the training texts, equally frequent ones by first occurrence. `<unk>` is one of these words, as
+  in WikiText; if the training texts do not have it, it gets the last id. A tokenizer.json of the model WordLevel.
+- bpe: a byte-level BPE trained on the training texts (Sennrich et al. 2016; the bytes as GPT-2 has them, Radford et al.
   2019): the same file for the same texts however they are cut or computed.
 - any tokenizer.json of Hugging Face's `tokenizers`, a file or from the Hub.
-
 """
 
 import hashlib
@@ -32,7 +31,7 @@ from lra_ssm.files import replacing
 VOCABULARY, TOKENIZER = "vocabulary.json", "tokenizer.json"
 EOS, UNK, LINE_END = "<eos>", "<unk>", "\n"
 END_OF_TEXT = "<|endoftext|>"  # of a BPE that is made here
-# What well-known tokenizers call the end of a text, the most particular first.
+# End-of-text tokens of well-known tokenizers, the most specific first.
 KNOWN_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "[EOS]", "[SEP]", "<|im_end|>")
 _CODE_POINTS = 0x110000  # Unicode has no more
 
@@ -45,14 +44,14 @@ class Encoded(NamedTuple):
 
 
 class TextTokenizer(ABC):
-    """Makes tokens of texts, which are whole documents or segments of them.
+    """Encodes texts, which are whole documents or segments of them.
 
     Equal tokenizers have equal digests and equal end_of_text.
 
     Attributes:
         vocab_size: tokens are 0 … vocab_size − 1.
-        end_of_text: the token that ends a document. Only the ends of documents (with words, of lines) become it,
-            whatever a text says.
+        end_of_text: the token that ends a document. Only ends of documents (with words, of lines) become this token; a
+            text that spells it out does not.
         end_of_text_name: the same as text.
         file: what `save` writes.
         dtype: of tokens, the smallest of uint8, uint16, uint32 that holds them.
@@ -168,8 +167,8 @@ class ByteTokenizer(TextTokenizer):
 class SubwordTokenizer(TextTokenizer):
     """A tokenizer.json. Special tokens in a text are text; its own truncation, padding and dropout are switched off.
 
-    Nothing is put before or behind a text but end_of_text. A vocabulary of whole words with the token "\\n" ends every
-    line with it, and thereby the text.
+    Only end_of_text is added to a text. A vocabulary of whole words with the token "\\n" ends every line with it, and
+    thereby the text.
 
     Args:
         data: the file's content.
@@ -193,7 +192,7 @@ class SubwordTokenizer(TextTokenizer):
         unknown = model.get("unk_token"), model.get("unk_id")  # by name, or in a Unigram model by id
         self._unknown = vocabulary.get(unknown[0] or "", unknown[1])
         first = self._tokenizer.encode("a")
-        before = takewhile(lambda of: of[1], zip(first.ids, first.special_tokens_mask, strict=True))
+        before = takewhile(lambda pair: pair[1], zip(first.ids, first.special_tokens_mask, strict=True))
         self.prefix = tuple(id_ for id_, _ in before)
         if not self.ends_lines:
             self._tokenizer.add_special_tokens([self.end_of_text_name])  # if it is not yet: a text could end itself
@@ -213,7 +212,7 @@ class SubwordTokenizer(TextTokenizer):
             tokens = np.array(encoding.ids, self.dtype)
             if not self.ends_lines and self.end_of_text in tokens:
                 end = self.end_of_text_name
-                raise InputError(f"{self._name}: makes its end-of-text {end!r} of a text; give another end_of_text")
+                raise InputError(f"{self._name}: turns a text into its end-of-text {end!r}; give another end_of_text")
             yield tokens
 
     def decode(self, ids: Iterable[int] | Array) -> str:
@@ -233,7 +232,7 @@ class SubwordTokenizer(TextTokenizer):
         return self._data
 
     def _end_of_text(self, given: str | int | None, named: str | None, vocabulary: dict[str, int]) -> str:
-        """Which token of the vocabulary ends texts."""
+        """Return the token of the vocabulary that ends texts."""
         by_id: dict[Any, str] = {id_: token for token, id_ in vocabulary.items()}
         wanted = (named, *KNOWN_END_TOKENS) if given is None else (by_id.get(given, given),)
         for token in wanted:
@@ -266,7 +265,7 @@ def _read(data: bytes, name: str) -> Any:
     return tokenizer
 
 
-# -- made from texts ---------------------------------------------------------------------------------------------------
+# -- trained on texts --------------------------------------------------------------------------------------------------
 
 
 def words_of(words: Sequence[str]) -> SubwordTokenizer:
@@ -281,7 +280,7 @@ def words_of(words: Sequence[str]) -> SubwordTokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
-    """A BPE of so many tokens, or of small texts fewer: all that occur as pairs."""
+    """Return a BPE of `vocab_size` tokens, or fewer for small texts: all that occur as pairs."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     _use_threads()

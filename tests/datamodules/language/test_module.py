@@ -14,6 +14,7 @@ from lra_ssm.datamodules.language.prepare import TextCounts
 from lra_ssm.datamodules.loader import ResumableLoader
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checks import check_tokenizer
+from tests.datamodules.helpers import Recorder, trainer
 from tests.datamodules.language.helpers import END, MadeUp
 from tests.runner import in_process
 
@@ -134,42 +135,27 @@ def test_the_summary_has_a_row_for_each_source(tmp_path: Path, capsys: pytest.Ca
 # -- in a Trainer (test_same_batches.py resumes in the middle of an epoch) -----------------------------------------
 
 
-class Model(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-
-    def training_step(self, batch: TokenBatch, _: int) -> torch.Tensor:
-        return self.weight * batch.inputs.double().mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def fit(data: Any, steps: int, folder: Path, start: Path | None = None) -> L.Trainer:
-    trainer = L.Trainer(
-        accelerator="cpu", max_steps=steps, max_epochs=-1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0, default_root_dir=folder,
-    )  # fmt: skip
-    trainer.fit(Model(), datamodule=data, ckpt_path=start, weights_only=True)
-    return trainer
+def fit(data: Any, steps: int, start: Path | None = None) -> L.Trainer:
+    fitting = trainer(max_steps=steps, limit_val_batches=0)
+    fitting.fit(Recorder(), datamodule=data, ckpt_path=start, weights_only=True)
+    return fitting
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_checkpoint_has_its_tokenizer_and_refuses_other_data(tmp_path: Path) -> None:
     data, path = MadeUp(root=str(tmp_path)), tmp_path / "a.ckpt"
-    fit(data, 2, tmp_path).save_checkpoint(path)
+    fit(data, 2).save_checkpoint(path)
     stored = torch.load(path, weights_only=True)["MadeUp"]["tokenizer"]
     assert stored == {
         "file": "tokenizer.json", "sha256": data.tokenizer_digest, "text": "{}", "end_of_text": data.end_of_text_id,
     }  # fmt: skip
     check_tokenizer(path, data)
     with pytest.raises(InputError, match="the checkpoint was written with isolate True, this run has False"):
-        fit(MadeUp(root=str(tmp_path), isolate=False), 4, tmp_path, path)
+        fit(MadeUp(root=str(tmp_path), isolate=False), 4, path)
     other = prepared(tmp_path, tokenizer_text='{"other": 1}')
     ours = data.tokenizer_digest[:12]
     message = rf"the checkpoint's tokenizer \(sha256 {ours}…, end of text 299\) is not the data's \({other.root}"
     with pytest.raises(InputError, match=message):
-        fit(other, 4, tmp_path, path)
+        fit(other, 4, path)
     with pytest.raises(InputError, match=f"^{path}: {message}"):
         check_tokenizer(path, other)

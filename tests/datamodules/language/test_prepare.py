@@ -116,17 +116,12 @@ def test_shards_in_any_order_and_a_merge_give_what_one_process_gives(texts, once
     (parts,) = unfinished(data)
     assert main(["prepare", "--summary", f"--root={tmp_path}"]) == 0
     assert f"not finished: {parts}" in capsys.readouterr().out
-    assert main([*options, "--shard=1/2"]) == main([*options, "--merge"]) == 0
+    assert main(["prepare", "--clean", f"--root={tmp_path}"]) == 0 and not unfinished(data)
+    assert main([*options, "--shard=2/2"]) == main([*options, "--shard=1/2"]) == main([*options, "--merge"]) == 0
     printed = capsys.readouterr().out
     assert "parts are made; --merge puts them together" in printed and "lightning fit" in printed
     assert f"{data.prepared_folder}: corpus (files): " in printed
     assert contents(data) == contents(once) and not unfinished(data)
-
-
-def test_clean_removes_unfinished_parts(texts, tmp_path):
-    data = corpus(tmp_path, texts)
-    data.tokenize((1, 2))
-    assert main(["prepare", "--clean", f"--root={tmp_path}"]) == 0 and not unfinished(data)
 
 
 def prepare_and_die(arguments: list[str]) -> int:

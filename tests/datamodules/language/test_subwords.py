@@ -119,7 +119,7 @@ def test_which_token_ends_a_text(words, config, given, want, tmp_path):
 
 def test_texts_that_become_the_end_or_no_token_are_refused():
     """The end may be the unknown token, or one that the file calls no special token."""
-    with pytest.raises(InputError, match=r"tokenizer\.json: makes its end-of-text '</s>' of a text"):
+    with pytest.raises(InputError, match=r"tokenizer\.json: turns a text into its end-of-text '</s>'"):
         opened(word_level("</s>", "a")).encode(["a new"], [True])
     content = word_level("</s>", "a")
     content["model"]["unk_token"] = "gone"
