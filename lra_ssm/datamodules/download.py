@@ -97,7 +97,7 @@ def _wrong(file: Remote, path: Path) -> str:
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, Iterator[tarfile.TarInfo]]]:
+def _open_archive(archive: Path) -> Iterator[tuple[tarfile.TarFile, Iterator[tarfile.TarInfo]]]:
     """Open a tar archive and its members in order, with a progress bar. Raises InputError if it is damaged."""
 
     def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -125,7 +125,7 @@ def read_archive(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple
     Raises:
         InputError: the archive is missing or damaged.
     """
-    with _opened(archive) as (tar, members):
+    with _open_archive(archive) as (tar, members):
         for member in members:
             if member.isfile() and wanted(member.name):
                 file = tar.extractfile(member)
@@ -139,7 +139,7 @@ def unpack(archive: Path, below: str, target: Path) -> None:
     Raises:
         InputError: the archive is missing, damaged, has a member that leads out of it, or has no such folder.
     """
-    with _opened(archive) as (tar, members), new_folder(target) as folder:
+    with _open_archive(archive) as (tar, members), new_folder(target) as folder:
         for member in members:
             if member.name.removeprefix("./").startswith(f"{below}/") and not member.isdir():
                 inside = member.replace(name=member.name.partition(f"{below}/")[2])

@@ -154,9 +154,6 @@ def test_slimpajama_keeps_its_sources_and_splits(tmp_path: Path) -> None:
     for name in ("documents", "tokens", "bytes"):
         assert sum(source[name] for source in by_source.values()) == splits["train"][name]
     assert data.manifest()["tokenizer"]["specification"] == "bpe:300"
-    assert data.text_counts("train").bytes == splits["train"]["bytes"]
-    batch = next(iter(data.train_dataloader()))
-    assert batch.inputs.shape == (4, 128) and int(batch.inputs.max()) < 300
 
 
 def test_slimpajama_that_is_not_whole(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from lra_ssm.datamodules.batches import NOT_SCORED as NO
 from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
-from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.loader import EpochBatches
 from lra_ssm.datamodules.storage import Split
 from lra_ssm.errors import InputError
 from tests.datamodules.language.helpers import END, documents, text_split
@@ -129,16 +129,3 @@ def test_streams_without_isolation_are_reset_only_at_their_beginning(tmp_path: P
     first, *others = [dataset.batch(np.array(b), 0) for b in EpochBatches(len(dataset), 2).batches(0)]
     assert first.reset is not None and first.reset.tolist() == [[True] + [False] * 7] * 2
     assert len(others) == 3 and all(batch.reset is None for batch in others)
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_together_have_the_batches_of_one(tmp_path: Path, world_size: int) -> None:
-    dataset = Streams(text_split(tmp_path / "data", documents([5, 1, 1, 40, 3, 17, 2, 30, 1, 64])), END, 7, 4)
-    whole = [rows_of(batch) for batch in ResumableLoader(dataset, EpochBatches(len(dataset), 4))]
-    ranks = [
-        [rows_of(batch) for batch in ResumableLoader(dataset, EpochBatches(len(dataset), 4, None, rank, world_size))]
-        for rank in range(world_size)
-    ]
-    for number, batch in enumerate(whole):
-        assert [batch[rank::world_size] for rank in range(world_size)] == [rank[number] for rank in ranks]
-    assert {len(rank) for rank in ranks} == {len(whole)}
