@@ -86,8 +86,7 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
     num_workers: int = setting(default=0, affects="nothing")
     pin_memory: bool | None = setting(default=None, affects="nothing")
 
-    # Its folder below the data root; default: the class's name in lower case.
-    dataset: str = field(default="", init=False)
+    dataset: str = field(default="", init=False)  # its folder below the root; "" for the class's name in lower case
     # What batches hold: class attributes of a dataset, or set when a module is made.
     num_classes: int | None = field(default=None, init=False)  # of examples or of targets
     class_names: tuple[str, ...] | None = field(default=None, init=False)
@@ -257,7 +256,7 @@ class PreparedData(DataModule):
         self._prepared: Prepared | None = None
         self.require(self.limit is None or self.limit >= 1, "limit", "must be at least 1")
 
-    # -- what a dataset defines --------------------------------------------------------------------------------------
+    # -- what a dataset defines ------------------------------------------------------------------------------------
 
     @abstractmethod
     def build(self, folder: Path) -> None:

@@ -68,7 +68,7 @@ class LanguageDataModule(PreparedData):
         named = self.spec.kind in ("file", "hub")
         self.require(self.end_of_text is None or named, "end_of_text", "is only for a tokenizer.json")
 
-    # -- what a dataset defines --------------------------------------------------------------------------------------
+    # -- what a dataset defines ------------------------------------------------------------------------------------
 
     @abstractmethod
     def corpus(self) -> list[Input]:
