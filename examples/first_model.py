@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A first model, from its layers to its memory
 #
-# Build a classifier in Python, train it on short ListOps, look at what it remembers, save it, and replace our layer with
-# your own. As a notebook: first_model.ipynb; as a script: `python examples/first_model.py`, less than two minutes on two
-# cores. Data and runs go into the working folder.
+# Build a classifier in Python, train it on short ListOps, look at what it remembers, save it, and replace our layer
+# with your own. As a notebook: first_model.ipynb; as a script: `python examples/first_model.py`, less than two minutes
+# on two cores. Data and runs go into the working folder.
 
 # %%
 import os
