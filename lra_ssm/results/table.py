@@ -230,7 +230,7 @@ def results_table(groups: Sequence[Group], records: Iterable[RunRecord]) -> Tabl
             "time a run": "?" if seconds is None else duration(seconds, bool(g.counted.at_least.any())),
             "published": g.row.figure if g.row else NONE,
             "difference": NONE if g.difference is None else f"{g.difference:+.{g.decimals}f}",
-            "notes": ", ".join(letters[note] for note in g.notes),
+            "notes": ",".join(letters[note] for note in g.notes),
         })  # fmt: skip
     frame = pd.DataFrame(lines)
     unused = ["metric"] * (len(metrics) == 1) + ["published", "difference"] * (not any(g.row for g in groups))

@@ -213,7 +213,7 @@ def test_a_row_has_the_published_one_next_to_it(tmp_path):
     assert row == {
         "task": "listops", "model": "b2s6", "test/accuracy, % ± std": "64.00 ± 1.00", "seeds": "3 of 4",
         "parameters": "1,234", "steps": "80,000", "time a run": "10.0 min", "published": "63.85 ± 0.45",
-        "difference": "+0.15", "notes": "a, b",
+        "difference": "+0.15", "notes": "a,b",
     }  # fmt: skip
     assert notes[0].startswith("a: 1 of 4 runs not counted: ") and notes[0].endswith("failed: the disk is full")
     assert notes[1] == "b: data.source is generated, the published figure has lra"
