@@ -59,7 +59,7 @@ def test_other_settings_data_and_starting_weights_are_other_rows(tmp_path):
     splits = {"train": {"arrays": {"x": {"file": "a", "sha256": "1"}}}}
     make_run(tmp_path, seed=1, value=0.3, data={**DATA, "splits": splits})
     for digest, value in (("abc", 0.1), ("def", 0.15)):
-        make_run(tmp_path, seed=1, value=value, inputs={"data": {}, "weights": {"start.ckpt": [digest, 1, 2]}})
+        make_run(tmp_path, seed=1, value=value, weights={"start.ckpt": digest})
     # It does not know its data.
     make_run(tmp_path, seed=2, status="failed", reason="no room", tested=False, data={}, changes={LR: 0.02})
     found = group(tmp_path)
