@@ -7,7 +7,8 @@ from lra_ssm.runs import run
 from lra_ssm.runs.curves import draw_curves
 from tests.runner import FIT, SHORT, everything_below, fail, only_run, run_here, succeed
 
-METRICS = """step,epoch,train/loss,train/accuracy,lr/base,lr/no_decay,lr/delta,train/samples_per_s,val/f1,val/loss,val/accuracy
+METRICS = """\
+step,epoch,train/loss,train/accuracy,lr/base,lr/no_decay,lr/delta,train/samples_per_s,val/f1,val/loss,val/accuracy
 0,0,2.5,0.1,0.0,0.0,0.0,9.0,,,
 1,0,nan,0.2,0.1,0.1,0.01,9.0,,,
 1,0,,,,,,,0.4,2.25,0.5
