@@ -99,7 +99,7 @@ def pieces(request, monkeypatch):
     """Small pieces, so that short inputs cross them."""
     if request.param:
         monkeypatch.setattr(eager, "STEPS", 16)
-        monkeypatch.setattr(eager_ssd, "NUMBERS", 1)
+        monkeypatch.setattr(eager_ssd, "CHUNKS", 1)
 
 
 def cut(of: Operator, inputs: Inputs, start: int, stop: int) -> Inputs:

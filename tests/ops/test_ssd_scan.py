@@ -49,7 +49,7 @@ def agree(inputs, rtol=1e-9, **flags):
         optional=[(), ("D",), OPTIONAL], rest=False,
     )  # fmt: skip
 def test_against_the_loop(L, chunk_size, G, with_reset, optional, monkeypatch):
-    monkeypatch.setattr(eager_ssd, "NUMBERS", 3 * 4 * 16 * 16)  # pieces of three chunks of 16 positions
+    monkeypatch.setattr(eager_ssd, "CHUNKS", 3)
     inputs = make(L=L, G=G, optional=optional)
     agree(inputs, chunk_size=chunk_size, reset=random_reset(2, L) if with_reset else None)
 

@@ -1,9 +1,10 @@
 """The scan of Mamba-2 as matrix products, by PyTorch on any device (Dao & Gu 2024, section 6).
 
 A chunk of Q positions is one product with a lower triangular matrix of decays; what a chunk adds to the state is
-another; from these a recurrence over chunks makes the states at their beginnings; a last product brings them to the
-positions.  The decays are exponentials of sums of delta A over the positions in between, which are never positive; the
-sums are differences of float64 running sums, so that a strong decay takes no precision from what comes after it.
+another; the states at the chunks' beginnings follow from those by a recurrence over chunks, again a triangular
+product; a last one brings them to the positions.  The decays are exponentials of sums of delta A over the positions in
+between, which are never positive; the sums are differences of float64 running sums, so that a strong decay takes no
+precision from what comes after it.
 
 A call is computed piece by piece: a number of rows of the batch, a number of positions with the state carried on.  Kept
 for backward are the inputs and the states at the pieces' beginnings; the rest is computed a second time.
@@ -26,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from lra_ssm.ops.ssd_inputs import SSDInputs
 from lra_ssm.ops.tensors import recompute, without_autocast, without_nonfinite
 
+CHUNKS = 64  # K of a piece at most: the recurrence over chunks takes K² products
 # Numbers of a piece's decays at most: what a CPU's cache holds; on a GPU (not measured) what its memory can spare.
 NUMBERS, NUMBERS_ELSEWHERE = 1 << 18, 1 << 26
 
@@ -87,31 +89,34 @@ def _run_piece(
         x = x.reshape(batch, K, Q, H * P).transpose(2, 3).contiguous().view(batch, K, H, P, Q)
         delta = delta.reshape(batch, K, Q, H).transpose(2, 3)  # (batch, K, H, Q)
         B, C = (t.reshape(batch, K, Q, G, N).transpose(2, 3) for t in (B, C))  # (batch, K, G, Q, N)
-        within = (delta * A.unsqueeze(-1)).double().cumsum(-1)  # sums of delta A (batch, K, H, Q)
-        document = begun = ended = None
+        # Running sums of delta A within chunks (batch, K, H, Q), and over whole chunks (batch, H, K + 1).
+        within = (delta * A.unsqueeze(-1)).double().cumsum(-1)
+        over = F.pad(within[..., -1].transpose(1, 2).cumsum(-1), (1, 0))
+        document = at_ends = begun = ended = None
         if reset is not None:
             document = F.pad(reset, (0, missing)).long().cumsum(1).reshape(batch, K, 1, Q)  # the state is of document 0
-            at_ends = document[..., -1:]
-            begun, ended = document != F.pad(at_ends[:, :-1], (0, 0, 0, 0, 1, 0)), document != at_ends
+            at_ends = F.pad(document[..., -1].transpose(1, 2), (1, 0))  # (batch, 1, K + 1)
+            begun = document != at_ends[..., :-1].transpose(1, 2).unsqueeze(-1)
+            ended = document != document[..., -1:]
         v = x * delta.unsqueeze(-2)
 
         # What every chunk adds to the state, and the states at the chunks' beginnings and at the end.
-        from_begin, to_end = _factors(within, begun, dtype), _factors(within[..., -1:] - within, ended, dtype)
+        to_end = _factors(within[..., -1:] - within, ended, dtype)
         added = (v * to_end).view(batch, K, G, H // G * P, Q) @ B  # (batch, K, G, R P, N)
-        states = [state.flatten(2)]
-        for added_k, decay in zip(added.view(batch, K, H, P * N).unbind(1), from_begin[..., -1].unbind(1), strict=True):
-            states.append(torch.addcmul(added_k, decay, states[-1]))
-        beginnings = torch.stack(states[:-1], 1).view(added.shape)
+        sums = torch.cat([state.reshape(batch, 1, H, P * N), added.view(batch, K, H, P * N)], 1).transpose(1, 2)
+        links = _Mixing.apply(over, over.new_ones(1, 1, 1, 1, dtype=dtype), _hidden(K + 1, at_ends, x.device))
+        beginnings, last = (links @ sums).split([K, 1], 2)
 
         # What the state at a chunk's beginning brings to its positions, and what they bring to each other.
-        carried = (beginnings @ C.transpose(-1, -2)).view(x.shape)
+        beginnings = beginnings.transpose(1, 2).reshape(added.shape)
+        carried = (beginnings @ C.transpose(-1, -2)).view(x.shape) * _factors(within, begun, dtype)
         scores = (C @ B.transpose(-1, -2)).unsqueeze(3)  # (batch, K, G, 1, Q, Q)
         mixing = _Mixing.apply(within, scores, _hidden(Q, document, x.device))
-        y = torch.addcmul(v @ mixing.transpose(-1, -2), carried, from_begin)
+        y = torch.baddbmm(carried.flatten(0, 2), v.flatten(0, 2), mixing.flatten(0, 2).transpose(1, 2)).view(x.shape)
         if D is not None:
             y = torch.addcmul(y, D[:, None, None], x)
         y = y.view(batch, K, H * P, Q).transpose(2, 3).reshape(batch, K * Q, H, P)
-        return y[:, :L].to(own), states[-1].view(state.shape)
+        return y[:, :L].to(own), last.reshape(state.shape)
 
 
 def _chunk(x: Tensor, N: int) -> int:
@@ -124,7 +129,7 @@ def _piece_size(x: Tensor, Q: int) -> tuple[int, int]:
     """How many rows and positions a piece has: of several rows all positions."""
     _, L, H, _ = x.shape
     chunks = max(1, (NUMBERS if x.device.type == "cpu" else NUMBERS_ELSEWHERE) // (H * Q * Q))
-    length = min(chunks, -(-L // Q)) * Q
+    length = min(chunks, CHUNKS, -(-L // Q)) * Q
     return (max(1, chunks * Q // length), L) if length >= L else (1, length)
 
 
