@@ -191,6 +191,18 @@ def test_a_row_of_many_differences_names_the_rest_in_its_note(tmp_path):
     assert [*found.frame.iloc[1, 2:6]] == 4 * ["0.77"] and "differs also in weight_decay=0.77" in str(found.notes)
 
 
+def test_a_task_of_another_class_has_its_own_column(tmp_path):
+    make_run(tmp_path)
+    make_run(tmp_path, changes={"model.class_path": "my.Task"})
+    assert table(tmp_path).frame[["model", "--model"]].to_numpy().tolist() == [
+        ["s4d", "Classification"],
+        ["s4d", "my.Task"],
+    ]
+    assert {row["--model"] for row in csv.DictReader(io.StringIO(runs_csv(runs_frame(read(tmp_path)))))} == {
+        "Classification", "my.Task"
+    }  # fmt: skip
+
+
 def test_models_of_other_sizes_are_named(tmp_path):
     make_run(tmp_path, parameters=1000)
     make_run(tmp_path, "lra/listops/b2s6", parameters=1090)
