@@ -244,7 +244,7 @@ class PreparedData(DataModule):
         limit: at most this many examples in each split, the first ones, for trials; None for all.
     """
 
-    sources: ClassVar[tuple[str, ...]] = ()  # names that are no path
+    sources: ClassVar[tuple[str, ...]] = ()  # names that are not paths
     content_version: ClassVar[int] = 1  # raise it when the same settings give other data than before
 
     root: str | None = setting(default=None, affects="nothing")

@@ -90,7 +90,7 @@ def from_one_layer(A: Tensor, B: Tensor, C: Tensor, n_layers: int) -> Stack:
     """The K layers of which `one_layer` makes this; eigenvalues must not be 0.
 
     B_k and C_{k-1} are determined up to a factor that goes from one to the other: the entry of B_k with the largest
-    weight is 1 for k > 1.  Raises ValueError where A, B and C are those of no stack of `n_layers` layers.
+    weight is 1 for k > 1.  Raises ValueError where A, B and C do not belong to a stack of `n_layers` layers.
     """
     M = A.shape[-1]
     if M % n_layers:
@@ -111,7 +111,7 @@ def from_one_layer(A: Tensor, B: Tensor, C: Tensor, n_layers: int) -> Stack:
         torch.allclose(got, given, rtol=1e-6, atol=1e-9 * float(given.abs().max()))
         for got, given in zip(one_layer(*stack), (A, B, C), strict=True)
     ):
-        raise ValueError(f"from_one_layer: the system is no stack of {n_layers} layers of {N} states")
+        raise ValueError(f"from_one_layer: the system is not a stack of {n_layers} layers of {N} states")
     return stack
 
 

@@ -190,7 +190,7 @@ def test_normalization_is_the_one_of_figure_2():
         (lambda r, B, C: eigenvectors(r, B, torch.zeros_like(C)), "never reaches the output"),
         (lambda r, B, C: eigenvectors(r * torch.tensor([[0.0], [1], [1]]), B, C), "never reaches the output"),
         (lambda r, B, C: from_one_layer(*one_layer(r, B, C), n_layers=4), "3 states are not 4 layers"),
-        (lambda r, B, C: from_one_layer(torch.eye(3).double() + 1, B[:, 0], C[:, 0], 3), "is no stack of 3 layers"),
+        (lambda r, B, C: from_one_layer(torch.eye(3).double() + 1, B[:, 0], C[:, 0], 3), "is not a stack of 3 layers"),
         (lambda r, B, C: from_diagonal(r[:, 0], B[:, 0], C[:, 0]), "the layer has zeros"),
         (lambda r, B, C: DeepLinearSSM(2, relu=True).one_layer(), "no linear layer equals it"),
     ],

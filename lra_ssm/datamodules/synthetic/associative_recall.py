@@ -2,7 +2,7 @@
 
 Examples are pairs of a key and a value, then a key; its value is the class.
 
-Sources: StableSSM's table 7 (Wang and Li 2024) names lengths and vocabularies alone; the layout is that of the public
+Sources: StableSSM's table 7 (Wang and Li 2024) names only lengths and vocabularies; the layout is that of the public
 code of H3 and Hyena (HazyResearch/safari), which has both: 20 tokens of 10, 131,072 tokens of 30.
 """
 

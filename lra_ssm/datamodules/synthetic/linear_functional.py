@@ -56,7 +56,7 @@ class LinearFunctional(SyntheticData):
             return (1 + times) ** -self.exponent
         if self.memory == "exponential":
             return np.exp(-times)
-        # As an example of a split that there is not, so that it is none of the data's.
+        # As an example of a split that there is not, so that it differs from every example of the data.
         return (
             ExampleRandom(self.memory_seed, len(SPLITS), np.zeros(1, int)).normal(0, self.length)[0] / self.length**0.5
         )

@@ -278,7 +278,7 @@ scan_forward.register_autograd(_backward, setup_context=_keep_for_backward)
 
 def unsupported_reason(device: torch.device, inputs: ScanInputs | None) -> str | None:
     if device.type != "cpu":
-        return f"runs tensors on the CPU alone; u is on {device}"
+        return f"runs only tensors on the CPU; u is on {device}"
     return unavailable()
 
 

@@ -1,7 +1,7 @@
 // The selective scan on a CPU: x_k = A_bar_k x_{k-1} + B_bar_k u_k, y_k = sum_n C_k x_k, forward and backward.
 //
 // The state of a channel stays in registers along a tile of time; forward keeps it at the start of every tile, backward
-// walks the tiles in reverse and computes each anew.  Gradients of complex quantities are carried conjugated, as every
+// walks the tiles in reverse and computes each again.  Gradients of complex quantities are carried conjugated, as every
 // step but the final real part is holomorphic: no conjugate inside, one where a result is stored.
 
 #include "selective_scan.h"
