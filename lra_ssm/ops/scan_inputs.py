@@ -94,7 +94,7 @@ def _check_types(tensors: dict[str, Tensor | None], reset: Tensor | None, u: Ten
             if name not in may_be_complex:
                 raise ValueError(f"{name}: dtype {x.dtype}; expected a real floating dtype")
             if name != "A" and not complex_A:
-                raise ValueError(f"{name}: dtype {x.dtype} beside a real A; expected a real {name}, or a complex A")
+                raise ValueError(f"{name}: dtype {x.dtype}, but A is real; expected a real {name}, or a complex A")
         elif not x.is_floating_point():
             kinds = "real or complex floating" if name in may_be_complex else "real floating"
             raise ValueError(f"{name}: dtype {x.dtype}; expected a {kinds} dtype")

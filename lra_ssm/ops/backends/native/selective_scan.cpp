@@ -13,7 +13,7 @@ T* at(void* data, int64_t offset) {
     return data ? static_cast<T*>(data) + offset : nullptr;
 }
 
-// What a task needs beside the tensors; `Complex` has parts = 2 vectors where a real one has 1.
+// What a task needs besides the tensors; `Complex` has parts = 2 vectors where a real one has 1.
 template <class L, bool Complex>
 struct Task {
     using T = typename L::Scalar;

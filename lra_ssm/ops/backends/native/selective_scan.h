@@ -152,7 +152,7 @@ __attribute__((noinline)) Step<typename L::V> discretize_exactly(const Diagonal<
     Step<typename L::V> out{};
     for (int j = 0; j < L::W; ++j) {
         const Complex128 A(a.re[j], Complex ? a.im[j] : 0);
-        // a float's inverse is computed again: a tiny A has another one
+        // a float's inverse is taken again: where A is tiny it is that of another A
         const Complex128 inverse_A = !Zoh ? 0 : sizeof(delta) == 8 ? Complex128(a.inverse_re[j], a.inverse_im[j]) : inverse(A);
         const ExactStep step(delta, A, inverse_A, Zoh, Derivative);
         out.A_re[j] = step.A_bar.real(), out.A_im[j] = step.A_bar.imag();
