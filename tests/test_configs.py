@@ -83,7 +83,7 @@ def one_step(path, more, folder, monkeypatch, capsys):
     cls = parsed(path)["data"]["class_path"].rpartition(".")[2]
     config = changed(path, [*options(cls, folder), *more, *ONE_STEP])
     read = options_of(config)
-    monkeypatch.setattr("lra_ssm.cli.fit.read_config", lambda command, arguments: read)
+    monkeypatch.setattr("lra_ssm.cli.fit.read_fit_options", lambda options: read)
     given, taken = dict(values(config)), dict(values(read.resolved))
     code, _, errors = in_process(["fit"], capsys)
     assert code == 0, errors

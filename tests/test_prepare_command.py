@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lra_ssm import datamodules
-from lra_ssm.cli.datasets import DATASETS, LANGUAGE
+from lra_ssm.cli.datasets import DATASETS
 from lra_ssm.datamodules import Text
 from tests.runner import fail, printed, refused, succeed
 from tests.small_data import write_cifar10, write_imdb, write_mnist
