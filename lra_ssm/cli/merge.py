@@ -200,7 +200,7 @@ def _parse_yaml(text: str, where: str) -> Any:
         return get_loader("yaml")(text)
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        line = f", line {mark.line + 1}" if mark and mark.line else ""
+        line = f", line {mark.line + 1}" if mark and "\n" in text else ""
         raise InputError(f"{where}{line}: this is not valid YAML: {problem or error}") from error
 
 
