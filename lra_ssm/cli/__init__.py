@@ -102,6 +102,11 @@ def _run(arguments: list[str]) -> int:
         sys.path.append(os.getcwd())
     module, _, name = COMMANDS[command][0].partition(":")
     function = getattr(import_module(module), name)
+    if {"-h", "--help"} & set(rest):
+        from lra_ssm.cli.help import show_help
+
+        show_help(command, function, rest)
+        return 0
     from lra_ssm.cli.command import call
 
     return call(command, function, rest)

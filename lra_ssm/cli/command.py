@@ -31,12 +31,6 @@ def call(command: str, function: Callable[..., int | None], arguments: Sequence[
     Raises InputError for an unknown option, a missing argument or a value of another type, SystemExit for `--help`.
     """
     parser = function_parser(f"lra-ssm {command}", function)
-    if {"-h", "--help"} & set(arguments):
-        from lra_ssm.cli.help import add_further_options  # imports this file
-
-        add_further_options(parser, command, arguments)
-        parser.print_help()
-        raise SystemExit(0)
     parameters = inspect.signature(function).parameters.values()
     extra = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL and p.name in _OPEN), "")
     settings, arguments = _split_settings(arguments, parser, extra)

@@ -3,16 +3,17 @@
 import inspect
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from lra_ssm.cli.command import first_sentence
+from lra_ssm.cli.command import first_sentence, function_parser
 from lra_ssm.cli.datasets import DATASETS
 
 
-def add_further_options(parser: Any, command: str, arguments: Sequence[str]) -> None:
-    """Add to the parser of `fit` the settings of a configuration, to that of `prepare` those of the dataset that the
-    arguments name. The parser is only shown."""
+def show_help(command: str, function: Callable[..., Any], arguments: Sequence[str]) -> None:
+    """Print the help of a command: of `fit` with the settings of a configuration, of `prepare` with those of the
+    dataset that the arguments name."""
+    parser: Any = function_parser(f"lra-ssm {command}", function)
     if command == "fit":
         from lra_ssm.cli.config import add_sections
 
@@ -25,6 +26,7 @@ def add_further_options(parser: Any, command: str, arguments: Sequence[str]) -> 
         cls = getattr(datamodules, DATASETS[name][0])
         parser.usage, parser.description = f"lra-ssm prepare {name} [options]", f"Prepare {name}."
         parser.add_class_arguments(cls, skip={each for each, affects in cls.affects.items() if affects != "data"})
+    parser.print_help()
 
 
 def _describe_classes() -> str:
