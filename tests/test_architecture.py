@@ -33,10 +33,11 @@ ALLOWED = {
     "bars": {"errors", "tables"},
     "shipped": {"errors"},
     "tables": {"errors"},  # what a cell quotes is made printable
-    "evaluation": {"models", "datamodules", "checkpoints", *LEAVES},  # a leaf for users: nothing imports it
+    "text_generation": {"models"},
+    "evaluation": {"models", "datamodules", "checkpoints", "text_generation", *LEAVES},  # nothing imports it
     "cli": {
         *("ops", "layers", "models", "width", "tasks", "datamodules", "callbacks", "progress", "analysis"),
-        *("sweeps", "runs", "results", "checkpoints", "shipped", *LEAVES),
+        *("sweeps", "runs", "results", "checkpoints", "shipped", "text_generation", *LEAVES),
     },
     "__main__": {"cli"},
     "__init__": set(),

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lra_ssm.errors import InputError
@@ -67,11 +68,14 @@ class AverageWeights(Callback):
         _copy({name: weights[name] for name in self._averages.keys() - set(averaged)}, self._averages)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._put_in(pl_module)
+        # `Trainer.validate` after a fit finds the averages in the model, or the weights of the checkpoint it names.
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._put_in(pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _copy(self._current, pl_module.state_dict())
-        self._current = {}
+        if trainer.state.fn == TrainerFn.FITTING:
+            _copy(self._current, pl_module.state_dict())
+            self._current = {}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._put_in(pl_module)

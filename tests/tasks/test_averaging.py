@@ -129,6 +129,24 @@ def test_a_resumed_fit_has_both_and_a_test_only_the_averages(precision, tmp_path
     assert not [c for c in scoring.callbacks if isinstance(c, AverageWeights)]
 
 
+def test_a_validation_after_the_fit_leaves_what_trains_and_scores_the_checkpoint_that_it_names(tmp_path):
+    fitted, module, watch = trainer(watcher := Watch()), task(), Watch()
+    fitted.fit(module, batches(3), batches(1))
+    fitted.save_checkpoint(tmp_path / "a.ckpt")
+    averages = copied(module)
+    fitted.callbacks.append(watch)
+    fitted.validate(module, batches(1), verbose=False)
+    fitted.save_checkpoint(tmp_path / "b.ckpt")
+    before, after = (torch.load(tmp_path / f"{name}.ckpt", weights_only=True) for name in "ab")
+    for key, expected in {"state_dict": averages, "current_model_state": watcher.trained[-1]}.items():
+        assert_close(before[key], expected)
+        assert_close(after[key], expected)
+    torch.save({**before, "state_dict": {k: v * 2 for k, v in before["state_dict"].items()}}, tmp_path / "c.ckpt")
+    fitted.validate(module, batches(1), ckpt_path=tmp_path / "c.ckpt", verbose=False, weights_only=True)
+    for validated, factor in zip(watch.validated, (1, 2), strict=True):
+        assert_close(validated, {name: value * factor for name, value in averages.items()})
+
+
 def test_they_start_from_the_weights_of_a_checkpoint_without_averages(tmp_path):
     fitted, watch = trainer(), Watch()
     fitted.fit(task(None), batches(2))
