@@ -53,7 +53,8 @@ def test_a_signature_is_a_command_line():
                    "top_k": 4, "form": "csv"}  # fmt: skip
     call("example", example, ["a", "--need", "3", "b", "--dry-run", "c", "--cost=H100"])
     assert got["name"] == "a" and got["files"] == ("b", "c") and got["dry_run"] and got["cost"] == "H100"
-    call("example", example, ["--need=3"])
+    call("example", example, ["--need=3", "--top_k=4"])
+    assert got["top_k"] == 4
     assert got["name"] is None and not got["dry_run"] and got["cost"] is False and got["form"] == "markdown"
 
 

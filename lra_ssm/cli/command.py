@@ -1,10 +1,11 @@
 """Make a command from a typed function: its signature gives the arguments, its docstring the help.
 
 Positional parameters are positional arguments (`*files: str` takes several), keyword-only parameters are options:
-`dry_run: bool = False` is the flag `--dry-run`, `estimate: bool | str = False` an option with or without a value,
-`trust: list[str]` an option that may be repeated, `widths: list[int]` one with several numbers, and any other type is
-read as jsonargparse reads it (`int | None`, `Literal`, `PositiveInt`, `Path`). `*settings: str` takes the options of a
-configuration as texts (`--data.source=x`), `*options: str` all options that the function does not have itself.
+`dry_run: bool = False` is the flag `--dry-run` (or `--dry_run`), `estimate: bool | str = False` an option with or
+without a value, `trust: list[str]` an option that may be repeated, `widths: list[int]` one with several numbers, and
+any other type is read as jsonargparse reads it (`int | None`, `Literal`, `PositiveInt`, `Path`). `*settings: str` takes
+the options of a configuration as texts (`--data.source=x`), `*options: str` all options that the function does not have
+itself.
 """
 
 import inspect
@@ -144,6 +145,8 @@ def _split_settings(arguments: Sequence[str], parser: ArgumentParser, extra: str
             if value.endswith("=") and not equals:
                 raise InputError(f"{name}: a value is missing")
             settings.append(value)
+        elif argument.startswith("--"):  # --top_k is --top-k
+            rest.append(name.replace("_", "-") + argument.removeprefix(name))
         else:
             rest.append(argument)
     return settings, rest
