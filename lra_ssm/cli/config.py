@@ -32,7 +32,7 @@ from lra_ssm.runs.identity import (
     plain,
     run_identity,
 )
-from lra_ssm.runs.trainer import as_list
+from lra_ssm.runs.run import as_list
 
 _SINGLE = {
     SEED: (int, 0, "seed of all random numbers; part of the run's identity"),
