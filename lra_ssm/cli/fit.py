@@ -24,7 +24,7 @@ from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import sha256, unused
 from lra_ssm.progress import quiet
 from lra_ssm.runs.checkpoints import load_checkpoint
-from lra_ssm.runs.checks import check_before_fit, check_trainer, existing, make_ready, make_trainer
+from lra_ssm.runs.checks import check_before_fit, check_trainer, existing, make_trainer, validate_setup
 from lra_ssm.runs.cost import estimate, planned_steps
 from lra_ssm.runs.identity import differences, set_beyond_defaults
 from lra_ssm.runs.loggers import finish, identify, summarize
@@ -162,7 +162,7 @@ def _try_out(config: Config) -> None:
     callbacks = fit_callbacks(config.given.seed_everything)
     trainer = make_trainer(_saving_nothing(trainer_arguments(built.trainer, callbacks, False)))
     with built.compute.applied(built.task, trainer.strategy.root_device):
-        make_ready(trainer, built.task, built.data, prepare=_name_options(config, built.data))
+        validate_setup(trainer, built.task, built.data, prepare=_name_options(config, built.data))
         check_before_fit(trainer, built.task, built.data)
         trainer.fit(built.task, datamodule=built.data)
 
@@ -211,7 +211,7 @@ def _score(
             built = built._replace(data=with_own_tokenizer(built.data, model, Path(folder)))
         trainer = _scorer(command, config, built, run, split, output)
         prepare, source = _name_options(config, built.data), user_source(config.resolved)
-        make_ready(trainer, built.task, built.data, checkpoint, weights, prepare, source, resuming=False)
+        validate_setup(trainer, built.task, built.data, checkpoint, weights, prepare, source, resuming=False)
         if command == "test" and hasattr(built.data, "manifest") and "test" not in built.data.manifest()["splits"]:
             print(f"{type(built.data).__name__} has no test split; there is nothing to score")
             return
