@@ -81,6 +81,9 @@ def test_a_repository_is_fetched_verified_and_cached(
     assert Path(place).is_relative_to(Path("cache").resolve())
     pulled(capsys, "me/lm@v1", "--to", "here/lm")
     assert {path.name for path in Path("here/lm").iterdir()} == FILES and not Path("here/lm/config.json").is_symlink()
+    message = "here/lm already holds a model: --force replaces it"
+    assert refused(["pull", "me/lm@v1", "--to", "here/lm"], capsys) == message
+    pulled(capsys, "me/lm@v1", "--to", "here/lm", "--force")
     expected = logits(saved)
     names = (("here/lm", None), ("me/lm", None), ("me/lm", COMMIT), (f"hf://me/lm@{COMMIT}", None), ("me/lm", "v1"))
     for name, revision in names:
@@ -203,43 +206,21 @@ def test_a_class_outside_the_package_is_imported_only_if_it_is_trusted(
     assert lines[-1] == 'use it: lra-ssm generate lm --trust their_layer.Theirs --prompt "The"'
 
 
-def test_to_replaces_nothing_unasked(saved: Path, tmp_path: Path, capsys) -> None:
-    to, other = tmp_path / "lm", tmp_path / "other"
-    pulled(capsys, str(saved), "--to", str(to))
-    (to / "notes.txt").write_text("mine")
-    (to / "model.safetensors").write_bytes(b"old")
-    assert refused(["pull", str(saved), "--to", str(to)], capsys) == f"{to} already holds a model: --force replaces it"
-    pulled(capsys, str(saved), "--to", str(to), "--force")
-    assert torch.equal(logits(to), logits(saved)) and (to / "notes.txt").is_file()
-    other.mkdir()
-    (other / "thesis.tex").touch()
-    line = refused(["pull", str(saved), "--to", str(other), "--force"], capsys)
-    assert "is not empty and holds no saved model" in line
-    assert [p.name for p in other.iterdir()] == ["thesis.tex"]
-
-
 # -- wandb and the package ---------------------------------------------------------------------------------------------
 
 
-class Artifact:
-    """The part of wandb.Artifact that is used."""
-
-    qualified_name, digest = "me/lra/lm:v3", "abc"
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def download(self, root: str) -> None:
-        shutil.copytree(self.folder, root, dirs_exist_ok=True)
-
-
 def test_an_artifact_of_wandb(hub: Hub, saved: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Artifact:
+        qualified_name, digest = "me/lra/lm:v3", "abc"
+
+        def download(self, root: str) -> None:
+            shutil.copytree(saved, root, dirs_exist_ok=True)
+
     class Api:
         def artifact(self, name: str, type: str) -> Artifact:
-            assert type == "model"
-            if name != "me/lra/lm:latest":
+            if (name, type) != ("me/lra/lm:latest", "model"):
                 raise ValueError(f"artifact '{name}' not found\nand more")
-            return Artifact(saved)
+            return Artifact()
 
     monkeypatch.setattr("wandb.Api", Api)
     first = pulled(capsys, "wandb:me/lra/lm:latest", "--to", "lm")[0]
