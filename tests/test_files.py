@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import stat
 
 import pytest
 
@@ -29,19 +28,6 @@ def test_nothing_half_written_stays(tmp_path):
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "no" / "a"):
         raise AssertionError
     assert everything_below(tmp_path) == ["a.json"]
-
-
-def test_the_new_name_is_on_the_disk_too(tmp_path, monkeypatch):
-    """A power failure after a rename may bring back the old name, unless the folder is flushed after it."""
-    flushed = []
-
-    def fsync(descriptor):
-        flushed.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), (tmp_path / "a").exists()))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    with replacing(tmp_path / "a"):
-        pass
-    assert flushed == [(False, False), (True, True)]
 
 
 def test_the_error_of_a_disk_names_the_file_and_the_space_that_is_left(tmp_path, monkeypatch):

@@ -199,12 +199,11 @@ def test_a_stop_ends_a_text_wherever_tokens_end(tmp_path, capsys, stop, shown):
     assert errors[-1].startswith(f"{len(shown)} tokens in ") and "seed" not in errors[-1]
 
 
-def test_words_are_separated_and_lines_do_not_end_a_text(tmp_path, capsys):
-    tokens = WORDS.encode(["cat sat"], [False]).tokens.tolist()
-    name = checkpoint(tmp_path, WORDS, favourite=[*tokens, 0])
-    options = ["--prompt=the", "--temperature=0", "--max_new_tokens=5"]
-    assert made([name, *options, "--begin_document=false"], capsys) == "the cat sat\ncat sat\n"
-    assert made([name, *options, "--begin_document=false", "--stop=\n"], capsys) == "the cat sat\n\n"
+def test_lines_of_words_end_a_text_only_as_a_stop(tmp_path, capsys):
+    name = checkpoint(tmp_path, WORDS, favourite=[*WORDS.encode(["cat sat"], [False]).tokens.tolist(), 0])
+    options = ["--prompt=the", "--temperature=0", "--max_new_tokens=5", "--begin_document=false"]
+    assert made([name, *options], capsys) == "the cat sat\ncat sat\n"
+    assert made([name, *options, "--stop=\n"], capsys) == "the cat sat\n\n"
 
 
 def test_prompts_come_from_a_file_and_standard_input(tmp_path, capsys, monkeypatch):

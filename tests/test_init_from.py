@@ -16,7 +16,6 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, S6, LayerSpec, NetworkSpec
 from lra_ssm.models import LanguageModel
 from lra_ssm.tasks import LanguageModelling
-from tests.hub_models import COMMIT, serving
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
 from tests.runner import only_run, printed, refused, warning
 
@@ -84,14 +83,6 @@ def test_a_pickle_only_where_it_is_allowed(command: list[str], tmp_path: Path, c
     assert_started_from(LanguageModel.from_pretrained("mamba", allow_pickle=True), tmp_path)
     assert "allow_pickle" not in (only_run(tmp_path) / "config.yaml").read_text()
     assert "belong to fit" in refused(["test", *command[1:], "--allow-pickle"], capsys)
-
-
-def test_a_repository_of_the_hub(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    hf_folder(tmp_path / "on-hub", sizes(**BYTES))
-    with serving({"me/mamba-hf": tmp_path / "on-hub"}, tmp_path / "cache", monkeypatch):
-        out = printed([*command, "--init_from=me/mamba-hf@v1"], capsys)
-        assert f"starting from the weights of me/mamba-hf@{COMMIT[:12]}" in out  # with the commit that it means
-        assert_started_from(LanguageModel.from_pretrained("on-hub"), tmp_path)
 
 
 def refusal(start: str, d_state: int = 4) -> str:

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.layers import S6, LayerSpec
-from lra_ssm.models import LanguageModel, NetworkSpec, save_network
+from lra_ssm.models import LanguageModel, save_network
 from tests.hub_models import COMMIT, Hub, point_at, serving
 from tests.runner import printed, refused
 
@@ -187,23 +186,6 @@ def test_a_path_in_a_file_name_leads_nowhere(hub: Hub, own: Path, capsys) -> Non
         line = refused(["pull", "me/own" if file.startswith("..") else str(own)], capsys)
         assert f"names the file {file!r}, which is not a .safetensors next to it" in line
     assert {file for _, file in hub.asked} <= {*FILES, "model.safetensors.index.json"}
-
-
-def test_a_class_outside_the_package_is_imported_only_if_it_is_trusted(
-    hub: Hub, own: Path, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("their_layer.py").write_text("import lra_ssm.layers\nclass Theirs(lra_ssm.layers.S6):\n    pass\n")
-    monkeypatch.syspath_prepend(str(Path.cwd()))
-    spec = NetworkSpec(LanguageModel, layer="their_layer.Theirs", vocab_size=9, d_model=8, n_layers=1)
-    trained = spec()
-    sys.modules.pop("their_layer")
-    save_network(own, spec.as_dict(), trained.state_dict())
-    hub.repositories["me/own"] = own
-    line = refused(["pull", "me/own", "--to", "lm"], capsys)
-    assert "built with their_layer.Theirs" in line and "--trust" in line
-    assert "their_layer" not in sys.modules and not Path("lm").exists()
-    lines = pulled(capsys, "me/own", "--to", "lm", "--trust", "their_layer.Theirs")
-    assert lines[-1] == 'use it: lra-ssm generate lm --trust their_layer.Theirs --prompt "The"'
 
 
 # -- wandb and the package ---------------------------------------------------------------------------------------------
