@@ -83,19 +83,21 @@ GREEDY = ["--temperature=0", "--max_new_tokens=20"]
 # --- the model ---
 
 
+def greedy(model: LanguageModel, tokenizer, ids: list[int], stop: int) -> str:
+    """The text of the 20 most probable tokens after these, or of those before the stop."""
+    tokens = model.generate(torch.tensor([ids]), 20)[0, len(ids) :].tolist()
+    return tokenizer.decode(tokens[: tokens.index(stop)] if stop in tokens else tokens)
+
+
 def test_a_run_is_continued_as_the_parallel_form_has_it(run, capsys):
     loaded = load_language_model(str(run))
     assert loaded.model.vocab_size == 257 and not loaded.model.training and loaded.before == (256,)
-    found = loaded.model.generate(torch.tensor([[256, *b"Some"]]), 20)[0, 5:].tolist()
-    until = found.index(256) if 256 in found else len(found)
-    expected = "Some" + bytes(found[:until]).decode("utf-8", "replace") + "\n"
-    names = (run, run / "checkpoints/last.ckpt", run.parent)
-    assert [made([str(name), "--prompt=Some", *GREEDY], capsys) for name in names] == [expected] * 3
-    without = made([str(run), "--prompt=Some", *GREEDY, "--begin_document=false"], capsys)
-    found = loaded.model.generate(torch.tensor([[*b"Some"]]), 20)[0, 4:].tolist()
-    assert (
-        without == "Some" + bytes(found[: found.index(256) if 256 in found else 20]).decode("utf-8", "replace") + "\n"
+    expected, without = (
+        f"Some{greedy(loaded.model, ByteTokenizer(), [*before, *b'Some'], 256)}\n" for before in ((256,), ())
     )
+    for name in (run, run / "checkpoints/last.ckpt", run.parent):
+        assert made([str(name), "--prompt=Some", *GREEDY], capsys) == expected
+    assert made([str(run), "--prompt=Some", *GREEDY, "--begin_document=false"], capsys) == without
 
 
 def test_a_saved_folder_with_its_tokenizer(tmp_path, capsys):
@@ -120,8 +122,7 @@ def test_mambas_own_layouts_begin_with_the_prompt_only(tmp_path, capsys):
     bytes_ = ["--prompt=Hi", "--tokenizer=bytes", *GREEDY]
     for name, allow in (("hf", []), ("plain", ["--allow-pickle"])):
         model = LanguageModel.from_pretrained(tmp_path / name, allow_pickle=bool(allow))
-        found = model.generate(torch.tensor([[*b"Hi"]]), 20, stop=(256,))[0, 2:].tolist()
-        expected = f"Hi{ByteTokenizer().decode(found[: found.index(256)] if 256 in found else found)}\n"
+        expected = f"Hi{greedy(model, ByteTokenizer(), [*b'Hi'], 256)}\n"
         assert made([str(tmp_path / name), *bytes_, *allow], capsys) == expected
         assert made([str(tmp_path / name), *bytes_, *allow, "--begin_document=true"], capsys) != expected
     assert "are a pickle" in refused(["generate", str(tmp_path / "plain"), *bytes_], capsys)
@@ -150,14 +151,12 @@ def test_other_tokenizers_begin_a_text_and_configurations_end_it_as_in_transform
     llama_tokenizer(folder)
     loaded = load_language_model(str(folder))
     assert loaded.before == (1,) and loaded.stop == (2,)
-    ids = torch.tensor([[1, 3, 4]])
-    found = loaded.model.generate(ids, 20, stop=(2,))[0, 3:].tolist()
-    expected = loaded.tokenizer.decode(found[: found.index(2)] if 2 in found else found)
+    expected = greedy(loaded.model, loaded.tokenizer, [1, 3, 4], 2)
     prompt = ["--prompt=hello world", *GREEDY]
     assert made([str(folder), *prompt], capsys).split() == ["hello", "world", *expected.split()]
     (tmp_path / "a.txt").write_text("hello world")
     row = printed(["score", str(folder), str(tmp_path / "a.txt")], capsys).splitlines()[1].split()
-    assert float(row[-3]) == pytest.approx(-loaded.model.score(ids).mean().item(), abs=6e-5)
+    assert float(row[-3]) == pytest.approx(-loaded.model.score(torch.tensor([[1, 3, 4]])).mean().item(), abs=6e-5)
     free = loaded.model.generate(torch.tensor([[1, 3]]), 9)[0, 2:].tolist()
     stop = next(token for token in free[2:] if token not in (*free[:2], 2))
     config = json.loads((folder / "config.json").read_text())
