@@ -190,7 +190,7 @@ def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, reported, ca
     stated = json.loads(Path("mine/config.json").read_text())
     del stated["source"]["files"]
     Path("mine/config.json").write_text(json.dumps(stated))
-    assert "names tests.helpers.KillMe, which is no class that" in refused(["inspect", "mine"], capsys)
+    assert "names tests.helpers.KillMe, which is not a class that" in refused(["inspect", "mine"], capsys)
 
 
 def test_what_cannot_be_inspected_is_one_line(trained, tmp_path, monkeypatch, capsys):

@@ -27,10 +27,9 @@ from lra_ssm.runs import CheckpointSettings
 from lra_ssm.runs.compute import ComputeSettings
 from lra_ssm.runs.directory import choose_directory
 from lra_ssm.runs.identity import (
-    CHECKPOINT_NEUTRAL,
     DATA_NEUTRAL,
-    OPTIONS_NEUTRAL,
     SEED,
+    neutral_names,
     plain,
     run_identity,
 )
@@ -227,11 +226,11 @@ class Config:
         self.checkpoints = CheckpointSettings(**self.resolved["checkpoint"])
 
     @property
-    def neutral(self) -> dict[str, Any]:
+    def neutral(self) -> dict[str, Sequence[str]]:
         """Names that cannot change a result, by section of the configuration."""
         data = self.given.data  # None if a user's model loads its own
         own = getattr(import_object(data.class_path), "neutral_settings", DATA_NEUTRAL) if data else ()
-        return {"": OPTIONS_NEUTRAL, "checkpoint": CHECKPOINT_NEUTRAL, "data": own}
+        return neutral_names(own)
 
     @property
     def path(self) -> Path:

@@ -94,7 +94,7 @@ def test_lengths(L, complex_A, cut):
     cut(16, 31)
     inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=1, N=1, L=L, optional=("z", "initial_state"))
     flags = dict(discretization="zoh" if complex_A else "euler", delta_softplus=True, reset=random_reset(1, L))
-    compare(inputs, **flags)
+    compare(inputs, 3e-6 if L < 100 else 1e-5, **flags)  # A's gradient is a sum over time, whose terms cancel
 
 
 ONE_STEP = ("z", "delta_bias", "initial_state")
@@ -254,15 +254,13 @@ def test_gradients_do_not_vary(cut):
 
 
 def test_nothing_is_kept_without_gradients(monkeypatch):
-    kept = []
-    allocate = triton_scan._empty_results
+    kept, forward = [], triton_call.Scan.forward
 
-    def spy(u, A, keep):
-        results = allocate(u, A, keep)
-        kept.append(results[2].numel())
-        return results
+    def spy(self, y, last, checkpoints):
+        kept.append(0 if checkpoints is None else checkpoints.numel())
+        forward(self, y, last, checkpoints)
 
-    monkeypatch.setattr(triton_scan, "_empty_results", spy)
+    monkeypatch.setattr(triton_call.Scan, "forward", spy)
     x = on_device(make_inputs(False, "1 real", "1 real", L=3))
     with torch.no_grad():
         assert not selective_scan(**x, backend="triton").requires_grad
