@@ -120,7 +120,7 @@ def interleave(calls: Mapping[str, Call], effort: Effort, clock: Callable[[], fl
         timings[name] = Timing(inner)
         rounds[name] = {i * effort.repeats // count for i in range(count)}
     names = list(calls)
-    gc.freeze()  # what is there already: collections look at what the calls left alone
+    gc.freeze()  # collections look only at what the calls left
     for number in range(effort.repeats):
         gc.collect()  # timeit keeps it from running within a sample
         first = number % len(names)

@@ -74,7 +74,7 @@ def network_of(config: dict[str, Any]) -> dict[str, Any]:
 def sized(config: dict[str, Any], batch: int | None, length: int | None = None, tiny: bool = False) -> dict[str, Any]:
     """The config with another batch size, its batches cut to a length; tiny: with one narrow block.
 
-    The length stands beside what a config has, since the data may not allow it.
+    The length is not a setting of the data, which may not allow it.
     """
     config = deepcopy(config)
     data = config["data"]["init_args"]
@@ -411,7 +411,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", type=words, metavar="LIST", help="config files, comma-separated; default: three of "
                         "ListOps and of sCIFAR, on a GPU all six LRA tasks' and sCIFAR's")  # fmt: skip
     parser.add_argument("--variants", type=words, default=[], metavar="LIST",
-                        help=f"each beside the config as it is: {', '.join(VARIANTS)}")  # fmt: skip
+                        help=f"each next to the config as it is: {', '.join(VARIANTS)}")  # fmt: skip
     parser.add_argument("--batch", type=positive, metavar="N", help="default: the config's, at most 2 on a CPU")
     parser.add_argument("--length", type=positive, metavar="N", help="of texts; default: the config's")
     given = parser.parse_args(arguments)

@@ -38,7 +38,7 @@ def curves():
 @pytest.fixture(autouse=True)
 def _no_curves(request, monkeypatch):
     if "curves" not in request.fixturenames:
-        monkeypatch.setattr("lra_ssm.runs.run.draw_curves", lambda *paths: None)
+        monkeypatch.setattr("lra_ssm.runs.run.draw_curves", lambda *_: None)
 
 
 @cache

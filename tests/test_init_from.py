@@ -179,4 +179,4 @@ def test_a_finished_run_and_a_resume_say_that_the_weights_have_changed(command, 
     record.write_text(json.dumps({**before, "status": "interrupted"}))
     line = warning(printed(start, capsys))
     assert "began with other weights: hf/model.safetensors has changed: it goes on from its own" in line
-    assert json.loads(record.read_text())["inputs"] == before["inputs"]  # of what it began with
+    assert json.loads(record.read_text())["weights"] == before["weights"]  # of what it began with

@@ -134,20 +134,6 @@ def test_names_are_exact(flag, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-OVERRULING = {
-    "LearningRateFinder": [], "BatchSizeFinder": [], "BackboneFinetuning": [],
-    "StochasticWeightAveraging": ["--trainer.callbacks.swa_lrs=0.1"],
-    "GradientAccumulationScheduler": ["--trainer.callbacks.scheduling={4: 2}"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("callback", OVERRULING)
-def test_callbacks_that_train_otherwise_than_the_configuration_says_are_refused(callback, tmp_path, capsys):
-    flags = [f"--trainer.callbacks+=lightning.pytorch.callbacks.{callback}", *OVERRULING[callback]]
-    assert f"trainer.callbacks: {callback} sets" in refused([*FIT, *flags], capsys)
-    assert not list(tmp_path.iterdir())
-
-
 def test_one_batch_is_not_all_in_whichever_order_typing_gives_the_types(monkeypatch, capsys):
     add = LightningArgumentParser.add_lightning_class_args
 

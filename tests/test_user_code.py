@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer, seed_everything
 
-import lra_ssm.runs.start
+import lra_ssm.runs.checks
 from lra_ssm.datamodules import ListOps
 from lra_ssm.errors import InputError
 from lra_ssm.layers import S4D, BlockSpec, LayerSpec, NetworkSpec, S4Block
@@ -231,7 +231,7 @@ def test_a_run_ends_as_it_does_without_the_trial(tmp_path, root, monkeypatch):
     found = []
     for experiment in ("with", "without"):
         if experiment == "without":
-            monkeypatch.setattr(lra_ssm.runs.start, "try_network", lambda *_: None)
+            monkeypatch.setattr(lra_ssm.runs.checks, "try_network", lambda *_: None)
         task, data = parts(root)
         quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
         run = Run(f"runs/mine/{experiment}")

@@ -24,15 +24,14 @@ from lra_ssm.datamodules.base import DataModule, PreparedData
 from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import sha256, unused
 from lra_ssm.progress import quiet
-from lra_ssm.runs import start
 from lra_ssm.runs.checkpoints import load_checkpoint
-from lra_ssm.runs.checks import check_trainer, existing, make_trainer
+from lra_ssm.runs.checks import check_before_fit, check_trainer, existing, make_ready, make_trainer
 from lra_ssm.runs.cost import estimate, planned_steps
 from lra_ssm.runs.identity import differences, set_beyond_defaults
 from lra_ssm.runs.loggers import finish, identify, summarize
 from lra_ssm.runs.provenance import now, user_source
-from lra_ssm.runs.run import Run
-from lra_ssm.runs.trainer import (
+from lra_ssm.runs.run import (
+    Run,
     as_list,
     chosen_loggers,
     final_metrics,
@@ -100,11 +99,11 @@ def fit(config: Config) -> None:
 def _try_out(config: Config) -> None:
     """Lightning's fast_dev_run: a few batches, and nothing is left."""
     built = config.build(None)
-    callbacks = fit_callbacks(config.given.seed_everything, as_list(built.trainer["callbacks"]))
+    callbacks = fit_callbacks(config.given.seed_everything)
     trainer = _trainer(_saving_nothing(trainer_arguments(built.trainer, callbacks, False)))
     with built.compute.applied(built.task, trainer.strategy.root_device):
-        start.make_ready(trainer, built.task, built.data, prepare=_preparing(config, built.data))
-        start.check_before_fit(trainer, built.task, built.data)
+        make_ready(trainer, built.task, built.data, prepare=_preparing(config, built.data))
+        check_before_fit(trainer, built.task, built.data)
         trainer.fit(built.task, datamodule=built.data)
 
 
@@ -143,7 +142,7 @@ def score(config: Config, folder: Path | None) -> None:
         built = built._replace(data=with_own_tokenizer(built.data, model, folder))
     trainer = _scorer(config, built, run)
     prepare, source = _preparing(config, built.data), user_source(config.resolved)
-    start.make_ready(trainer, built.task, built.data, checkpoint, weights, prepare, source, resuming=False)
+    make_ready(trainer, built.task, built.data, checkpoint, weights, prepare, source, resuming=False)
     if command == "test" and hasattr(built.data, "manifest") and "test" not in built.data.manifest()["splits"]:
         print(f"{type(built.data).__name__} has no test split; there is nothing to score")
         return
@@ -211,7 +210,7 @@ def _scorer(config: Config, built: Built, run: Run | None) -> Trainer:
         path = run.path / file if run else unused(Path(file))  # without a run another call's may be here
         output = config.options.get("output")
         callbacks.append(WritePredictions(check_output_path(output) if output else path))
-    arguments = _saving_nothing(trainer_arguments(built.trainer, callbacks, loggers, scoring=True))
+    arguments = _saving_nothing(trainer_arguments(built.trainer, callbacks, loggers))
     return _trainer({**arguments, "default_root_dir": str(run.path) if run else None})
 
 

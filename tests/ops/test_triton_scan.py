@@ -94,7 +94,7 @@ def test_lengths(L, complex_A, cut):
     cut(16, 31)
     inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=1, N=1, L=L, optional=("z", "initial_state"))
     flags = dict(discretization="zoh" if complex_A else "euler", delta_softplus=True, reset=random_reset(1, L))
-    compare(inputs, **flags)
+    compare(inputs, 3e-6 if L < 100 else 1e-5, **flags)  # A's gradient is a sum over time, whose terms cancel
 
 
 ONE_STEP = ("z", "delta_bias", "initial_state")

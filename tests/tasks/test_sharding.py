@@ -18,7 +18,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, LRU, S4D, S6, BlockSpec, LayerSpec, MambaBlock, S4Block, StableSSM
 from lra_ssm.models import Classifier, LanguageModel
 from lra_ssm.tasks.sharding import shard
-from tests.runner import Command, free_port
+from tests.runner import Command, rendezvous
 
 B2S6_MODEL = partial(LanguageModel, LayerSpec(B2S6, num_blocks=2, d_state=4), vocab_size=11, d_model=8, n_layers=2)
 BATCH_BLOCK = BlockSpec(S4Block, norm="batch")
@@ -143,7 +143,8 @@ def everything(_: list[str]) -> int:
 
 
 def test_sharded_networks_are_what_whole_ones_are(tmp_path: Path) -> None:
-    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    started = [Command([], tmp_path, {**given, "RANK": rank}, call=everything) for rank in "01"]
-    results = [command.wait() for command in started]
+    with rendezvous() as given:
+        processes = ({**given, "WORLD_SIZE": "2", "RANK": rank} for rank in "01")
+        started = [Command([], tmp_path, env, call=everything) for env in processes]
+        results = [command.wait() for command in started]
     assert all(result.code == 0 for result in results), [result.err[-3000:] for result in results]
