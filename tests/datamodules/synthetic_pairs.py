@@ -3,9 +3,9 @@
     python -m tests.datamodules.synthetic_pairs FOLDER [TRAIN VAL TEST]
 
 A document is a string of synthetic words: those of its topic, and words that all topics share. A pair with label 1 has
-one topic, a pair with label 0 two different ones. Each topic has its own few syllables, so that a small model that reads
-characters learns to tell them apart. There are quotes of all kinds, letters beyond ASCII, and documents of a few hundred
-to many thousand characters.
+one topic, a pair with label 0 two different ones. Each topic has its own few syllables, so that a small model that
+reads characters learns to tell them apart. There are quotes of all kinds, letters beyond ASCII, and documents of a few
+hundred to many thousand characters.
 """
 
 import sys
