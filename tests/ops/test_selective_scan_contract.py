@@ -136,7 +136,7 @@ def test_backends():
         if reason is not None:
             with pytest.raises(ValueError, match=f"'{name}' cannot run this call: {re.escape(reason)}"):
                 selective_scan(**inputs, backend=name)
-    assert "on the CPU alone" in scan_backends("cuda")["cpu"]
+    assert "on a CPU only" in scan_backends("cuda")["cpu"]
     with pytest.raises(ValueError, match="backend: 'fast'.*'cpu'"):
         selective_scan(**inputs, backend="fast")
     meta = {name: x.to("meta") for name, x in inputs.items()}
@@ -189,10 +189,10 @@ NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jag
     bad("C", zeros(2, 8, 3, 5), r"C: shape .*G dividing D = 4; G = 8 does not"),
     bad("C", zeros(1, 2, 3, 5), r"C: shape \(1, 2, 3, 5\)"),
     bad("C", zeros(3), r"C: shape \(3,\)"),
-    bad("B", zeros(2, 3, 5, dtype=i), "B: dtype torch.complex64 beside a real A"),
-    bad("C", zeros(4, 3, dtype=i), "C: dtype torch.complex64 beside a real A"),
-    bad("B_bias", zeros(4, 3, dtype=i), "B_bias: dtype torch.complex64 beside a real A"),
-    bad("initial_state", zeros(2, 4, 3, dtype=i), "initial_state: dtype torch.complex64 beside a real A"),
+    bad("B", zeros(2, 3, 5, dtype=i), "B: dtype torch.complex64, but A is real"),
+    bad("C", zeros(4, 3, dtype=i), "C: dtype torch.complex64, but A is real"),
+    bad("B_bias", zeros(4, 3, dtype=i), "B_bias: dtype torch.complex64, but A is real"),
+    bad("initial_state", zeros(2, 4, 3, dtype=i), "initial_state: dtype torch.complex64, but A is real"),
     bad("C", zeros(2, 3, 5, dtype=torch.bool), "C: dtype torch.bool"),
     bad("D", zeros(3), r"D: shape \(3,\); expected \(D,\) = \(4,\)"),
     bad("D", zeros(4, dtype=i), "D: dtype torch.complex64", True),
