@@ -52,7 +52,7 @@ def start(main: Callable[[], None]) -> None:
 
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
@@ -193,7 +193,7 @@ class Bench:
         print(f"{self.name}: {text}", file=sys.stderr, flush=True)
 
     def backends(self, wanted: list[str] | None) -> list[str]:
-        """Of the selective scan, the fastest first: those asked for, else all that run here but the reference."""
+        """Return the backends of the selective scan, fastest first: those asked for, or all but the reference."""
         reasons = scan_backends(self.device)
         if wanted is None:
             # on a CPU Triton's interpreter is for tests

@@ -1,7 +1,7 @@
 """Measures Mamba as a language model next to its matrix products and others' code, at two sizes.
 
 - Training at 1,024 tokens a step: forward and backward with the loss, and the whole step with clipping and AdamW. The
-  base is the matrix products alone, forward and backward, as a perfect program would spend its time.
+  base is only the matrix products, forward and backward, as a perfect program would spend its time.
 - The prompt: forward without gradients in the parallel form, the last position's logits.
 - Generation, greedy, of one sequence and of eight: a token reads every weight once, and the base is matrix products
   that do so and nothing else; sums of the weights read them with less arithmetic.

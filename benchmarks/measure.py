@@ -211,7 +211,7 @@ def _held(name: str, file: Path = _STATUS) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Of a device's memory; 8 GB where the system does not say."""
+    """Return the free bytes of a device's memory; 8 GB where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info()[0]
     info = Path("/proc/meminfo")

@@ -54,7 +54,7 @@ _SAMPLE = 0.3  # seconds of steps that are waited for together, as in a fit: the
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Ends the script where it is no config of a run."""
+    """Ends the script if it is not the config of a run."""
     try:
         config = yaml.safe_load(file.read_text())
         if {"model", "data", "trainer"} <= config.keys():
@@ -63,7 +63,7 @@ def read(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise SystemExit(f"error: --config {file}: {error.strerror}") from error
     except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
-        raise SystemExit(f"error: --config {file}: it is no YAML of a config") from error
+        raise SystemExit(f"error: --config {file}: it is not the YAML of a config") from error
 
 
 def network_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def parts_of_step(step: Call, device: torch.device) -> tuple[dict[str, float], d
 
 
 def on_gpu(events: list[Any]) -> dict[str, float]:
-    """Of a step: ms that its kernels and copies take, how many the host launched, and how often it waited.
+    """Return of a step: ms that its kernels and copies take, launches of the host, and how often it waited.
 
     Where they take less than the step, the host is the limit.
     """

@@ -100,9 +100,7 @@ def _cells(values: Iterable[Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--page", action="store_true", help="write docs/experiments.md and its claims, and run nothing"
-    )
+    parser.add_argument("--page", action="store_true", help="write docs/experiments.md and its claims, and run nothing")
     options, passed = parser.parse_known_args()
     if options.page:
         for file, text in pages().items():

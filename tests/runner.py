@@ -22,7 +22,7 @@ from unittest import mock
 import yaml
 
 TINY = Path(__file__).parent / "tiny.yaml"
-FIT = ["fit", "--config", str(TINY)]
+FIT = ["fit", f"--config={TINY}"]
 _LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric", "huggingface_hub")
 SHORT = ["--trainer.max_epochs=1", "--data.num_train=16"]
 

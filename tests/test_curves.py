@@ -7,11 +7,12 @@ from lra_ssm.runs import run
 from lra_ssm.runs.curves import draw_curves
 from tests.runner import FIT, SHORT, everything_below, fail, only_run, run_here, succeed
 
-METRICS = """step,epoch,train/loss,train/accuracy,lr/base,lr/no_decay,lr/delta,train/samples_per_s,val/loss,val/accuracy
-0,0,2.5,0.1,0.0,0.0,0.0,9.0,,
-1,0,nan,0.2,0.1,0.1,0.01,9.0,,
-1,0,,,,,,,2.25,0.5
-2,0,2.25,0.2,0.1,0.1,0.01,9.0,,
+METRICS = """\
+step,epoch,train/loss,train/accuracy,lr/base,lr/no_decay,lr/delta,train/samples_per_s,val/f1,val/loss,val/accuracy
+0,0,2.5,0.1,0.0,0.0,0.0,9.0,,,
+1,0,nan,0.2,0.1,0.1,0.01,9.0,,,
+1,0,,,,,,,0.4,2.25,0.5
+2,0,2.25,0.2,0.1,0.1,0.01,9.0,,,
 2,0,1."""
 
 
@@ -35,7 +36,7 @@ def test_the_picture_has_a_panel_each_and_every_finite_value_at_its_step(tmp_pat
     with Image.open(tmp_path / "curves.png") as picture:
         assert picture.size[0] > 900 and len(picture.convert("RGB").getcolors(1 << 20)) > 50
     shown = {axes.get_ylabel(): curves_of(axes) for axes in drawn[0].axes}
-    assert list(shown) == ["loss", "accuracy", "learning rate"] and drawn[0].axes[-1].get_xlabel() == "step"
+    assert list(shown) == ["loss", "accuracy", "f1", "learning rate"] and drawn[0].axes[-1].get_xlabel() == "step"
     assert shown["loss"] == {"train": {0: 2.5, 2: 2.25}, "val": {1: 2.25}}
     assert shown["learning rate"] == {"base, no_decay": {0: 0, 1: 0.1, 2: 0.1}, "delta": {0: 0, 1: 0.01, 2: 0.01}}
     assert all(axes.get_legend() for axes in drawn[0].axes)

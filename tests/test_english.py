@@ -20,7 +20,10 @@ BETTER = {  # a pattern, and what to write
     r'"""(?:Of|That|Those)\b': "a docstring that starts with a verb and names its object",
     r"Raises \w+: (?:it|they|there)\b": "Raises … if …",
 }
-ALLOWED: set[tuple[str, str]] = set()  # (file, text around a hit), at most ten
+ALLOWED = {  # (file, text around a hit), at most ten
+    ("benchmarks/language.py", "matrix products alone"),  # named so in the results
+    ("docs/performance-language.md", "atrix products alone"),
+}
 
 
 @pytest.mark.parametrize("pattern", BETTER)

@@ -1,10 +1,11 @@
-"""Foreign text on the terminal: one line of printable characters, whatever a message quotes."""
+"""Errors and text of others on the terminal: one line of characters that can be seen, whatever a message quotes."""
 
 import errno
 import io
 import json
 import pickle
 import random
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,34 @@ from lra_ssm.errors import LONGEST, InputError, to_one_line
 from lra_ssm.tables import table
 from tests.datamodules.helpers import tiny_dataset
 
-HOSTILE = [
-    "a\x1b[2J\x1b]0;title\x07b", "right\rwrong", "a\nlra-ssm: error: forged\n\n  b", "a\b\b\x7fb", "a\0b",
-    "a\f\v\x1c\x85b", "a\x9b31m\x90b", "a\u202egnp.exe\u202c\u2066\u200fb", "a\u200b\ufeff\u00adb", "a\u2028b\u2029c",
-    "a\ud800\udcff\udfffb", "a\ue000\U000e0001\U0010ffffb", "x" * 10**6 + "\x1b" * 10**5, " " * 10**6 + "\n" * 10**5,
-]  # fmt: skip
+HOSTILE = {
+    "escape sequence": "a\x1b[2J\x1b]0;title\x07b",
+    "carriage return": "right\rwrong",
+    "lines": "a\nlra-ssm: error: forged\n\n  b",
+    "controls": "a\b\b\x7f\0\f\v\x1c\x85\x9b31m\x90b",
+    "bidi override": "a\u202egnp.exe\u202c\u2066\u200fb",
+    "invisible": "a\u200b\ufeff\u00adb",
+    "other line breaks": "a\u2028b\u2029c",
+    "surrogates, private and unassigned": "a\ud800\udcff\udfff\ue000\U000e0001\U0010ffffb",
+    "long": "x" * 10**6 + "\x1b" * 10**5,
+    "blanks": " " * 10**6 + "\n" * 10**5,
+}
+
+
+def check(line: str) -> None:
+    assert line.isprintable() and len(line) <= LONGEST and line.encode("utf-8").decode() == line
+    assert to_one_line(line) == line
 
 
 def test_a_message_is_one_printable_line() -> None:
     rng = random.Random(0)
-    drawn = [
-        "".join(chr(rng.randrange(rng.choice([256, 0x110000]))) for _ in range(rng.randrange(40))) for _ in HOSTILE
-    ]
-    for text in [*HOSTILE, *drawn]:
-        for line in (to_one_line(text), str(InputError(f"file {text}: is wrong"))):
-            assert line.isprintable() and len(line) <= LONGEST and to_one_line(line) == line
+    texts = [*HOSTILE.values()]
+    for _ in range(300):
+        codes = [rng.choice([rng.randrange(256), rng.randrange(0x110000)]) for _ in range(rng.randrange(40))]
+        texts.append("".join(map(chr, codes)))
+    for text in texts:
+        check(to_one_line(text))
+        check(str(InputError(f"file {text}: is wrong")))
         assert str(pickle.loads(pickle.dumps(InputError(text)))) == str(InputError(text))
 
 
@@ -44,52 +58,53 @@ def test_what_can_be_read_stays() -> None:
     assert cut.startswith("begin") and cut.endswith("end") and len(cut) == LONGEST
 
 
-def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Let every command raise this."""
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the error of the command doctor."""
 
-    def fail(*_: Any) -> int:
-        print("prepared", "\ud800 ×")
-        raise error
+    def doctor(error: BaseException) -> None:
+        def fail() -> None:
+            print("prepared", "\ud800 ×")
+            raise error
 
-    monkeypatch.setattr("lra_ssm.cli.import_module", lambda name: type("Module", (), {"main": staticmethod(fail)}))
+        module = type("Module", (), {"doctor": staticmethod(fail)})
+        monkeypatch.setattr("lra_ssm.cli.import_module", lambda name: module)
 
-
-def test_a_command_prints_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal that takes strict UTF-8, or nothing but ASCII."""
-    for text in HOSTILE:
-        raising(monkeypatch, PermissionError(13, "denied", text))
-        for encoding in ("utf-8", "ascii"):
-            out, err = (io.TextIOWrapper(io.BytesIO(), encoding, "strict") for _ in range(2))
-            monkeypatch.setattr(sys, "stdout", out)
-            monkeypatch.setattr(sys, "stderr", err)
-            assert main(["prepare"]) == 2
-            err.flush()
-            error, end = err.buffer.getvalue().decode(encoding).split("\n")
-            assert error.startswith("lra-ssm: error:") and error.isprintable() and not end
+    return doctor
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_command_prints_one_line(text: str, failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal that takes strict UTF-8, or only ASCII."""
+    for encoding, error in (("utf-8", InputError(text)), ("ascii", PermissionError(13, "denied", text))):
+        failing(error)
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding, "strict") for _ in range(2))
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        assert main(["doctor"]) == 2
+        err.flush()
+        line, end = err.buffer.getvalue().decode(encoding).split("\n")
+        assert line.startswith("lra-ssm: error:") and line.isprintable() and not end
+
+
+def test_what_the_system_refuses_is_one_line_and_other_errors_are_pythons_own(
+    failing: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, expected in (
         (OSError(errno.EROFS, "Read-only file system", "runs/a"), "runs/a: cannot be read or written (Read-only file"),
         (OSError(errno.ENOSPC, "No space left on device"), "[Errno 28] No space left on device"),
-    ],
-)
-def test_what_the_system_refuses_is_one_line(
-    error: OSError, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    raising(monkeypatch, error)
-    assert main(["prepare"]) == 2
-    assert capsys.readouterr().err.startswith(f"lra-ssm: error: {message}")
-
-
-def test_debug_shows_the_traceback_and_other_errors_are_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    raising(monkeypatch, InputError("wrong"))
-    with pytest.raises(InputError, match="wrong"):
-        main(["prepare", "--debug"])
-    raising(monkeypatch, KeyError("a bug"))
+        (InputError("wrong"), "wrong"),
+    ):
+        failing(error)
+        assert main(["doctor"]) == 2
+        assert capsys.readouterr().err.startswith(f"lra-ssm: error: {expected}")
+        with pytest.raises(type(error)):
+            main(["doctor", "--debug"])
+    failing(KeyError("a bug"))
     with pytest.raises(KeyError, match="a bug"):
-        main(["fit"])
+        main(["doctor"])
+    failing(KeyboardInterrupt())
+    assert main(["doctor"]) == 130 and "interrupted" in capsys.readouterr().err
 
 
 def test_bars_and_tables_show_names_as_text(
@@ -105,8 +120,21 @@ def test_bars_and_tables_show_names_as_text(
     folder = tmp_path / "tiny" / "one\x1b[2J"
     tiny_dataset(tmp_path).folder.rename(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["source"] = {"kind": "x\x1b[2J\ud800", "note\x07": ["\u202e", {"a\r": "b\nc"}]}
+    manifest["source"] = {"kind": "files", "difficulty": "x\x1b[2J\ud800\u202e"}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert main(["prepare", "--summary", f"--root={tmp_path}"]) == 0
     shown = capsys.readouterr().out
     assert all(line.isprintable() for line in shown.split("\n")) and r"x\x1b[2J" in shown
+
+
+@pytest.mark.slow
+def test_names_of_files_on_a_real_terminal(tmp_path: Path) -> None:
+    """Bytes that are no UTF-8, in an argument and in a folder's name."""
+    archive = bytes(tmp_path) + b"/\xff\x1b[2J\n.tar"
+    with open(archive, "wb") as file:
+        file.write(b"nothing")
+    command = [sys.executable, "-m", "lra_ssm", "prepare", "text", b"--source=" + archive]
+    environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONIOENCODING": "utf-8:strict", "HOME": str(tmp_path)}
+    done = subprocess.run([*command, f"--root={tmp_path}"], capture_output=True, env=environment)
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"\x1b" not in done.stderr
+    assert rb"\udcff\x1b[2J" in done.stderr

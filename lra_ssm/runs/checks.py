@@ -21,7 +21,7 @@ from lra_ssm.checkpoints import check_shapes
 from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.cost import warn_of_memory
-from lra_ssm.runs.identity import differences, what_counts
+from lra_ssm.runs.identity import differences, result_settings
 from lra_ssm.runs.provenance import CONFIG, SOURCE, VERSION, changed, code_version
 
 EXAMPLES = 3  # odd, so that another size is not easily mistaken for the batch's
@@ -32,7 +32,7 @@ _PADDING = 128  # vocabularies are padded to a multiple of at most this
 # -- all checks in their order -----------------------------------------------------------------------------------------
 
 
-def make_ready(
+def validate_setup(
     trainer: Trainer,
     task: LightningModule,
     data: LightningDataModule | None,
@@ -194,7 +194,7 @@ def check_begun_from(checkpoint: Path, config: Mapping[str, Any], neutral: Mappi
     """
     before = load_checkpoint(existing(str(checkpoint))).get(CONFIG)
     if isinstance(before, dict):
-        theirs, ours = (what_counts({"trainer": {}, **each}, neutral) for each in (before, config))
+        theirs, ours = (result_settings(each, neutral) for each in (before, config))
         parts = ({name: each.get(name) for name in ("model", "data")} for each in (theirs, ours))
         if differing := differences(*parts):
             raise InputError(

@@ -60,7 +60,7 @@ def set_beyond_defaults(config: Mapping[str, Any], neutral: Mapping[str, Sequenc
     """
     from lra_ssm.runs.checkpoints import CheckpointSettings
 
-    counting = what_counts(config, neutral)
+    counting = result_settings(config, neutral)
     found: dict[str, Any] = {SEED: counting.pop(SEED), "trainer": _trainer(counting.pop("trainer"))}
     for key, value in counting.items():
         if key == "checkpoint":
@@ -76,12 +76,12 @@ def set_beyond_defaults(config: Mapping[str, Any], neutral: Mapping[str, Sequenc
     return {key: value for key, value in found.items() if key == SEED or value not in (None, {}, [])}
 
 
-def what_counts(config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def result_settings(config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
     """Return a copy of a configuration without the names that cannot change its result."""
-    kept = copy.deepcopy(dict(config))
+    kept = copy.deepcopy({"trainer": {}, **config})
     if kept.get("ckpt_path") in (None, "last", "best"):
         kept.pop("ckpt_path", None)
-    for section, names in {**neutral, "trainer": TRAINER_NEUTRAL}.items():
+    for section, names in {**(neutral or neutral_names()), "trainer": TRAINER_NEUTRAL}.items():
         node: Any = (kept.get(section) or {}) if section else kept
         node = (node.get("init_args") or {}) if "class_path" in node else node
         for name in names:

@@ -65,7 +65,7 @@ class CSVRunLogger(Logger):
         before = list(rows[0]) if rows else []
         self._columns = list(dict.fromkeys(["step", "epoch", *before, *columns]))
         with replacing(self.path, newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
+            writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
 

@@ -6,7 +6,7 @@
 import csv
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lra_ssm.errors import InputError
-from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, neutral_names, what_counts
+from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, neutral_names, result_settings
 
 
 @dataclass(eq=False)
@@ -74,8 +74,13 @@ class RunRecord:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What was set beyond the defaults and can change the result, by dotted name, without the seed."""
-        identity = self.record.get("identity") or result_settings(self.config, self.record.get("neutral"))
+        identity = self.record.get("identity") or result_settings(self.config, self.neutral)
         return {name: value for name, value in flatten(identity).items() if name not in (SEED, "experiment")}
+
+    @property
+    def neutral(self) -> dict[str, Sequence[str]]:
+        """Names that cannot change a result, by section of the configuration."""
+        return neutral_names(self.record.get("neutral") or DATA_NEUTRAL)
 
     @cached_property
     def all_settings(self) -> dict[str, Any]:
@@ -274,11 +279,6 @@ def flatten(node: Any, path: str = "") -> dict[str, Any]:
     for key, value in node.items():
         found |= flatten(value, f"{path}.{key}" if path else str(key))
     return found
-
-
-def result_settings(config: dict[str, Any], neutral: Any = None) -> dict[str, Any]:
-    """Return the settings of a configuration that can change a result. neutral: the data's settings that cannot."""
-    return what_counts({"trainer": {}, **config}, neutral_names(DATA_NEUTRAL if neutral is None else neutral))
 
 
 def load_yaml(file: Path) -> Any:

@@ -17,7 +17,7 @@ from lra_ssm.errors import InputError, describe_error, to_one_line
 from lra_ssm.files import replacing, sha256, write_json
 from lra_ssm.progress import display_arguments, quiet
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO, CheckpointSettings, SaveBest, SaveLast, load_checkpoint
-from lra_ssm.runs.checks import check_before_fit, check_begun_from, check_trainer, make_ready
+from lra_ssm.runs.checks import check_before_fit, check_begun_from, check_trainer, validate_setup
 from lra_ssm.runs.curves import draw_curves
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import (
@@ -27,8 +27,8 @@ from lra_ssm.runs.identity import (
     differences,
     neutral_names,
     plain,
+    result_settings,
     set_beyond_defaults,
-    what_counts,
 )
 from lra_ssm.runs.loggers import CSVRunLogger, WriteProgress, begin, finish, identify, summarize
 from lra_ssm.runs.provenance import (
@@ -83,7 +83,7 @@ class Run(RunDirectory):
         """Return which settings differ from those that the run began with, as text: a default may have changed."""
         if not (before := self.began_with):
             return ""
-        began, now_ = (what_counts({"trainer": {}, **each}, self.neutral) for each in (before, self.config or {}))
+        began, now_ = (result_settings(each, self.neutral) for each in (before, self.config or {}))
         return ", ".join(differences(began, now_))
 
     # -- the Trainer -----------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class Run(RunDirectory):
         elif not own and ckpt_path:
             checkpoint = check_begun_from(Path(ckpt_path), self.config or {}, self.neutral)
         name, weights = init_from if init_from and checkpoint is None else (None, None)
-        make_ready(trainer, task, data, checkpoint, weights, prepare, self.source, strict)
+        validate_setup(trainer, task, data, checkpoint, weights, prepare, self.source, strict)
         check_before_fit(trainer, task, data, check_layer)
         code = 1
         try:

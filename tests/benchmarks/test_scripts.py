@@ -117,7 +117,7 @@ def test_a_script_begins_anew_where_nobody_said_how_threads_wait(monkeypatch):
 @pytest.mark.parametrize(
     ("script", "options", "message"),
     [
-        ("operators", ["--lengths=16,none"], "'none' is no whole number of at least 1"),
+        ("operators", ["--lengths=16,none"], "'none' is not a whole number of at least 1"),
         ("operators", ["--channels=12"], "--channels is a multiple of 8"),
         ("operators", ["--backends=cuda"], "--backends: cuda: no such backend; there are "),
         ("steps", ["--config=missing.yaml"], "--config missing.yaml: No such file"),

@@ -143,7 +143,7 @@ def read_tokenizer(
 ) -> TextTokenizer:
     """Return a tokenizer from the content of its file, which messages call `name`; for the rest see `SubwordTokenizer`.
 
-    Raises InputError: it is not a tokenizer that this package reads.
+    Raises InputError if it is not a tokenizer that this package reads.
     """
     content = _parsed(data, name)
     if "kind" not in content:

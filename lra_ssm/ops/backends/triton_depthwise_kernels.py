@@ -53,7 +53,7 @@ def starts_at(reset, strides, b, s, length):
 @triton.jit
 def inputs_before(u, u_strides, initial, initial_strides, reset, reset_strides, b, d, s, channel_mask, length,
                   W: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
-    """Those at s-1, ..., s-(W-1), as far as no document starts in between."""
+    """The inputs at s-1, ..., s-(W-1), as far as no document starts in between."""
     crossed = s < s
     before = ()
     for j in tl.static_range(1, W):

@@ -183,7 +183,7 @@ INLINE Step<typename L::V> discretize(const Diagonal<L, Complex>& a, typename L:
             const V im = e.value * r.sin, minus_1 = e.minus_1 * r.cos + r.cos_minus_1;
             // 1 + (e^z - 1) is rounded once; e^re(z) cos(im(z)) would be three times, and a state remembers it for long.
             out.A_re = 1 + minus_1, out.A_im = im;
-            // What has decayed is no difference of ones.
+            // What has decayed is not computed as a difference of ones.
             if constexpr (R == Reach::FAR) out.A_re = e.value < 0.5f ? e.value * r.cos : out.A_re;
             if constexpr (Zoh) {
                 out.B_re = minus_1 * a.inverse_re - im * a.inverse_im;
