@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 from lra_ssm.bars import Bar
 from lra_ssm.datamodules.storage import ensure_root
 from lra_ssm.errors import InputError, describe_error
-from lra_ssm.files import locked, new_folder, sync_folder
+from lra_ssm.files import locked, new_folder
 
 _CHUNK = 1 << 20
 _TRIES = 5
@@ -61,7 +61,6 @@ def download(file: Remote, root: Path, below: str = "") -> Path:
             part.unlink()
             raise InputError(f"{file.url}: {wrong}; the download was removed, start again")
         part.replace(path)
-        sync_folder(path.parent)
     return path
 
 
