@@ -7,7 +7,7 @@ import pytest
 
 from lra_ssm.datamodules.retrieval import NAMES
 from tests.datamodules.image_helpers import pictures, write_image_parquet
-from tests.datamodules.made_up_pairs import write_pairs
+from tests.datamodules.synthetic_pairs import write_pairs
 from tests.runner import FIT, SHORT, TINY, everything_below, fail, in_process, only_run, refused, succeed
 from tests.small_data import write_cifar10, write_imdb, write_mnist
 
@@ -44,7 +44,7 @@ OPTIONS = [  # and what is said of them
     ("--model.optimizer.lr=-1", "lr is -1.0; it must be a number of at least 0"),
     ("--checkpoint.every_n_steps=0", "checkpoint.every_n_steps is 0"),
     ("--trainer.max_epochs=-1", "give trainer.max_epochs or trainer.max_steps"),
-    ("--trainer.limit_train_batches=0", "limit_train_batches is 0: an epoch of 6 batches has none left"),
+    ("--trainer.limit_train_batches=0", "limit_train_batches is 0: nothing would be trained"),
     ("--trainer.val_check_interval=0", "trainer.val_check_interval is 0; it must be at least 1 batch"),
     ("--trainer.accumulate_grad_batches=0", "trainer.accumulate_grad_batches is 0; it must be at least 1"),
     ("--trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch is 0; it must be at least 1"),

@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 from lra_ssm.bars import Bar
 from lra_ssm.datamodules.storage import ensure_root
 from lra_ssm.errors import InputError, describe_error
-from lra_ssm.files import locked, new_folder, sync_folder
+from lra_ssm.files import locked, new_folder
 
 _CHUNK = 1 << 20
 _TRIES = 5
@@ -34,7 +34,7 @@ class Remote:
 def download(file: Remote, root: Path, below: str = "") -> Path:
     """Return <root>/<below>/<name>, downloaded if it is missing or wrong, with its published digest.
 
-    A broken download goes on where it stopped (`<name>.part`). Only one process downloads; the others wait.
+    A broken download continues where it stopped (`<name>.part`). Only one process downloads; the others wait.
 
     Raises:
         InputError: the root cannot be used, the server does not give the file, or its digest or size is wrong (then
@@ -61,7 +61,6 @@ def download(file: Remote, root: Path, below: str = "") -> Path:
             part.unlink()
             raise InputError(f"{file.url}: {wrong}; the download was removed, start again")
         part.replace(path)
-        sync_folder(path.parent)
     return path
 
 

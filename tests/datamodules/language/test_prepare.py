@@ -11,6 +11,7 @@ import pytest
 
 from lra_ssm.cli import main
 from lra_ssm.datamodules import Corpus
+from lra_ssm.datamodules.language import files as files_module
 from lra_ssm.datamodules.language import prepare as prepare_module
 from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer
 from lra_ssm.datamodules.storage import MANIFEST, verify
@@ -20,10 +21,13 @@ from tests.runner import Command
 SETTINGS = {"tokenizer": "words", "documents": "line", "val_fraction": 0.1}
 
 
+PART_BYTES, BATCH_TEXTS = 3000, 7
+
+
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr("lra_ssm.datamodules.language.files.PART_BYTES", 3000)
-    monkeypatch.setattr(prepare_module, "_BATCH_TEXTS", 7)
+    monkeypatch.setattr(files_module, "PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(prepare_module, "_BATCH_TEXTS", BATCH_TEXTS)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +109,7 @@ def test_another_tokenizer_or_corpus_is_prepared_next_to_it(texts, once, tmp_pat
 def test_shards_in_any_order_and_a_merge_give_what_one_process_gives(texts, once, tmp_path, capsys):
     options = ["prepare", "corpus", f"--source={texts}", f"--root={tmp_path}"]
     options += [f"--{name}={value}" for name, value in SETTINGS.items()]
-    for shard in ("0/3", "4/3", "1", "a/b", "1/0", "-1/2", ""):
+    for shard in ("0/3", "4/3", "1", "a/b", "1/0", "-1/2", "/16"):
         assert main([*options, f"--shard={shard}"]) == 2
         assert f"shard {shard!r}: must be i/n with i from 1 to n, as 3/16" in capsys.readouterr().err
     assert main([*options, "--shard=2/2"]) == 0
@@ -122,11 +126,16 @@ def test_shards_in_any_order_and_a_merge_give_what_one_process_gives(texts, once
     assert "parts are made; --merge puts them together" in printed and "lightning fit" in printed
     assert f"{data.prepared_folder}: corpus (files): " in printed
     assert contents(data) == contents(once) and not unfinished(data)
+    assert main(["prepare", "--summary", f"--root={tmp_path}"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if data.prepared_folder.name in line]
+    counts = {name: str(entry["documents"]) for name, entry in data.manifest()["splits"].items()}
+    assert [row[1:4] for row in rows] == [["words", *item] for item in counts.items()]
 
 
 def prepare_and_die(arguments: list[str]) -> int:
     """Run in a process of its own, which is killed after two parts. Arguments: texts, the data root."""
     made, part = [], prepare_module.Preparation._part
+    files_module.PART_BYTES, prepare_module._BATCH_TEXTS = PART_BYTES, BATCH_TEXTS  # the process has no fixtures
 
     def deadly(self, *given):
         made.append(given)
