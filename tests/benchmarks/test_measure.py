@@ -1,6 +1,7 @@
 """Times on a clock that does as it is told, memory of known size, and what is compared against the references."""
 
 import os
+import shutil
 import signal
 import sys
 from dataclasses import dataclass
@@ -160,6 +161,7 @@ def test_layouts_and_half_precision():
     assert 1e-5 < value < 1e-2 and gradient < 2e-2
 
 
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_s4d_by_both_kernels():
     ours, eager = (operators.s4d(by, Shape(2, 4, 3, 29), CPU).results() for by in ("cpu", "eager"))
     value, gradient = errors_against(ours, eager)

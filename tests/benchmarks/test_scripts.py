@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -41,8 +42,9 @@ def contenders(data: dict, comparison: str) -> set[str]:
     return {row["contender"] for row in data["rows"] if row["comparison"] == comparison}
 
 
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_operators(tmp_path, capsys):
-    data = run("operators", tmp_path, "--lengths=32")
+    data = run("operators", tmp_path, "--lengths=32", "--device=cpu")
     assert contenders(data, "S6 by every way") == {"cpu", "reference"}
     assert contenders(data, "N real states each") == {"S6", "B2S6"}
     assert contenders(data, "S4D's kernel and convolution") == {"cpu", "eager"}
