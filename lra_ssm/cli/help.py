@@ -27,7 +27,7 @@ CHOICES: dict[str, tuple[type, ...]] = {
         layers.S4Block, layers.S5Block, layers.MambaBlock, layers.Mamba2Block, layers.HyenaBlock,
         layers.TransformerBlock,
     ),
-    "--model.network.embedding": (models.ScalarEmbedding, models.PositionEmbedding),
+    "--model.network.embedding": (models.ScalarEmbedding, models.PositionEmbedding, models.FeaturePositionEmbedding),
     "--model.network.pooling": (models.MeanPooling, models.FirstPooling, models.LastPooling, models.MaxPooling),
     "--model.network.head": (
         models.LinearHead, models.MLPHead, models.NLIHead, models.LRAPairHead, models.LogitPairHead,

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from lra_ssm.datamodules.synthetic.correlated_noise import CorrelatedNoise as CorrelatedNoise
     from lra_ssm.datamodules.synthetic.first_token import FirstToken as FirstToken
     from lra_ssm.datamodules.synthetic.linear_functional import LinearFunctional as LinearFunctional
+    from lra_ssm.datamodules.synthetic.mqar import MQAR as MQAR
     from lra_ssm.datamodules.synthetic.noisy_cosines import NoisyCosines as NoisyCosines
+    from lra_ssm.datamodules.synthetic.state_tracking import StateTracking as StateTracking
     from lra_ssm.datamodules.synthetic.teacher_student import TeacherStudent as TeacherStudent
     from lra_ssm.datamodules.text import Text as Text
     from lra_ssm.datamodules.wikitext import WikiText as WikiText
@@ -39,10 +41,12 @@ _MODULES = {
     "Corpus": "corpus",
     "SlimPajama": "slimpajama",
     "WikiText": "wikitext",
+    "MQAR": "synthetic.mqar",
     "NoisyCosines": "synthetic.noisy_cosines",
     "Pathfinder": "pathfinder.module",
     "Retrieval": "retrieval",
     "SCIFAR": "cifar10",
+    "StateTracking": "synthetic.state_tracking",
     "TeacherStudent": "synthetic.teacher_student",
     "Text": "text",
 }

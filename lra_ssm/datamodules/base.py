@@ -9,7 +9,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections import ChainMap
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, dataclass_transform, get_args, get_origin
 from weakref import WeakSet
@@ -20,6 +20,7 @@ from lightning import LightningDataModule
 
 from lra_ssm.datamodules.batches import AnyBatch, Batch, BatchDataset
 from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.pretraining import PIXEL_VALUES, Pretraining, PretrainingDataset
 from lra_ssm.datamodules.storage import (
     FORMAT,
     MANIFEST,
@@ -37,6 +38,8 @@ from lra_ssm.datamodules.storage import (
     write_manifest,
 )
 from lra_ssm.errors import InputError, hint
+
+SPLITS = ("train", "val", "test")  # a split's place is a part of what its random numbers depend on
 
 # What a setting changes: the prepared examples; what the model sees of an example; which examples make up which batch.
 Affects = Literal["data", "batches", "order", "nothing"]
@@ -75,6 +78,7 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         shuffle_seed: decides the order of training examples; None for the run's seed (seed_everything), else 0.
         num_workers: processes that load ahead; 0 is enough for most models.
         pin_memory: copy batches to pinned memory; None for yes if there is a CUDA device.
+        pretrain: predict the inputs themselves, hidden or shifted, in place of the labels; see `Pretraining`.
 
     Raises:
         InputError: invalid settings.
@@ -85,6 +89,7 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
     shuffle_seed: int | None = setting(default=None, affects="order")
     num_workers: int = setting(default=0, affects="nothing")
     pin_memory: bool | None = setting(default=None, affects="nothing")
+    pretrain: Pretraining | None = setting(default=None, affects="batches")
 
     dataset: str = field(default="", init=False)  # its folder below the data root; the class' name in small letters
     # What batches hold: class attributes of a dataset, or set when a module is made.
@@ -139,7 +144,8 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         kinds: dict[str, dict[str, Any]] = {"data": {}, "batches": {}, "order": {}}
         for name, kind in self.affects.items():
             if kind in kinds and name not in self.unused_settings():
-                kinds[kind][name] = getattr(self, name)
+                value = getattr(self, name)
+                kinds[kind][name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         return {"dataset": self.dataset, **kinds}
 
     def provenance(self) -> dict[str, Any]:
@@ -169,6 +175,17 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         for loader in list(self._loaders):
             loader.close()
 
+    def model_sizes(self) -> dict[str, int | None]:
+        """Return what a network must fit: vocab_size, d_input, num_classes, num_outputs and per_example."""
+        sizes = {name: getattr(self, name) for name in ("vocab_size", "d_input", "num_classes", "num_outputs")}
+        if self.pretrain is None:
+            return {**sizes, "per_example": self.per_example}
+        by_value = self.pretrain.targets == "values"
+        outputs = self.d_input if by_value else (self.vocab_size or (PIXEL_VALUES if self.d_input else None))
+        if self.d_input is not None and self.pretrain.objective == "masked":
+            sizes["d_input"] = self.d_input + 1  # where features are hidden
+        return {**sizes, "num_classes": None, "num_outputs": outputs, "per_example": 1}
+
     def sample(self, count: int) -> AnyBatch:
         """Return the first training examples, at most a batch of them."""
         train = self._opened("train")
@@ -182,7 +199,12 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         tokens = torch.zeros(*rows, self.longest, dtype=torch.int64)
         inputs = tokens if self.d_input is None else torch.zeros(*rows, self.longest, self.d_input)
         lengths = torch.full(rows, self.longest) if self.pads else None
-        return Batch(inputs, lengths, torch.zeros(self.batch_size, dtype=torch.int64))
+        batch = Batch(inputs, lengths, torch.zeros(self.batch_size, dtype=torch.int64))
+        if self.pretrain is None:
+            return batch
+        pixels = torch.zeros(inputs.shape[:2], dtype=torch.int64) if self.d_input == 1 else None
+        empty = PretrainingDataset(self._opened("train"), self.pretrain, 0)
+        return empty.with_targets(batch, np.arange(self.batch_size), pixels=pixels)
 
     def train_batches(self, world_size: int = 1) -> int:
         """Return the number of batches of an epoch, once prepared. Raises InputError if devices cannot share them."""
@@ -212,7 +234,10 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
 
     def _opened(self, split: str) -> BatchDataset:
         if split not in self._datasets:
-            self._datasets[split] = self.open_split(split)
+            dataset = self.open_split(split)
+            if self.pretrain is not None:
+                dataset = PretrainingDataset(dataset, self.pretrain, SPLITS.index(split))
+            self._datasets[split] = dataset
         return self._datasets[split]
 
     def _loader(

@@ -28,6 +28,7 @@ from lra_ssm.checkpoints import check_shapes
 from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.provenance import SOURCE, VERSION, changed, code_version
+from lra_ssm.tasks import MaskedModelling
 
 EXAMPLES = 3  # odd, so that another size is not easily mistaken for the batch's
 _LENGTH = 61  # positions of the random sequences of `check_layers`; no width is as large
@@ -185,19 +186,22 @@ def check_data(task: Any, data: Any) -> None:
     Networks and data that do not declare theirs are not compared. Raises InputError.
     """
     name, settings = type(data).__name__, _network_settings(task)
+    names = ("vocab_size", "d_input", "num_classes", "num_outputs", "per_example")
+    # A data module of a user's own may declare some of them as attributes, or none.
+    sizes = data.model_sizes() if hasattr(data, "model_sizes") else {key: getattr(data, key, None) for key in names}
     for key, other, needed in _KINDS:
-        if getattr(data, key, None) is not None and key not in settings and other in settings:
+        if sizes[key] is not None and key not in settings and other in settings:
             raise InputError(f"model.network takes {other}, but {name} has {needed}")
     for key in ("vocab_size", "d_input", "num_classes", "num_outputs"):
-        ours, theirs = settings.get(key), getattr(data, key, None)
+        ours, theirs = settings.get(key), sizes[key]
         if theirs is not None and key in settings and ours != theirs:
             raise InputError(f"model.network.{key} is {ours}, but {name} has {theirs}")
-    if hasattr(data, "d_input") and data.d_input is None and settings.get("d_input") is not None:
+    if hasattr(data, "d_input") and sizes["d_input"] is None and settings.get("d_input") is not None:
         raise InputError(
             f"model.network.d_input is {settings['d_input']}, but {name} has tokens: set vocab_size instead"
         )
     network = getattr(task, "network", None)
-    taken, given = getattr(network, "per_example", None), getattr(data, "per_example", None)
+    taken, given = getattr(network, "per_example", None), sizes["per_example"]
     if taken is not None and given is not None and taken != given:
         needed = "pairs: use a DualEncoder" if given == 2 else "no pairs: use a Classifier"
         raise InputError(f"model.network is a {type(network).__name__}, but {name} has {needed}")
@@ -263,7 +267,7 @@ def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
         return
     with _dry_run(task, trainer) as to_device:
         batch = to_device(data.sample(EXAMPLES))
-        inputs, causal = batch[0], hasattr(batch, "targets")
+        inputs, causal = batch[0], hasattr(batch, "targets") and _predicts_next(task, data)
         padded = getattr(batch, "lengths", None) is not None and _network_settings(task).get("padding") != "seen"
         L = min(inputs.shape[1], _LENGTH)
         if inputs.dim() != 2 + inputs.is_floating_point() or not (causal or padded) or L < 4:
@@ -283,6 +287,12 @@ def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
         name, kind = f"model.network.{leak}".rstrip("."), type(network.get_submodule(leak)).__name__
         what = "looks ahead: its outputs change with the future" if causal else "lets padding into its outputs"
         raise InputError(f"{name} ({kind}) {what}; --check_layer=false trains it all the same")
+
+
+def _predicts_next(task: Any, data: Any) -> bool:
+    """Return whether later positions hold what a position is to predict."""
+    pretrain = getattr(data, "pretrain", None)
+    return not isinstance(task, MaskedModelling) if pretrain is None else pretrain.objective == "causal"
 
 
 def _random_like(inputs: Tensor, task: Any) -> Tensor:
