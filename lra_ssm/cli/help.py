@@ -15,12 +15,13 @@ from lra_ssm.cli import COMMANDS
 # Option -> classes of ours that it takes, by their short names. Importing them here is what makes the names known.
 CHOICES: dict[str, tuple[type, ...]] = {
     "--data": tuple(getattr(datamodules, name) for name in datamodules.__all__),
-    "--model": (tasks.Classification, tasks.Regression, tasks.LanguageModelling),
+    "--model": (tasks.Classification, tasks.Regression, tasks.LanguageModelling, tasks.MaskedModelling),
     "--model.network": (
         models.Classifier, models.DualEncoder, models.Regressor, models.LanguageModel,
     ),
     "--model.network.layer": (
         layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.DeepLinearSSM,
+        layers.LocalConvolution,
         layers.S5, layers.SSD, layers.Attention,
     ),
     "--model.network.block": (
