@@ -4,9 +4,11 @@ GitHub shows `../configs/quickstart.yaml` next to the docs; a site has only what
 file becomes a page "source/…" with its highlighted content, and each linked folder a page that lists its files.
 """
 
+import json
 import posixpath
 import re
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -42,7 +44,19 @@ def shown(target: Path) -> str:
         files = sorted(file for file in target.rglob("*") if file.suffix in LANGUAGES)
         return title + "\n".join(f"- `{file.relative_to(target).as_posix()}`" for file in files)
     fence = "`````"
+    if target.suffix == ".ipynb":
+        return notebook(json.loads(target.read_text()), fence)
     return f"{title}{fence}{LANGUAGES.get(target.suffix, 'text')}\n{target.read_text()}\n{fence}\n"
+
+
+def notebook(book: dict[str, Any], fence: str) -> str:
+    """The cells of a notebook and what they printed, as Markdown."""
+    parts = []
+    for cell in book["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"{fence}python\n{source}\n{fence}")
+        parts += [f"{fence}text\n{''.join(output['text']).rstrip()}\n{fence}" for output in cell.get("outputs", [])]
+    return "\n\n".join(parts) + "\n"
 
 
 def rewrite(text: str, page: str) -> str:

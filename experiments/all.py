@@ -46,11 +46,11 @@ def results() -> list[Result]:
         left = len(missing(cells, rows))
         title = (module.__doc__ or "").partition("\n")[0].rstrip(".")
         if left:
-            state = f"Not run: {len(cells) - left} of {len(cells)} cells have a result of the present code."
+            state = f"not run: {len(cells) - left} of {len(cells)} cells have a result of the present code."
             found.append(Result(name, title, [], state))
         else:
             table = pd.DataFrame(rows)
-            state = f"{table['seconds'].sum() / 60:.1f} minutes of one core, rows of code {rows[0]['digest']}."
+            state = f"{table['seconds'].sum() / 60:.1f} min."
             found.append(Result(name, title, list(module.claims(table)), state))
     return found
 
@@ -64,22 +64,22 @@ def page() -> str:
     not_run = [one.name for one in every if not one.claims]
     lines = [(FOLDER / "head.md").read_text().rstrip(), "", "## Verdicts", ""]
     lines += [f"| | | {_cells(VERDICTS)} |", "|---|---|---|---|---|"]
-    lines += [f"| [{one.name}](#{one.name}) | {one.title} | {_cells(counts[one.name])} |" for one in every]
+    lines += [f"| [{n}](#{n}) | {_cells((title.partition(':')[0], *counts[n]))} |" for n, title, *_ in every]
     lines += [f"| all {sum(total)} claims | | {_cells(total)} |"]
     lines += ["", f"Not run with the present code, so without a verdict: {', '.join(not_run)}."] if not_run else []
     for prefix, paper in PAPERS.items():
-        lines += ["", f"## {paper}"]
-        for one in (one for one in every if one.name.startswith(prefix)):
-            lines += ["", f"### {one.name}", "", f"{one.title}. `python experiments/{one.name}.py`. {one.state}"]
-            lines += ["", "| claim | holds if | verdict | numbers |", "|---|---|---|---|"] if one.claims else []
-            before = None
-            for claim in one.claims:
-                rule = "the same" if claim.rule == before else claim.rule
-                lines.append(f"| {_cells((claim.statement, rule, claim.verdict, claim.found))} |")
-                before = claim.rule
+        own = [one for one in every if one.name.startswith(prefix)]
+        lines += ["", f"## {paper}", "", f"Each is run by its name: `python experiments/{own[0].name}.py`."]
+        for one in own:
+            lines += ["", f"### {one.name}", "", f"{one.title}. {one.state}"]
+            lines += ["", "| | claim | holds if | verdict | numbers |", "|---|---|---|---|---|"] if one.claims else []
+            first: dict[str, int] = {}  # of each rule, which stands once
+            for number, claim in enumerate(one.claims, 1):
+                seen = first.setdefault(claim.rule, number)
+                rule = claim.rule if seen == number else f"as {seen}"
+                lines.append(f"| {number} | {_cells((claim.statement, rule, claim.verdict, claim.found))} |")
             lines += ["", remarks[one.name].strip()] if one.name in remarks else []
-            if one.claims:
-                lines += ["", f"![{one.title}](experiments/{one.name}/figure.png)"]
+            lines += ["", f"![{one.name}](experiments/{one.name}/figure.png)"] if one.claims else []
     return "\n".join([*lines, "", (FOLDER / "tail.md").read_text()])
 
 

@@ -66,7 +66,7 @@ def claims(rows: pd.DataFrame) -> Claims:
             rule = "the mean test error of the widest is at least 0.95 of the narrowest's"
             yield Claim(statement, rule, last / first >= 0.95, numbers)
         else:
-            rule = "the mean test error of the widest is below the narrowest's, by more than the larger deviation"
+            rule = "the mean test error of the widest is below the narrowest's"
             yield Claim(statement, rule, beyond(first - last, max(spread, other)), numbers)
 
 

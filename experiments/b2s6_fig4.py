@@ -59,12 +59,11 @@ def claims(rows: pd.DataFrame) -> Claims:
     corner = f"at σ1 = {rows['first'].min():g}, σ2 = {rows['last'].max():g}"
     error = {name: mean(only(hard, unit=name)["error"]) for name in UNITS}
     settled = {name: bool((only(hard, unit=name)["falling"] <= SETTLED).all()) for name in UNITS}
-    trained_out = f"; undecided if the loss still falls, by {SETTLED:g} from the fourth to the last fifth of the steps"
     worst = only(rows, unit="S4D").groupby(["first", "last"])["error"].apply(lambda one: mean(one)[0])
     done = bool((only(rows, unit="S4D")["falling"] <= SETTLED).all())
     yield Claim(
         "S4D is robust in all cases",
-        f"its mean error is below {USEFUL} in every case{trained_out}",
+        f"mean error below {USEFUL} in every case",
         bool(worst.max() < USEFUL) if done or worst.max() < USEFUL else None,
         {"least error": worst.min(), "greatest": worst.max()},
     )
@@ -75,14 +74,14 @@ def claims(rows: pd.DataFrame) -> Claims:
         right = (error[name][0] >= USEFUL) == fails
         yield Claim(
             statement,
-            f"its mean error {corner} is {'at least' if fails else 'below'} {USEFUL}{trained_out}",
+            f"mean error {corner} {'at least' if fails else 'below'} {USEFUL}",
             right if settled[name] or error[name][0] < USEFUL else None,
             {name: error[name]},
         )
     over = min(error["S6"][0] - error[other][0] for other in ("S4D", "B2S6"))
     yield Claim(
         "S6 is worse there than S4D and B2S6",
-        f"its mean error {corner} is above both by more than the largest deviation{trained_out}",
+        f"mean error {corner} above both",
         beyond(over, max(spread for _, spread in error.values())) if all(settled.values()) else None,
         dict(error),
     )

@@ -87,9 +87,8 @@ def claims(rows: pd.DataFrame) -> Claims:
         over = beyond(count["S6"][0] - count[other][0], max(count["S6"][1], count[other][1]))
         yield Claim(
             statement,
-            "a spike: the median loss of 10 steps rises above 1.5 times the lowest so far, until it is below 1.2 times"
-            " that; S6 has more spikes in the mean over seeds, by more than the larger deviation; undecided within it,"
-            " and if S6 does not learn: its loss has to fall to a fifth",
+            "S6 has more spikes; a spike lasts from where the median loss of 10 steps rises above 1.5 times its lowest"
+            " value to where it is below 1.2 times that value; undecided if S6's loss does not fall to a fifth",
             over if learned else None,
             {name: count[name] for name in ("S6", other)},
         )

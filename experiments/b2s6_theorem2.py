@@ -83,8 +83,8 @@ def claims(rows: pd.DataFrame) -> Claims:
         change <= 1e-9,
         {"largest relative change": change},
     )
-    fast = "the slope of the share over c, log over log, falls from c to c and ends below -10, in all draws"
-    power = "slope {} within 0.1 in all draws, log over log, over c = 100 … 10,000"
+    fast = "the log-log slope of the share over c falls with c and ends below -10, in all draws"
+    power = "log-log slope {} within 0.1 in all draws, over c = 100 … 10,000"
     for case, part, statement in (
         ("S6, wᵀu > 0", "before", "S6 with wᵀu > 0 at a large input forgets what came before it faster than any power"),
         ("S6, wᵀu < 0", "at", "S6 with wᵀu < 0 ignores the large input itself faster than any power"),
@@ -102,7 +102,7 @@ def claims(rows: pd.DataFrame) -> Claims:
     low, high = _slopes(rows, "B2S6, both", "at")
     yield Claim(
         "B2S6 keeps a share of at most 1/c of the large input itself",
-        "slope at most -0.9 in all draws, log over log, over c = 100 … 10,000",
+        "log-log slope at most -0.9 in all draws, over the same c",
         high <= -0.9,
         {"least slope": low, "greatest": high},
     )

@@ -79,9 +79,7 @@ def claims(rows: pd.DataFrame) -> Claims:
         holds = share >= 0.5 if fails else True if share <= 0.25 else False if share > 0.25 + deviation else None
         yield Claim(
             f"with ReLUs students of {K} × {N} {'fail' if fails else 'converge'} from O({scale})",
-            f"at least half of the students end above {FAILED:g} of the output 0's error or with a |λ| > 1"
-            if fails
-            else "at most 1 in 4 students fails; undecided up to two binomial deviations above it",
+            "at least half of the students fail" if fails else "at most 1 in 4 students fails",
             None if holds is None else bool(holds),
             {f"of {count} fail": ends["failed"].sum(), "median error": median(ends["error"])},
         )

@@ -42,13 +42,12 @@ def claims(rows: pd.DataFrame) -> Claims:
         # the deepest student that fits, if any: of one that does not, the λ say nothing about the teacher
         fitting = [K for K, part in ends.items() if K > 1 and median(part["error"]) < FAILED]
         first, last = mean(one["largest"]), mean(ends[max(fitting, default=deep)]["largest"])
-        numbers = {f"{K} layers": mean(part["largest"]) for K, part in ends.items()}
+        numbers = {f"λ of {K}": mean(part["largest"]) for K, part in ends.items()}
         numbers |= {f"error of {K}": median(part["error"]) for K, part in ends.items()}
         yield Claim(
             f"more layers learn with smaller λ (teacher of {teacher}, {' and '.join(trained)} trained)",
             f"of the deeper students that fit (median error below {FAILED:g} of the output 0's), the deepest have a"
-            " smaller largest |λ| than one layer, by more than both deviations; does not hold if they differ by less;"
-            " undecided if none fits",
+            " smaller largest |λ| than one layer by more than both deviations; undecided only if none fits",
             bool(beyond(first[0] - last[0], first[1] + last[1])) if fitting else None,
             numbers,
         )

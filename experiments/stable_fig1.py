@@ -76,14 +76,14 @@ def claims(rows: pd.DataFrame) -> Claims:
     crossings = list(found.values())
     yield Claim(
         "without reparameterization curves intersect, at β that go to 0 as m grows",
-        "for each doubling of m some β has E_2m > 1.1 E_m, and the least such β falls with m (up to t = 1e13: a horizon"
-        " shorter than the slowest states cannot show what they do)",
+        "for each doubling of m some β has E_2m > 1.1 E_m, and the least such β falls with m (up to t = 1e13, which"
+        " the slowest states need)",
         max(crossings) < math.inf and all(later < earlier for earlier, later in pairwise(crossings)),
         found,
     )
     rule = (
-        "at every β of the paper E of the largest m is finite and at most twice that of the least, and at β = 0.001"
-        " at most a tenth of that near 0.1 (up to t = 1e4: beyond, what m = 64 leaves out of ρ hides the rest)"
+        "E of the largest m is finite and at most twice that of the smallest at every β of the paper, and at β = 0.001"
+        " at most a tenth of that near 0.1 (up to t = 1e4; beyond, what m = 64 leaves out of ρ dominates)"
     )
     for form in FORMS:
         curves = _curves(rows, form, ENDS[0]).loc[0.99e-3:]

@@ -81,8 +81,8 @@ def claims(rows: pd.DataFrame) -> Claims:
         pairs = [beyond(found[b][0] - found["best"][0], found["best"][1] + found[b][1]) for b in FORMS[1:-1]]
         yield Claim(
             statement,
-            f"the {'mean' if value == 'level' else 'largest'} of log10 max |gradient|/|weight| from step 1,000 on is"
-            " least under best, by more than both deviations over seeds; undecided within them",
+            f"the {'mean' if value == 'level' else 'maximum'} of log10 max |gradient|/|weight| from step 1,000 on is"
+            " smallest under best",
             False if False in pairs else None if None in pairs else True,
             found,
         )

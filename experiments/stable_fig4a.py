@@ -58,8 +58,7 @@ def claims(rows: pd.DataFrame) -> Claims:
         pairs = [beyond(found[b][0] - found[a][0], found[a][1] + found[b][1]) for a in STABLE for b in UNSTABLE]
         yield Claim(
             statement,
-            f"the mean over seeds of log10 of the {value} is less under each of the four than under both, by more than"
-            " both deviations; undecided within them",
+            f"log10 of the {value} is smaller under each of the four than under both",
             False if False in pairs else None if None in pairs else True,
             found,
         )
@@ -67,7 +66,7 @@ def claims(rows: pd.DataFrame) -> Claims:
     off = {form: abs(found[form][0] - math.log10(printed)) for form, (printed, _) in PRINTED.items()}
     yield Claim(
         "the largest ratios are those of the figure",
-        "each is within a factor of 10 of the print; else undecided, since the model and its data are ours",
+        "each is within a factor of 10 of the print; else undecided: model and data are ours",
         True if max(off.values()) <= 1 else None,
         {f"log10 of {form}, printed {math.log10(PRINTED[form][0]):.1f}:": found[form] for form in PRINTED},
     )

@@ -82,8 +82,8 @@ def claims(rows: pd.DataFrame) -> Claims:
         falls = variant == "one rate"
         yield Claim(
             statement,
-            f"the best rate of the widest, interpolated, is {'at most a quarter' if falls else 'within a factor of 2'}"
-            " of the narrowest's; undecided within the deviation over seeds",
+            f"the interpolated best rate of the widest is {'at most a quarter' if falls else 'within a factor of 2'}"
+            " of the narrowest's",
             beyond(-2 - moved if falls else 1 - abs(moved), spread),
             {f"d = {d}": mean(values) for d, values in best.items()} | {"log2 of the ratio": (moved, spread)},
         )

@@ -105,11 +105,11 @@ def claims(rows: pd.DataFrame) -> Claims:
         for norm in sorted(rows["norm"].unique()):
             part = only(rows, model=model, V=32, norm=norm, steps=10)
             part = part[part["seeds"] == part["seeds"].max()]
-            found |= {f"{name}{', RMSNorm' * bool(norm)}": _exponent(part, name) for name in SIZES}
+            found |= {f"{name}{' (RMSNorm)' * bool(norm)}": _exponent(part, name) for name in SIZES}
         off = [abs(value - wanted) for value, wanted in zip(found.values(), theory * 2, strict=False)]
         yield Claim(
             f"ten steps of {model} keep RMS at table 3's exponents",
-            f"each exponent within 0.1 of {', '.join(f'{v:g}' for v in theory)}, for V = 32, with RMSNorm and without",
+            f"each exponent within 0.1 of {', '.join(f'{v:g}' for v in theory)}; V = 32, with and without RMSNorm",
             max(off) <= 0.1,
             found,
         )
@@ -125,15 +125,15 @@ def claims(rows: pd.DataFrame) -> Claims:
         premise = all(abs(value - aligned) <= 0.2 for value in omega.values())
         yield Claim(
             statement,
-            f"exponent of the change in one step {wanted:g} within 0.1 for V = 2, 4 and 32; undecided if the measured ω"
-            f" is not {aligned:g} within 0.2, the premise",
+            f"exponent of the change in one step {wanted:g} within 0.1 for V = 2, 4 and 32; undecided if the premise,"
+            f" ω = {aligned:g} within 0.2, is not met",
             all(abs(value - wanted) <= 0.1 for value in change.values()) if premise else None,
             numbers,
         )
     mup = {f"V = {V}": _exponent(part, "change") for V, part in _changes(rows, "muP").items()}
     yield Claim(
         "the logits of muP change by as much at every width",
-        "exponent of the change in ten steps 0 within 0.1 for V = 2, 4 and 32, which stand for V = O(1)",
+        "exponent of the change in ten steps 0 within 0.1 for V = 2, 4 and 32",
         all(abs(mup[f"V = {V}"]) <= 0.1 for V in SMALL),
         mup,
     )

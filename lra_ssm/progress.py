@@ -1,4 +1,7 @@
-"""What a Trainer shows: Lightning's rich bar in a terminal, a line now and then in a job's log."""
+"""What a Trainer shows: Lightning's rich bar in a terminal, a line now and then in a job's log and in a notebook.
+
+Rich's bar does not work in a notebook: with ipykernel 7, what is printed while it is shown recurses without end.
+"""
 
 import logging
 import math
@@ -59,17 +62,11 @@ def display_arguments(given: Mapping[str, Any], callbacks: list[Any]) -> dict[st
     """
     summary = {"enable_model_summary": bool(given.get("enable_model_summary"))}
     own = given.get("enable_progress_bar") is False or any(isinstance(c, (ProgressBar, LogLines)) for c in callbacks)
-    if own or _in_notebook():  # where Lightning shows a widget
+    if own:
         return {"callbacks": callbacks, **summary}
     if sys.stdout.isatty():
         return {"callbacks": [*callbacks, Bar()], **summary}
     return {"callbacks": [*callbacks, LogLines()], "enable_progress_bar": False, **summary}
-
-
-def _in_notebook() -> bool:
-    from rich.console import Console
-
-    return Console().is_jupyter
 
 
 def shown_metrics(trainer: Trainer) -> dict[str, Any]:

@@ -38,22 +38,18 @@ def steps(name: str) -> int:
 def line(name: str) -> str:
     """A row: parameters, steps, GB and hours, each measured where gpu.md has it, else counted in gpu-steps.md."""
     _, task, model = name.split("/")
-    measured, counted = cells_of("gpu.md", name, 11), cells_of("gpu-steps.md", name, 7)
+    measured, counted = cells_of("gpu.md", name, 11), cells_of("gpu-steps.md", name, 6)
     assert counted is not None, name
     if measured is not None:
-        memory, mark = measured[10].split(", ")[0], ""
+        memory, least = measured[10].split(", ")[0], ""
         milliseconds = measured[2] or measured[1]
     else:
-        memory, mark = counted[2].split(" → ")[-1], " counted"
-        milliseconds = counted[6].split(" → ")[-1]
+        memory, least = counted[2], "≥ "
+        milliseconds = counted[5]
     hours = steps(name) * float(milliseconds) / 3.6e6
     rounded = f"{float(memory):.2g}" if float(memory) < 10 else f"{float(memory):.0f}"
-    least = "≥ " if mark else ""
     shown = f"{least}{hours:.2g}" if hours < 10 else f"{least}{hours:.0f}"
-    return (
-        f"| {TITLES[task]} | {model} | {parameters(name) / 1e6:.3g} M | {steps(name):,} | {rounded}{mark} "
-        f"| {shown}{mark} |"
-    )
+    return f"| {TITLES[task]} | {model} | {parameters(name) / 1e6:.3g} M | {steps(name):,} | {rounded} | {shown} |"
 
 
 def table() -> Iterator[str]:

@@ -76,8 +76,6 @@ def test_a_users_own_bar_wins(monkeypatch):
     assert kinds({}, [RichProgressBar()]) == [RichProgressBar] and kinds({}, [LogLines(60.0)]) == [LogLines]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert kinds({}, []) == [Bar]
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)  # where Lightning shows a widget
-    assert kinds({}, []) == []
 
 
 def test_no_step_waits_for_the_loss_that_the_bar_shows():

@@ -22,8 +22,7 @@ from typing import Any
 from lra_ssm.bars import with_bar
 
 # What is printed of a call's last kernel.
-ABOUT = ("COMPLEX", "ZOH", "TIME_INVARIANT", "SHARED_A", "B_FORM", "C_FORM", "BLOCK_D", "BLOCK_N", "u", "z", "reset",
-         "initial", "B_bias", "u_strides")  # fmt: skip
+ABOUT = ("COMPLEX", "ZOH", "SHARED_A", "BLOCK_D", "BLOCK_N", "u", "delta", "B", "C", "z", "reset", "starts", "B_bias")
 
 
 def _plain(value: Any) -> Any:
@@ -33,7 +32,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return str(value.dtype).removeprefix("torch.")
     if isinstance(value, tuple):
-        return [_plain(x) for x in value]
+        values = [_plain(x) for x in value]
+        return {"class": type(value).__name__, "values": values} if hasattr(value, "_fields") else values
     if isinstance(value, int) and not isinstance(value, bool):
         return 1 if value == 1 else 16 if value % 16 == 0 else 17
     return value
@@ -67,7 +67,7 @@ def walk(configs: list[str], everything: bool = False) -> dict[str, list[str]]:
         constants = {kernel.arg_names[i] for i in kernel.constexprs} | {"num_warps"}
         compiled_for = {key: _constant(x) if key in constants else _plain(x) for key, x in arguments.items()}
         kernels.append([kernel.__module__, name, compiled_for])
-        a_calls_last = name == "gradient_kernel" or (name == "scan_kernel" and arguments["ends"] is None)
+        a_calls_last = name == "gradient_kernel" or (name == "scan_kernel" and arguments["summary"] is None)
         if everything or a_calls_last:
             users = found.setdefault(json.dumps(kernels), [])
             if config not in users:
@@ -86,12 +86,16 @@ def given(arguments: dict[str, Any]) -> dict[str, Any]:
     import triton.language as tl
     from triton.runtime.jit import MockTensor
 
+    from lra_ssm.ops.backends import triton_call
+
     def one(value: Any) -> Any:
         if isinstance(value, str):
             return MockTensor(getattr(torch, value), [1])
+        if isinstance(value, dict) and "class" in value:
+            return getattr(triton_call, value["class"])(*map(one, value["values"]))
         if isinstance(value, dict):
             return tl.dtype(value["type"])
-        return tuple(value) if isinstance(value, list) else value
+        return tuple(map(one, value)) if isinstance(value, list) else value
 
     return {key: one(value) for key, value in arguments.items()}
 
@@ -130,7 +134,7 @@ def counted(kernel: Any, num_warps: int = 1, **arguments: Any) -> dict[str, Any]
     )
     registers, stack = (int(x) for x in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr]
     found = {"registers": registers, "stack": stack}
-    if "CHUNK" in arguments or "C_FORM" in arguments:
+    if kernel.__name__ in ("scan_kernel", "adjoint_kernel", "gradient_kernel"):
         states = arguments["BLOCK_D"] * arguments["BLOCK_N"] * 4 / 32  # and steps that a lane takes at once
         found["per state and step"] = round(in_inner_loops(code) / states, 1)
     return found

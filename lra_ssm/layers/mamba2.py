@@ -73,7 +73,7 @@ class Mamba2Block(Block):
         self.dropout = TiedDropout(dropout)
 
     def mixer(self, x: Tensor, run_part: RunPart) -> Tensor:
-        z, u = apply_linear(self.in_proj, x).tensor_split([self.E], dim=-1)
+        z, u = apply_linear(self.in_proj, x).split([self.E, self.in_proj.out_features - self.E], dim=-1)
         v = run_part("conv1d", u)
         if self.delta_proj is not None:
             v = torch.cat([v, apply_linear(self.delta_proj, x)], dim=-1)

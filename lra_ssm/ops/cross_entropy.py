@@ -102,13 +102,20 @@ def _losses(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tensor | No
         return triton_losses.softmax_losses(logits, targets, ignored, scale)
     losses = logits.new_empty(len(logits))
     for rows in _blocks(logits):
-        log_p = torch.log_softmax(logits[rows], dim=-1)
-        torch.gather(log_p, 1, targets[rows, None], out=losses[rows, None])
+        block = logits[rows]
+        at_target = block.gather(1, targets[rows, None]).squeeze(1)
+        p = torch.softmax(block, dim=-1)
+        # The log of the sum of exponentials by the largest logit, whose p is at least 1/V: one exponential, not two.
+        losses[rows] = block.amax(-1) - p.amax(-1).log() - at_target
         if scale is not None:
-            torch.exp(log_p, out=logits[rows]).mul_(scale[rows, None])
+            torch.mul(p, scale[rows, None], out=block)
     if scale is not None:
-        logits.scatter_add_(1, targets.unsqueeze(1), -scale.unsqueeze(1)).masked_fill_(ignored.unsqueeze(1), 0)
-    return losses.neg_().masked_fill_(ignored, 0)
+        logits.scatter_add_(1, targets.unsqueeze(1), -scale.unsqueeze(1))
+        if logits.device.type == "cpu" and not torch.compiler.is_compiling():  # a GPU would have to be waited for
+            logits.index_fill_(0, ignored.nonzero().squeeze(1), 0)
+        else:
+            logits.masked_fill_(ignored.unsqueeze(1), 0)
+    return losses.masked_fill_(ignored, 0)
 
 
 class _PerPosition(torch.autograd.Function):

@@ -125,7 +125,7 @@ class CountStep(TorchDispatchMode):
         self._add(name, launches, size, flops, dtype)
 
     def _count_kernel(self, kernel: Any, programs: int, **arguments: Any) -> None:
-        size = sum(_bytes(x) for x in arguments.values() if isinstance(x, Tensor))
+        size = sum(_bytes(x) for x in tree_leaves(arguments) if isinstance(x, Tensor))
         self._add(f"triton::{kernel.__name__}", 1, size, 0, None)
 
     def _add(self, name: str, launches: int, size: int, flops: int, dtype: torch.dtype | None) -> None:

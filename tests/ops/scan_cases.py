@@ -199,12 +199,14 @@ def check_float32_gradient_of_small_A(complex_A: bool, backend: str, **sizes: in
     assert (error <= 3e-5 * truth.abs()).all()
 
 
-def check_strides(complex_A: bool, backend: str, **sizes: int) -> None:
+def check_strides(
+    complex_A: bool, backend: str, dtype: torch.dtype = torch.float64, rtol: float = 1e-9, **sizes: int
+) -> None:
     """Transposed, expanded, strided, negated and conjugated inputs; y keeps u's memory order."""
     forms = ("2 interleaved", "1 complex") if complex_A else ("2 real", "1 real")
-    inputs = make_inputs(complex_A, *forms, **sizes)
+    inputs = make_inputs(complex_A, *forms, dtype=dtype, **sizes)
     inputs["z"] = inputs["z"][:1, :, :1].expand_as(inputs["u"])
-    expected = run(inputs, "reference", discretization="zoh")
+    expected = run(widened(inputs), "reference", discretization="zoh")
     inputs["u"] = inputs["u"].transpose(1, 2).contiguous().transpose(1, 2)
     inputs["C"] = inputs["C"].permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
     inputs["B"] = inputs["B"].transpose(1, 3).contiguous().transpose(1, 3)
@@ -215,7 +217,8 @@ def check_strides(complex_A: bool, backend: str, **sizes: int) -> None:
     inputs["delta"] = torch.complex(inputs["delta"], -inputs["delta"]).conj().imag  # a lazy negative
     actual = run(inputs, backend, discretization="zoh")
     assert actual["y"].stride() == inputs["u"].stride() and not actual["y"].is_contiguous()
-    assert_close(actual, expected)
+    assert all(actual[name].dtype == x.dtype for name, x in inputs.items())
+    assert_close(widened(actual), expected, rtol)
 
 
 def assert_close(actual: Inputs, expected: Inputs, rtol: float = 1e-9, by: str = "") -> None:

@@ -30,46 +30,47 @@ from lra_ssm.ops.tensors import recompute, without_autocast, without_nonfinite
 
 CHUNKS = 64  # K of a piece at most: the recurrence over chunks takes K² products
 # Numbers of a piece's decays at most: what a CPU's cache holds; on a GPU (not measured) what its memory can spare.
-NUMBERS, NUMBERS_ELSEWHERE = 1 << 19, 1 << 26
+NUMBERS, NUMBERS_ELSEWHERE = 1 << 18, 1 << 26
 
 
-class _Decays(torch.autograd.Function):
-    """exp(sums_i - sums_j) in dtype, 0 where unseen: sums (…, Q) float64 -> (…, Q, Q)."""
+class _Mixing(torch.autograd.Function):
+    """scores exp(sums_i - sums_j), 0 where hidden: sums (…, H, Q) float64, scores (…, G, 1, Q, Q) -> (…, H, Q, Q)."""
 
     @staticmethod
-    def forward(ctx: Any, sums: Tensor, unseen: Tensor, dtype: torch.dtype) -> Tensor:
-        between = (sums.unsqueeze(-1) - sums.unsqueeze(-2)).to(dtype)
-        decays = between.masked_fill_(unseen, -torch.inf).exp_()
-        ctx.save_for_backward(decays)
-        return decays
+    def forward(ctx: Any, sums: Tensor, scores: Tensor, hidden: Tensor) -> Tensor:
+        # A float64 difference as two of scores' dtype: what rounding took from the sums is subtracted by itself.
+        high = sums.to(scores.dtype)
+        low = (sums - high).to(scores.dtype)
+        between = high.unsqueeze(-1) - high.unsqueeze(-2)
+        between += low.unsqueeze(-1) - low.unsqueeze(-2)
+        decays = between.masked_fill_(hidden, -torch.inf).exp_()
+        by_group = decays.unflatten(-3, (scores.shape[-4], decays.shape[-3] // scores.shape[-4]))
+        mixing = (scores * by_group).view(decays.shape)
+        ctx.save_for_backward(by_group, mixing)
+        return mixing
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """Of the sums; in float64, as most of what is in both is to cancel."""
-        grad = grad * ctx.saved_tensors[0]
-        return grad.sum(-1, dtype=torch.float64) - grad.sum(-2, dtype=torch.float64), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        decays, mixing = ctx.saved_tensors
+        grad_scores = None
+        if ctx.needs_input_grad[1]:
+            grad_scores = (grad.view(decays.shape) * decays).sum(-3, keepdim=True)
+        grad = (grad * mixing).double()  # most of what the two sums have in common cancels
+        return grad.sum(-1) - grad.sum(-2), grad_scores, None
 
 
-def _decays(sums: Tensor, document: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """exp(sums_i - sums_j) for j <= i in the same document, else 0: sums, document (…, Q) -> (…, Q, Q)."""
-    Q = sums.shape[-1]
-    unseen = torch.ones(Q, Q, dtype=torch.bool, device=sums.device).triu(1)
-    if document is not None:
-        unseen = unseen | (document.unsqueeze(-1) != document.unsqueeze(-2))
-    return _Decays.apply(sums, unseen, dtype)
+def _hidden(Q: int, document: Tensor | None, device: torch.device) -> Tensor:
+    """What position i does not see, j > i or another document's j: document (…, Q) -> (…, Q, Q)."""
+    hidden = torch.ones(Q, Q, dtype=torch.bool, device=device).triu(1)
+    return hidden if document is None else hidden | (document.unsqueeze(-1) != document.unsqueeze(-2))
 
 
 def _factors(sums: Tensor, dropped: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """exp of (batch, K, H, Q), 0 where dropped, as (batch, K, Q, H, 1)."""
+    """exp of sums (batch, K, H, Q), 0 where dropped, as (batch, K, H, 1, Q)."""
     sums = sums.to(dtype)
     sums = sums if dropped is None else sums.masked_fill(dropped, -torch.inf)
-    return sums.exp().transpose(2, 3).unsqueeze(-1)
-
-
-def _grouped(t: Tensor, G: int) -> Tensor:
-    """(batch, K, Q, H, P) -> (batch, K, G, Q, R P)."""
-    return t.unflatten(3, (G, -1)).flatten(-2).transpose(2, 3)
+    return sums.exp().unsqueeze(-2)
 
 
 def _run_piece(
@@ -79,12 +80,18 @@ def _run_piece(
     """(y in x's dtype, state after it) of a piece, in the state's dtype."""
     own, dtype, (batch, L, H, P), (G, N), missing = x.dtype, state.dtype, x.shape, B.shape[2:], -x.shape[1] % Q
     with without_autocast(x.device):
-        x, delta, B, C = (F.pad(t.to(dtype), (0,) * (2 * t.dim() - 3) + (missing,)) for t in (x, delta, B, C))
+        x, delta, B, C = (t.to(dtype) for t in (x, delta, B, C))
+        if missing:
+            x, delta, B, C = (F.pad(t, (0,) * (2 * t.dim() - 3) + (missing,)) for t in (x, delta, B, C))
         if zero_nonfinite:
             x, delta, B, C = map(without_nonfinite, (x, delta, B, C))
         K = x.shape[1] // Q
+        # Positions last: all heads of a group, and their channels, are then the rows of one product.
+        x = x.reshape(batch, K, Q, H * P).transpose(2, 3).contiguous().view(batch, K, H, P, Q)
+        delta = delta.reshape(batch, K, Q, H).transpose(2, 3)  # (batch, K, H, Q)
+        B, C = (t.reshape(batch, K, Q, G, N).transpose(2, 3) for t in (B, C))  # (batch, K, G, Q, N)
         # Running sums of delta A within chunks (batch, K, H, Q), and over whole chunks (batch, H, K + 1).
-        within = (delta * A).double().reshape(batch, K, Q, H).transpose(2, 3).cumsum(-1)
+        within = (delta * A.unsqueeze(-1)).double().cumsum(-1)
         over = F.pad(within[..., -1].transpose(1, 2).cumsum(-1), (1, 0))
         document = at_ends = begun = ended = None
         if reset is not None:
@@ -92,28 +99,25 @@ def _run_piece(
             at_ends = F.pad(document[..., -1].transpose(1, 2), (1, 0))  # (batch, 1, K + 1)
             begun = document != at_ends[..., :-1].transpose(1, 2).unsqueeze(-1)
             ended = document != document[..., -1:]
-        x, delta = x.reshape(batch, K, Q, H, P), delta.reshape(batch, K, Q, H, 1)
-        B, C = (t.reshape(batch, K, Q, G, N).transpose(2, 3) for t in (B, C))
-        v = delta * x
-
-        # Within the chunks.
-        scores = (C @ B.transpose(-1, -2)).unsqueeze(3)  # (batch, K, G, 1, Q, Q)
-        mixing = (scores * _decays(within, document, dtype).reshape(batch, K, G, H // G, Q, Q)).flatten(2, 3)
-        y = (mixing @ v.transpose(2, 3)).transpose(2, 3)  # (batch, K, Q, H, P)
+        v = x * delta.unsqueeze(-2)
 
         # What every chunk adds to the state, and the states at the chunks' beginnings and at the end.
         to_end = _factors(within[..., -1:] - within, ended, dtype)
-        added = _grouped(v * to_end, G).transpose(-1, -2) @ B  # (batch, K, G, R P, N)
-        sums = torch.cat([state.reshape(batch, 1, H, P * N), added.reshape(batch, K, H, P * N)], 1).transpose(1, 2)
-        states = _decays(over, at_ends, dtype) @ sums  # (batch, H, K + 1, P N)
+        added = (v * to_end).view(batch, K, G, H // G * P, Q) @ B  # (batch, K, G, R P, N)
+        sums = torch.cat([state.reshape(batch, 1, H, P * N), added.view(batch, K, H, P * N)], 1).transpose(1, 2)
+        links = _Mixing.apply(over, over.new_ones(1, 1, 1, 1, dtype=dtype), _hidden(K + 1, at_ends, x.device))
+        beginnings, last = (links @ sums).split([K, 1], 2)
 
-        # What the state at a chunk's beginning brings to its positions.
-        beginnings = states[:, :, :-1].transpose(1, 2).reshape(batch, K, G, H // G * P, N)
-        carried = (C @ beginnings.transpose(-1, -2)).transpose(2, 3).reshape(x.shape)
-        y = torch.addcmul(y, carried, _factors(within, begun, dtype))
+        # What the state at a chunk's beginning brings to its positions, and what they bring to each other.
+        beginnings = beginnings.transpose(1, 2).reshape(added.shape)
+        carried = (beginnings @ C.transpose(-1, -2)).view(x.shape) * _factors(within, begun, dtype)
+        scores = (C @ B.transpose(-1, -2)).unsqueeze(3)  # (batch, K, G, 1, Q, Q)
+        mixing = _Mixing.apply(within, scores, _hidden(Q, document, x.device))
+        y = torch.baddbmm(carried.flatten(0, 2), v.flatten(0, 2), mixing.flatten(0, 2).transpose(1, 2)).view(x.shape)
         if D is not None:
-            y = torch.addcmul(y, D.unsqueeze(-1), x)
-        return y.flatten(1, 2)[:, :L].to(own), states[:, :, -1].reshape(state.shape)
+            y = torch.addcmul(y, D[:, None, None], x)
+        y = y.view(batch, K, H * P, Q).transpose(2, 3).reshape(batch, K * Q, H, P)
+        return y[:, :L].to(own), last.reshape(state.shape)
 
 
 def _chunk(x: Tensor, N: int) -> int:

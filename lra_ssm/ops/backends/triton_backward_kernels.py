@@ -26,12 +26,11 @@ from lra_ssm.ops.backends.triton_discretization import (
     sigmoid,
     undiscretized,
 )
-from lra_ssm.ops.backends.triton_kernels import effective_delta, load_bias, load_inputs, load_system, step
+from lra_ssm.ops.backends.triton_kernels import effective_delta, load_inputs, load_per_channel, load_system, step
 from lra_ssm.ops.backends.triton_steps import (
     COMPLEX_STEPS,
     CONSTANT,
     REAL_STEPS,
-    channel_pointers,
     coefficient,
     drop,
     fetch_matrix,
@@ -49,6 +48,7 @@ from lra_ssm.ops.backends.triton_steps import (
     split4,
     split_matrix,
     steps_mask,
+    store_channels,
     store_pairs,
     store_planes,
     sum_channels,
@@ -75,24 +75,22 @@ def store_matrix_gradient(partial, tile, t0, last_t, states, steps_re, steps_im,
 
 @triton.jit(do_not_specialize=["batch"])
 def gradient_kernel(
-    u, delta, z, A, B, C, D, delta_bias, B_bias, reset, grad_y, grad_last, carries, checkpoints, scratch,
-    grad_u, grad_delta, grad_z, grad_A, grad_B, grad_C, grad_D, grad_delta_bias, grad_B_bias, grad_initial,
-    u_strides, delta_strides, z_strides, B_strides, C_strides, reset_strides, grad_y_strides,
-    grad_u_strides, grad_delta_strides, grad_z_strides,
-    batch, length, channels, unit, B_group, C_group, segment_length,
-    CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
-    COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, TIME_INVARIANT: tl.constexpr,
-    HALVINGS: tl.constexpr, STATE_HALVINGS: tl.constexpr, SHARED_A: tl.constexpr,
-    EVEN: tl.constexpr, WHOLE: tl.constexpr, BOUNDED: tl.constexpr, states: tl.constexpr,
+    u, delta, z, A, B, C, D, delta_bias, B_bias, reset, grad_y, carries, checkpoints, scratch,
+    grad_u, grad_delta, grad_z, grad_initial, sums,
+    batch, length, channels, unit, segment_length,
+    CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, COMPLEX: tl.constexpr, ZOH: tl.constexpr,
+    SOFTPLUS: tl.constexpr, SHARED_A: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one segment, chunk by chunk backward in time.
 
     A chunk is walked forward from its checkpoint, storing the state before every fourth step in scratch; then four
     steps at a time backward: their states and A_bar are computed once more and stay in registers.
     """
-    TYPE: tl.constexpr = A.dtype.element_ty
     W: tl.constexpr = 2 if COMPLEX else 1
+    TIME_INVARIANT: tl.constexpr = delta.step is None
     STEPWISE_ZOH: tl.constexpr = ZOH and not TIME_INVARIANT
+    B_FORM: tl.constexpr = CONSTANT if B.step is None else REAL_STEPS if B.part is None else COMPLEX_STEPS
+    C_FORM: tl.constexpr = CONSTANT if C.step is None else REAL_STEPS if C.part is None else COMPLEX_STEPS
     b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D, EVEN)
     n, d = tl.arange(0, BLOCK_N)[:, None], (d0 + tl.arange(0, BLOCK_D))[None, :]
     mask = (n < states) & channel_mask[None, :]
@@ -111,41 +109,35 @@ def gradient_kernel(
     # A constant B, or its bias, as it is: behind the states in scratch, for want of registers.
     aside = scratch + CHUNK // 4 * W * TILE
     if STEPWISE_ZOH and B_FORM == CONSTANT:
-        whole_re, whole_im = load_pairs(B, own, mask, COMPLEX)
+        whole_re, whole_im = load_pairs(B.data, own, mask, COMPLEX)
         store_planes(aside, local, TILE, mask, whole_re, whole_im, COMPLEX)
     elif STEPWISE_ZOH and B_bias is not None:
         whole_re, whole_im = load_pairs(B_bias, own, mask, COMPLEX)
         store_planes(aside, local, TILE, mask, whole_re, whole_im, COMPLEX)
     C_re, C_im = A_re, A_im
     rates = frequencies(A_re, A_im, COMPLEX)
-    most = largest_delta(rates) if BOUNDED else None
+    most = largest_delta(rates) if (ZOH or COMPLEX) and not TIME_INVARIANT else None
     if STEPWISE_ZOH:
         near_below = near_limit(A_re, A_im, COMPLEX)
         square_re, square_im = multiply(A_re, A_im, A_re, A_im, COMPLEX)
     if C_FORM == CONSTANT:
-        C_re, C_im = load_pairs(C, own, mask, COMPLEX)
-    skip = tl.zeros((BLOCK_D,), TYPE)
-    if D is not None:
-        skip = tl.load(D + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)
+        C_re, C_im = load_pairs(C.data, own, mask, COMPLEX)
+    skip = load_per_channel(D, d0, channel_mask, BLOCK_D)
+    bias = load_per_channel(delta_bias, d0, channel_mask, BLOCK_D)
 
-    B_steps, C_steps = B, C
+    B_steps, C_steps = B.data, C.data
     if B_FORM != CONSTANT:
-        B_steps = matrix_pointers(B, B_strides, b, d0 // B_group, BLOCK_N, B_FORM)
+        B_steps = matrix_pointers(B, b, d0, BLOCK_N, B_FORM)
     if C_FORM != CONSTANT:
-        C_steps = matrix_pointers(C, C_strides, b, d0 // C_group, BLOCK_N, C_FORM)
+        C_steps = matrix_pointers(C, b, d0, BLOCK_N, C_FORM)
 
-    zero = tl.zeros((BLOCK_N, BLOCK_D), TYPE)
+    zero = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     g_re, g_im = zero, zero
     if carries is not None:
         g_re, g_im = load_planes(carries, tile, plane, mask, COMPLEX)
-    elif grad_last is not None:
-        g_re, g_im = load_pairs(grad_last, tl.cast(b, tl.int64) * plane + own, mask, COMPLEX)
-        if COMPLEX:
-            g_im = -g_im
     sum_A_re, sum_A_im, sum_B_re, sum_B_im, sum_C_re, sum_C_im = zero, zero, zero, zero, zero, zero
-    sum_D, sum_bias = tl.zeros((BLOCK_D,), TYPE), tl.zeros((BLOCK_D,), TYPE)
+    sum_D, sum_bias = tl.zeros((BLOCK_D,), tl.float32), tl.zeros((BLOCK_D,), tl.float32)
 
-    bias = load_bias(delta_bias, d0, channel_mask, BLOCK_D, TYPE)
     last_t = last_step(length, WHOLE)
     begin = segment * segment_length
     end = tl.minimum(begin + segment_length, length)
@@ -157,9 +149,8 @@ def gradient_kernel(
         x_re, x_im = load_planes(checkpoints, index + n * channels + d, plane, mask, COMPLEX)
         store_planes(scratch, local, TILE, mask, x_re, x_im, COMPLEX)
         u_tile, delta_tile, B_tile, no_C, no_z = load_inputs(
-            u, delta, B, None, None, u_strides, delta_strides, B_strides, None, None, b, d0, B_group, None, chunk_begin,
-            last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, CONSTANT, SOFTPLUS, TIME_INVARIANT,
-            TYPE)  # fmt: skip
+            u, delta, B, None, None, b, d0, chunk_begin, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM,
+            CONSTANT, SOFTPLUS, TIME_INVARIANT)  # fmt: skip
         for j in range(1, groups):
             t0 = chunk_begin + (j - 1) * 4
             now_delta, _ = effective_delta(delta_tile, bias, steps_mask(t0, last_t, channel_mask), most, SOFTPLUS,
@@ -167,13 +158,12 @@ def gradient_kernel(
             us, deltas = split4(u_tile), split4(now_delta)
             Bs_re, Bs_im, resets = us, us, us
             if B_FORM != CONSTANT:
-                Bs_re, Bs_im = split_matrix(B_tile, B_FORM, TYPE)
+                Bs_re, Bs_im = split_matrix(B_tile, B_FORM)
             if reset is not None:
-                resets = load_resets(reset, reset_strides, b, t0, last_t)
+                resets = load_resets(reset, b, t0, last_t)
             u_tile, delta_tile, B_tile, no_C, no_z = load_inputs(  # of the next four, as forward does it
-                u, delta, B, None, None, u_strides, delta_strides, B_strides, None, None, b, d0, B_group, None, t0 + 4,
-                last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, CONSTANT, SOFTPLUS, TIME_INVARIANT,
-                TYPE)  # fmt: skip
+                u, delta, B, None, None, b, d0, t0 + 4, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM,
+                CONSTANT, SOFTPLUS, TIME_INVARIANT)  # fmt: skip
             for i in tl.static_range(4):
                 if reset is not None:
                     x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
@@ -188,13 +178,12 @@ def gradient_kernel(
             t0 = chunk_begin + group * 4
             tile_mask = steps_mask(t0, last_t, channel_mask)
             u_tile, delta_tile, B_tile, C_tile, gate = load_inputs(
-                u, delta, B, C, z, u_strides, delta_strides, B_strides, C_strides, z_strides, b, d0, B_group, C_group,
-                t0, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM if z is not None else CONSTANT,
-                SOFTPLUS, TIME_INVARIANT, TYPE)  # fmt: skip
-            grad_tile = load_channels(grad_y, grad_y_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
+                u, delta, B, C, z, b, d0, t0, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM,
+                C_FORM if z is not None else CONSTANT, SOFTPLUS, TIME_INVARIANT)  # fmt: skip
+            grad_tile = load_channels(grad_y, b, d0, t0, tile_mask, BLOCK_D)
             x_re, x_im = load_planes(scratch + group * (W * TILE), local, TILE, mask, COMPLEX)
             if C_FORM != CONSTANT:
-                fetch_matrix(C, C_strides, b, d0 // C_group, t0, last_t, states, BLOCK_N)
+                fetch_matrix(C, b, d0, t0, last_t, states, BLOCK_N)
             grad_gated = grad_tile
             if z is not None:
                 grad_tile *= gate * sigmoid(gate)
@@ -203,11 +192,11 @@ def gradient_kernel(
             us, deltas, grads = split4(u_tile), split4(now_delta), split4(2.0 * grad_tile if COMPLEX else grad_tile)
             Bs_re, Bs_im, Cs_re, Cs_im, resets = us, us, us, us, us
             if B_FORM != CONSTANT:
-                Bs_re, Bs_im = split_matrix(B_tile, B_FORM, TYPE)
+                Bs_re, Bs_im = split_matrix(B_tile, B_FORM)
             if C_FORM != CONSTANT and z is not None:
-                Cs_re, Cs_im = split_matrix(C_tile, C_FORM, TYPE)
+                Cs_re, Cs_im = split_matrix(C_tile, C_FORM)
             if reset is not None:
-                resets = load_resets(reset, reset_strides, b, t0, last_t)
+                resets = load_resets(reset, b, t0, last_t)
 
             # Forward: states before each step and A_bar, or A_bar - 1; what needs the states alone is used up at once.
             before, ys, Cs_grad_re, Cs_grad_im = (), (), (), ()
@@ -233,21 +222,20 @@ def gradient_kernel(
                     if COMPLEX:
                         sum_C_im += x_im * grad_i
                 else:
-                    Cs_grad_re = Cs_grad_re + (sum_channels(x_re * grad_i, BLOCK_N, BLOCK_D, HALVINGS),)
+                    Cs_grad_re = Cs_grad_re + (sum_channels(x_re * grad_i, BLOCK_N, BLOCK_D),)
                     if C_FORM == COMPLEX_STEPS:
-                        Cs_grad_im = Cs_grad_im + (sum_channels(x_im * grad_i, BLOCK_N, BLOCK_D, HALVINGS),)
+                        Cs_grad_im = Cs_grad_im + (sum_channels(x_im * grad_i, BLOCK_N, BLOCK_D),)
             if C_FORM != CONSTANT:
-                store_matrix_gradient(grad_C, vectors, t0, last_t, states, Cs_grad_re, Cs_grad_im, C_FORM, BLOCK_N)
+                store_matrix_gradient(sums.C, vectors, t0, last_t, states, Cs_grad_re, Cs_grad_im, C_FORM, BLOCK_N)
             if z is not None:
-                y_tile = sum_states(ys, BLOCK_N, BLOCK_D, STATE_HALVINGS, COMPLEX)
+                y_tile = sum_states(ys, BLOCK_N, BLOCK_D, COMPLEX)
                 if COMPLEX:
                     y_tile *= 2.0
                 if D is not None:
                     y_tile += skip[:, None] * u_tile
                 s = sigmoid(gate)
                 y_tile *= grad_gated * s * (1.0 + gate * (1.0 - s))
-                pointers = channel_pointers(grad_z, grad_z_strides, b, d0, t0, BLOCK_D)
-                tl.store(pointers, y_tile.to(grad_z.dtype.element_ty), mask=tile_mask)
+                store_channels(grad_z, b, d0, t0, tile_mask, y_tile, BLOCK_D)
 
             # Backward.
             us_grad, deltas_grad, Bs_grad_re, Bs_grad_im = (), (), (), ()
@@ -260,11 +248,9 @@ def gradient_kernel(
                         old_re, old_im = drop(old_re, old_im, resets[i], COMPLEX)
                 full_re, full_im, c_re, c_im = B_re, B_im, C_re, C_im
                 if B_FORM != CONSTANT:
-                    full_re, full_im = load_matrix_step(B_steps, B_strides[3], t0, i, last_t, states, BLOCK_N, B_FORM,
-                                                        TYPE)  # fmt: skip
+                    full_re, full_im = load_matrix_step(B_steps, B.step, t0, i, last_t, states, BLOCK_N, B_FORM)
                 if C_FORM != CONSTANT:
-                    c_re, c_im = load_matrix_step(C_steps, C_strides[3], t0, i, last_t, states, BLOCK_N, C_FORM,
-                                                  TYPE)  # fmt: skip
+                    c_re, c_im = load_matrix_step(C_steps, C.step, t0, i, last_t, states, BLOCK_N, C_FORM)
                 vector_re, vector_im = full_re, full_im
                 full_re, full_im = input_coefficient(full_re, full_im, B_re, B_im, inverse_re, inverse_im, B_FORM,
                                                      B_bias is not None, STEPWISE_ZOH, COMPLEX)  # fmt: skip
@@ -328,9 +314,9 @@ def gradient_kernel(
                     if COMPLEX:
                         sum_B_im += grad_B_im
                 if B_FORM != CONSTANT:
-                    step_re, step_im = sum_channels(grad_B_re, BLOCK_N, BLOCK_D, HALVINGS), grad_B_im
+                    step_re, step_im = sum_channels(grad_B_re, BLOCK_N, BLOCK_D), grad_B_im
                     if B_FORM == COMPLEX_STEPS:
-                        step_im = sum_channels(grad_B_im, BLOCK_N, BLOCK_D, HALVINGS)
+                        step_im = sum_channels(grad_B_im, BLOCK_N, BLOCK_D)
                     Bs_grad_re, Bs_grad_im = (step_re,) + Bs_grad_re, (step_im,) + Bs_grad_im
                 g_re = back_re
                 if COMPLEX:
@@ -342,10 +328,10 @@ def gradient_kernel(
                 if COMPLEX:
                     sum_A_im += four_im
             if B_FORM != CONSTANT:
-                store_matrix_gradient(grad_B, vectors, t0, last_t, states, Bs_grad_re, Bs_grad_im, B_FORM, BLOCK_N)
+                store_matrix_gradient(sums.B, vectors, t0, last_t, states, Bs_grad_re, Bs_grad_im, B_FORM, BLOCK_N)
             if STEPWISE_ZOH:
-                u_grad_tile = sum_states(us_grad, BLOCK_N, BLOCK_D, STATE_HALVINGS, COMPLEX)
-                delta_grad_tile = sum_states(deltas_grad, BLOCK_N, BLOCK_D, STATE_HALVINGS, COMPLEX)
+                u_grad_tile = sum_states(us_grad, BLOCK_N, BLOCK_D, COMPLEX)
+                delta_grad_tile = sum_states(deltas_grad, BLOCK_N, BLOCK_D, COMPLEX)
             else:
                 u_grad_tile = join4(us_grad[0], us_grad[1], us_grad[2], us_grad[3])
                 delta_grad_tile = join4(deltas_grad[0], deltas_grad[1], deltas_grad[2], deltas_grad[3])
@@ -357,31 +343,29 @@ def gradient_kernel(
             if delta_bias is not None:
                 # masked: past the end the last state's gradient passes through it
                 sum_bias += tl.sum(tl.where(tile_mask, delta_grad_tile, 0.0), axis=1)
-            pointers = channel_pointers(grad_u, grad_u_strides, b, d0, t0, BLOCK_D)
-            tl.store(pointers, u_grad_tile.to(grad_u.dtype.element_ty), mask=tile_mask)
+            store_channels(grad_u, b, d0, t0, tile_mask, u_grad_tile, BLOCK_D)
             if not TIME_INVARIANT:
-                pointers = channel_pointers(grad_delta, grad_delta_strides, b, d0, t0, BLOCK_D)
-                tl.store(pointers, delta_grad_tile.to(grad_delta.dtype.element_ty), mask=tile_mask)
+                store_channels(grad_delta, b, d0, t0, tile_mask, delta_grad_tile, BLOCK_D)
         tl.debug_barrier()  # the next chunk writes scratch anew
 
-    sums = tl.cast(segment * batch + b, tl.int64) * channels + d0 + tl.arange(0, BLOCK_D)
+    per_channel = tl.cast(segment * batch + b, tl.int64) * channels + d0 + tl.arange(0, BLOCK_D)
     if TIME_INVARIANT:
-        step_size = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
+        step_size = tl.load(delta.data + d, mask=channel_mask[None, :], other=0.0)
         A_re, A_im = load_A(A, own, n, mask, states, SHARED_A, COMPLEX)
-        B_re, B_im = load_pairs(B, own, mask, COMPLEX)
+        B_re, B_im = load_pairs(B.data, own, mask, COMPLEX)
         sum_A_re, sum_A_im, sum_B_re, sum_B_im, sum_delta = undiscretized(
             step_size, A_re, A_im, B_re, B_im, sum_A_re, sum_A_im, sum_B_re, sum_B_im, COMPLEX, ZOH)  # fmt: skip
-        tl.store(grad_delta + sums, sum_delta, mask=channel_mask)
-    store_planes(grad_A, tile, plane, mask, sum_A_re, -sum_A_im, COMPLEX)
+        tl.store(grad_delta.data + per_channel, sum_delta, mask=channel_mask)
+    store_planes(sums.A, tile, plane, mask, sum_A_re, -sum_A_im, COMPLEX)
     if B_FORM == CONSTANT:
-        store_planes(grad_B, tile, plane, mask, sum_B_re, -sum_B_im, COMPLEX)
+        store_planes(sums.B, tile, plane, mask, sum_B_re, -sum_B_im, COMPLEX)
     elif B_bias is not None:
-        store_planes(grad_B_bias, tile, plane, mask, sum_B_re, -sum_B_im, COMPLEX)
+        store_planes(sums.B_bias, tile, plane, mask, sum_B_re, -sum_B_im, COMPLEX)
     if C_FORM == CONSTANT:
-        store_planes(grad_C, tile, plane, mask, sum_C_re, -sum_C_im, COMPLEX)
+        store_planes(sums.C, tile, plane, mask, sum_C_re, -sum_C_im, COMPLEX)
     if D is not None:
-        tl.store(grad_D + sums, sum_D, mask=channel_mask)
+        tl.store(sums.D + per_channel, sum_D, mask=channel_mask)
     if delta_bias is not None:
-        tl.store(grad_delta_bias + sums, sum_bias, mask=channel_mask)
+        tl.store(sums.delta_bias + per_channel, sum_bias, mask=channel_mask)
     if grad_initial is not None and segment == 0:
         store_pairs(grad_initial, tl.cast(b, tl.int64) * plane + own, mask, g_re, -g_im, COMPLEX)

@@ -44,8 +44,6 @@ GOOD_WARPS, FEW_WARPS = 8, 3
 # States that a program has at least, forward: one a lane, or half of that where a second walk is else the alternative.
 MIN_STATES = {GOOD_WARPS: 32, FEW_WARPS: 16}
 
-CONSTANT, REAL_STEPS, COMPLEX_STEPS = 0, 1, 2  # triton_steps.py has the same; it is not imported without triton
-
 
 @cache
 def processors(device: torch.device) -> int:
@@ -111,30 +109,78 @@ def _pairs(x: Tensor | None) -> Tensor | None:
     return torch.view_as_real(x) if x.is_complex() else x
 
 
-def _strides(x: Tensor | None, dimensions: int) -> tuple[int, ...]:
-    return (0,) * dimensions if x is None else x.stride()
+class Steps(NamedTuple):
+    """A tensor (batch, D, L) and its strides, for the kernels; delta (D,), which does not vary, has None for strides.
 
-
-class _Matrix(NamedTuple):
-    """B or C for the kernels: a real tensor, (batch, group, state, step, re or im) strides, its form there."""
+    (A tuple of strides within it would be lost in the loops of Triton 3.6.)
+    """
 
     data: Tensor
-    strides: tuple[int, ...]
-    form: int
+    batch: int | None = None
+    channel: int | None = None
+    step: int | None = None
 
 
-def _matrix(x: Tensor, length: int, state_dtype: torch.dtype) -> _Matrix:
+class Matrix(NamedTuple):
+    """B or C and its strides, for the kernels: a real tensor (batch, G, N, L), or (batch, G, N, L, 2) of re and im.
+
+    A constant one, (D, N, W), has None for strides, and a real one None for part's.
+    """
+
+    data: Tensor
+    channels: int = 1  # that share a group
+    batch: int | None = None
+    group: int | None = None
+    state: int | None = None
+    step: int | None = None
+    part: int | None = None
+
+
+class Summary(NamedTuple):
+    """What a first walk finds of each segment: its end from zero, its decay (segments, batch, W, N, D), and whether it
+    drops what was before it (segments, batch)."""
+
+    ends: Tensor
+    decays: Tensor
+    dropped: Tensor | None
+
+
+class Sums(NamedTuple):
+    """Partial sums of gradients, by segment or, for variable B and C, by block of channels: `gradient_kernel`'s."""
+
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    B_bias: Tensor | None
+    D: Tensor | None
+    delta_bias: Tensor | None
+
+
+def _steps(x: Tensor | None) -> Steps | None:
+    return None if x is None else Steps(x, *x.stride())
+
+
+def _planes(state: Tensor | None) -> Tensor | None:
+    """A state (batch, D, N), conjugation resolved, as (batch, W, N, D)."""
+    if state is None:
+        return None
+    pairs = torch.view_as_real(state.resolve_conj()) if state.is_complex() else state.unsqueeze(-1)
+    return pairs.permute(0, 3, 2, 1).contiguous()
+
+
+def _matrix(x: Tensor, length: int, channels: int, state_dtype: torch.dtype) -> Matrix:
     if x.dim() == 2:
         pairs = _pairs(x)
         assert pairs is not None
-        return _Matrix(pairs, (0,) * 5, CONSTANT)
+        return Matrix(pairs)
+    channels //= x.shape[1]
     if x.is_complex():
         pairs = torch.view_as_real(x.resolve_conj())
-        return _Matrix(pairs, pairs.stride(), COMPLEX_STEPS)
+        return Matrix(pairs, channels, *pairs.stride())
     if is_interleaved(x, length, state_dtype):
-        *outer, step = x.stride()
-        return _Matrix(x, (*outer, 2 * step, step), COMPLEX_STEPS)
-    return _Matrix(x, (*x.stride(), 0), REAL_STEPS)
+        batch, group, state, step = x.stride()
+        return Matrix(x, channels, batch, group, state, 2 * step, step)
+    return Matrix(x, channels, *x.stride())
 
 
 class Scan:
@@ -143,40 +189,36 @@ class Scan:
     def __init__(self, tensors: ScanTensors, zoh: bool, softplus: bool, backward: bool) -> None:
         x = self.tensors = tensors
         self.time_invariant = x.delta.dim() == 1
-        delta, delta_strides = (x.delta.contiguous(), (0, 0, 0)) if self.time_invariant else (x.delta, x.delta.stride())
+        delta = Steps(x.delta.contiguous()) if self.time_invariant else _steps(x.delta)
         self.batch, self.channels, self.length = x.u.shape
-        self.states, self.complex = x.A.shape[-1], x.A.is_complex()
-        self.dtype, self.device = x.A.dtype.to_real(), x.u.device
-        self.B, self.C = (_matrix(m, self.length, x.A.dtype) for m in (x.B, x.C))
-        B_group, C_group = (self.channels // (m.shape[1] if m.dim() == 4 else 1) for m in (x.B, x.C))
-        unit, block_n = math.gcd(B_group, C_group), _power_of_two(self.states)
-        width = x.A.element_size() // 4
-        budget = FORWARD_STATE if self.dtype == torch.float32 else FORWARD_STATE // 2  # beside it are doubles too
+        self.states, self.complex, self.device = x.A.shape[-1], x.A.is_complex(), x.u.device
+        self.B, self.C = (_matrix(m, self.length, self.channels, x.A.dtype) for m in (x.B, x.C))
+        groups = [m.shape[1] if m.dim() == 4 else 1 for m in (x.B, x.C)]
+        unit, block_n = self.channels // math.lcm(*groups), _power_of_two(self.states)
+        width = 2 if self.complex else 1
+        budget = FORWARD_STATE
         if backward:
-            held = MAX_BLOCK_BACKWARD * block_n * width if zoh or self.complex else BACKWARD_STATE
-            budget = min(BACKWARD_STATE, held)
+            budget = BACKWARD_STATE
+            if zoh or self.complex:
+                budget = min(budget, MAX_BLOCK_BACKWARD * block_n * width)
         shape = (self.batch, self.channels, self.length, unit, block_n)
         self.plan = plan(*shape, width, budget, self.device, backward)
         self.programs = self.batch * self.plan.blocks * self.plan.segments
         # The same of all channels, with a lane for each state; of fewer states, the compiler would lay out what is made
         # of such an A otherwise than the states, and move it at every step.
         shared_A = x.A.stride(0) == 0 and not self.time_invariant and block_n >= 32
-        reset = None if x.reset is None else x.reset.view(torch.uint8)
+        # A row for all channels. (No None within: Triton 3.6 cannot compare such a tuple with None.)
+        reset = None if x.reset is None else x.reset.view(torch.uint8).unsqueeze(1).expand(x.u.shape)
         # All that a kernel may ask for, by name.
         self.known: dict[str, Any] = dict(
-            u=x.u, delta=delta, z=x.z, A=_pairs(x.A[0] if shared_A else x.A), B=self.B.data, C=self.C.data,
-            D=_pairs(x.D), delta_bias=_pairs(x.delta_bias), B_bias=_pairs(x.B_bias), initial=_pairs(x.initial),
-            reset=reset,
-            u_strides=x.u.stride(), delta_strides=delta_strides, z_strides=_strides(x.z, 3),
-            B_strides=self.B.strides, C_strides=self.C.strides, reset_strides=_strides(reset, 2),
+            u=_steps(x.u), delta=delta, z=_steps(x.z), A=_pairs(x.A[0] if shared_A else x.A), B=self.B, C=self.C,
+            D=_pairs(x.D), delta_bias=_pairs(x.delta_bias), B_bias=_pairs(x.B_bias),
+            reset=_steps(reset),
             batch=self.batch, length=self.length, channels=self.channels, states=self.states, unit=unit,
-            B_group=B_group, C_group=C_group, segment_length=self.plan.segment, segments=self.plan.segments,
-            CHUNK=CHUNK, BLOCK_D=self.plan.block, BLOCK_N=block_n, B_FORM=self.B.form, C_FORM=self.C.form,
-            COMPLEX=self.complex, ZOH=zoh, SOFTPLUS=softplus, TIME_INVARIANT=self.time_invariant, SHARED_A=shared_A,
-            EVEN=unit % self.plan.block == 0,
+            segment_length=self.plan.segment, segments=self.plan.segments, plane=self.states * self.channels,
+            CHUNK=CHUNK, BLOCK_D=self.plan.block, BLOCK_N=block_n, COMPLEX=self.complex, ZOH=zoh, SOFTPLUS=softplus,
+            SHARED_A=shared_A, EVEN=unit % self.plan.block == 0,
             WHOLE=self.length % 16 == 0,  # of which Triton compiles other kernels anyway
-            BOUNDED=self.dtype == torch.float32 and not self.time_invariant and (zoh or self.complex),
-            HALVINGS=self.plan.block.bit_length() - 1, STATE_HALVINGS=block_n.bit_length() - 1,
         )  # fmt: skip
 
     def launch(self, kernel: Any, programs: int, **arguments: Any) -> None:
@@ -186,82 +228,80 @@ class Scan:
     def planes(self, *leading: int) -> Tensor:
         """A buffer of states (..., W, N, D), channels last."""
         width = (2,) if self.complex else (1,)
-        return torch.empty((*leading, *width, self.states, self.channels), dtype=self.dtype, device=self.device)
+        return torch.empty((*leading, *width, self.states, self.channels), dtype=torch.float32, device=self.device)
 
     def joined(self, first: Tensor | None, reverse: bool, kernel: Any, **arguments: Any) -> Tensor | None:
-        """What enters every segment, from what `kernel` finds of each; None if there is but one."""
+        """What enters every segment, from what `kernel` finds of each; of one segment that is `first`."""
         from lra_ssm.ops.backends.triton_segment_kernels import join_kernel
 
         segments = self.plan.segments
         if segments == 1:
-            return None
+            return first
         ends, decays, starts = (self.planes(segments, self.batch) for _ in range(3))
         dropped = None
         if self.tensors.reset is not None:
             dropped = torch.empty((segments, self.batch), dtype=torch.int32, device=self.device)
-        found = dict(ends=ends, decays=decays, dropped=dropped)
-        self.launch(kernel, self.programs, **found, **arguments)
+        summary = Summary(ends, decays, dropped)
+        self.launch(kernel, self.programs, summary=summary, **arguments)
         programs = self.batch * math.ceil(self.states * self.channels / JOIN_BLOCK)
-        self.launch(join_kernel, programs, **found, first=first, starts=starts, BLOCK=JOIN_BLOCK, REVERSE=reverse)
+        self.launch(join_kernel, programs, summary=summary, first=first, starts=starts, BLOCK=JOIN_BLOCK,
+                    REVERSE=reverse)  # fmt: skip
         return starts
 
     def forward(self, y: Tensor, last: Tensor, checkpoints: Tensor | None) -> None:
         from lra_ssm.ops.backends.triton_kernels import scan_kernel
 
-        absent = dict(starts=None, y=None, y_strides=(0, 0, 0), last=None, checkpoints=None, z=None, C_FORM=CONSTANT)
-        starts = self.joined(self.known["initial"], False, scan_kernel, **absent)
-        results = dict(y=y, y_strides=y.stride(), last=_pairs(last), checkpoints=checkpoints)
-        self.launch(scan_kernel, self.programs, starts=starts, ends=None, decays=None, dropped=None, **results)
+        absent = dict(starts=None, y=None, last=None, checkpoints=None, z=None, C=Matrix(self.C.data))
+        starts = self.joined(_planes(self.tensors.initial), False, scan_kernel, **absent)
+        self.launch(scan_kernel, self.programs, starts=starts, y=_steps(y), last=_pairs(last), checkpoints=checkpoints,
+                    summary=None)  # fmt: skip
 
     def backward(self, checkpoints: Tensor, grad_y: Tensor | None, grad_last: Tensor | None) -> list[Tensor]:
         """Gradients of the tensors of the call but the reset, in `ScanTensors`' order, without those not given."""
         from lra_ssm.ops.backends.triton_backward_kernels import gradient_kernel
         from lra_ssm.ops.backends.triton_segment_kernels import adjoint_kernel
 
-        x = self.tensors
+        x, segments, batch = self.tensors, self.plan.segments, self.batch
         if grad_y is None:
             grad_y = torch.zeros((), dtype=x.u.dtype, device=self.device).expand_as(x.u)
-        if grad_last is not None:
-            grad_last = _pairs(grad_last.resolve_conj())
-        incoming = dict(grad_y=grad_y, grad_y_strides=grad_y.stride())
-        carries = self.joined(grad_last, True, adjoint_kernel, **incoming)
-        segments, batch, width = self.plan.segments, self.batch, 2 if self.complex else 1
-        tile = width * self.known["BLOCK_N"] * self.plan.block
-        scratch = torch.empty((self.programs, CHUNK // 4 + 1, tile), dtype=self.dtype, device=self.device)
-        steps = {"u": x.u, "delta": None if self.time_invariant else x.delta, "z": x.z}
-        grads = {name: torch.empty_like(given) for name, given in steps.items() if given is not None}
-        partial = {"A": self.planes(segments, batch)}
-        for name, matrix in (("B", self.B), ("C", self.C)):
-            partial[name] = self.planes(segments, batch) if matrix.form == CONSTANT else self.partial_steps(matrix.form)
-        if x.B_bias is not None:
-            partial["B_bias"] = self.planes(segments, batch)
-        of_channels = [name for name in ("D", "delta_bias") if getattr(x, name) is not None]
-        if self.time_invariant:
-            of_channels.append("delta")
-        for name in of_channels:
-            partial[name] = torch.empty((segments, batch, self.channels), dtype=self.dtype, device=self.device)
+        first = _planes(None if grad_last is None else grad_last.conj())
+        carries = self.joined(first, True, adjoint_kernel, grad_y=_steps(grad_y))
+        tile = (2 if self.complex else 1) * self.known["BLOCK_N"] * self.plan.block
+        scratch = torch.empty((self.programs, CHUNK // 4 + 1, tile), dtype=torch.float32, device=self.device)
+        by_step = {"u": x.u, "delta": None if self.time_invariant else x.delta, "z": x.z}
+        grads = {name: torch.empty_like(given) for name, given in by_step.items() if given is not None}
         if x.initial is not None:
             grads["initial"] = torch.empty(x.initial.shape, dtype=x.A.dtype, device=self.device)
-        names = [name for name in ScanTensors._fields if name != "reset"]
-        outputs = {f"grad_{name}": partial.get(name, grads.get(name)) for name in names}
-        outputs["grad_initial"] = _pairs(grads.get("initial"))
-        strides = {f"grad_{name}_strides": _strides(grads.get(name), 3) for name in ("u", "delta", "z")}
+        partial = {"A": self.planes(segments, batch)}
+        for name, matrix in (("B", self.B), ("C", self.C)):
+            partial[name] = self.planes(segments, batch) if matrix.step is None else self.partial_steps(matrix)
+        if x.B_bias is not None:
+            partial["B_bias"] = self.planes(segments, batch)
+        per_channel = [name for name in ("D", "delta_bias") if getattr(x, name) is not None]
+        if self.time_invariant:
+            per_channel.append("delta")
+        for name in per_channel:
+            partial[name] = torch.empty((segments, batch, self.channels), dtype=torch.float32, device=self.device)
+        sums: dict[str, Any] = {name: partial.get(name) for name in Sums._fields}
+        grad_delta = Steps(partial["delta"]) if self.time_invariant else _steps(grads["delta"])
         self.launch(
-            gradient_kernel, self.programs, **incoming, grad_last=grad_last, carries=carries, checkpoints=checkpoints,
-            scratch=scratch, **outputs, **strides,
+            gradient_kernel, self.programs, grad_y=_steps(grad_y), carries=carries, checkpoints=checkpoints,
+            scratch=scratch, grad_u=_steps(grads["u"]), grad_delta=grad_delta, grad_z=_steps(grads.get("z")),
+            grad_initial=_pairs(grads.get("initial")), sums=Sums(**sums),
         )  # fmt: skip
         for name in ("A", "B", "C", "B_bias"):
             if name in partial:
                 like = getattr(x, name)
                 grads[name] = self.summed(partial[name]) if like.dim() == 2 else self.summed_steps(partial[name], like)
-        for name in of_channels:
+        for name in per_channel:
             grads[name] = partial[name].sum((0, 1))
         return [grads[name] for name in ScanTensors._fields if name in grads]
 
-    def partial_steps(self, form: int) -> Tensor:
+    def partial_steps(self, matrix: Matrix) -> Tensor:
         """A buffer (batch, blocks, L, N, 1 or 2) for the gradient of a variable B or C."""
-        shape = (self.batch, self.plan.blocks, self.length, self.states, 2 if form == COMPLEX_STEPS else 1)
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+        width = 1 if matrix.part is None else 2
+        shape = (self.batch, self.plan.blocks, self.length, self.states, width)
+        return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def summed(self, partial: Tensor) -> Tensor:
         """(segments, batch, W, N, D) -> (D, N) in the state's dtype."""

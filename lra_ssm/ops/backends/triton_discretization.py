@@ -17,16 +17,13 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2_FLOAT = tl.constexpr(0.6931471824645996)  # and what a float32 leaves of it
 LN_2_REST = tl.constexpr(-1.904654299957768e-09)
-PI = tl.constexpr(math.pi)
 ONE_TURN = tl.constexpr(1 / (2 * math.pi))
 MOST = tl.constexpr(1 - 2**-18)  # of a frequency, in the first of its two parts: see `frequencies`
 ROUNDING = tl.constexpr(12582912.0)  # 1.5 2^23: a float32 sum with it is rounded to an integer
-# Taylor coefficients of (exp(z) - 1)/z; in z^2, of z exp(z)/(exp(z) - 1) - 1 - z/2: Bernoulli's numbers over (2k)!
-PHI1 = tl.constexpr(tuple(1 / math.factorial(k + 1) for k in range(16)))
+# Taylor coefficients in z^2 of z exp(z)/(exp(z) - 1) - 1 - z/2: Bernoulli's numbers over (2k)!
 HOLD_SLOPE = tl.constexpr((1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000))
-# and, in s^2, of 2 artanh(s)/s; for float32 those of least error up to 1/9, 8e-9
-ARTANH = tl.constexpr(tuple(2 / (2 * k + 1) for k in range(17)))
-ARTANH_FLOAT = tl.constexpr((2.0, 0.6666631698608398, 0.40024852752685547, 0.2796141803264618, 0.2817465662956238))
+# and in s^2 of 2 artanh(s)/s: those of the smallest error up to 1/9, 8e-9
+ARTANH = tl.constexpr((2.0, 0.6666631698608398, 0.40024852752685547, 0.2796141803264618, 0.2817465662956238))
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -40,10 +37,10 @@ def multiply(a_re, a_im, b_re, b_im, COMPLEX: tl.constexpr):
 
 @triton.jit
 def power_of_2(x, MINUS: tl.constexpr = False):
-    """2^x, or 2^-x.  In float32 the hardware's instruction, whose results below 1e-38 are 0: tl.exp2 would give those
-    too, for twice the instructions in what is the innermost arithmetic of the scan.  The interpreter knows no assembly.
-    """
-    if x.dtype == tl.float64 or INTERPRETED:
+    """2^x, or 2^-x, of a float32, by the hardware's instruction, whose results below 1e-38 are 0: tl.exp2 would give
+    those too, for twice the instructions in what is the innermost arithmetic of the scan.  The interpreter knows no
+    assembly."""
+    if INTERPRETED:
         return tl.exp2(-x if MINUS else x)
     elif MINUS:
         return tl.inline_asm_elementwise(
@@ -57,8 +54,8 @@ def power_of_2(x, MINUS: tl.constexpr = False):
 
 @triton.jit
 def divide(x, y):
-    """x / y, to two rounding errors for float32 y up to 2^126: without the code for greater ones."""
-    if x.dtype == tl.float64 or INTERPRETED:
+    """x / y, to two rounding errors for y up to 2^126: without the code for greater ones."""
+    if INTERPRETED:
         return x / y
     else:
         return tl.inline_asm_elementwise(
@@ -68,26 +65,20 @@ def divide(x, y):
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)), in float64 x itself above 20, as in PyTorch.  log1p(e) = 2 artanh(e/(2 + e)) keeps its digits
-    where e = exp(-|x|) is small, unlike log(1 + e)."""
-    if x.dtype == tl.float64:
-        e = tl.exp(-tl.abs(x))
-    else:
-        # exp(-size) = 2^t: what rounding took from t is given back, or a step of 1e-3 would be off by several rounding
-        # errors, which the state multiplies by its frequency at every step.
-        size = tl.minimum(tl.abs(x), 128.0, propagate_nan=tl.PropagateNan.ALL)
-        t = size * -LOG2_E
-        e = power_of_2(t)
-        e -= e * (tl.fma(t, LN_2_FLOAT, size) + t * LN_2_REST)
+    """log(1 + exp(x)).  log1p(e) = 2 artanh(e/(2 + e)) keeps its digits where e = exp(-|x|) is small, unlike
+    log(1 + e)."""
+    # exp(-size) = 2^t: what rounding took from t is given back, or a step of 1e-3 would be off by several rounding
+    # errors, which the state multiplies by its frequency at every step.
+    size = tl.minimum(tl.abs(x), 128.0, propagate_nan=tl.PropagateNan.ALL)
+    t = size * -LOG2_E
+    e = power_of_2(t)
+    e -= e * (tl.fma(t, LN_2_FLOAT, size) + t * LN_2_REST)
     s = divide(e, 2.0 + e)
     square = s * s
-    SERIES: tl.constexpr = ARTANH if x.dtype == tl.float64 else ARTANH_FLOAT
-    TERMS: tl.constexpr = 17 if x.dtype == tl.float64 else 5
-    total = tl.zeros_like(x) + SERIES[TERMS - 1]
-    for k in tl.static_range(TERMS - 2, -1, -1):
-        total = total * square + SERIES[k]
-    total = tl.maximum(x, 0.0) + s * total
-    return tl.where(x > 20.0, x, total) if x.dtype == tl.float64 else total
+    total = tl.zeros_like(x) + ARTANH[4]
+    for k in tl.static_range(3, -1, -1):
+        total = total * square + ARTANH[k]
+    return tl.maximum(x, 0.0) + s * total
 
 
 @triton.jit
@@ -96,25 +87,14 @@ def sigmoid(x):
 
 
 @triton.jit
-def expm1(x):
-    """exp(x) - 1 in float64, by its series where that cancels."""
-    near = tl.abs(x) < 0.5
-    z = tl.where(near, x, 0.0)
-    total = tl.zeros_like(x) + PHI1[15]
-    for k in tl.static_range(14, -1, -1):
-        total = total * z + PHI1[k]
-    return tl.where(near, z * total, tl.exp(x) - 1.0)
-
-
-@triton.jit
 def frequencies(A_re, A_im, COMPLEX: tl.constexpr):
     """What exponentials of delta A need of A, made once for all steps: Re A log2(e), and Im A / 2 pi in two parts.
 
-    In float32 the second part is 2^-18 of the first, enough to show in a sum with it: so the remainder of a step's
+    The second part is 2^-18 of the first, enough to show in a sum with it: so the remainder of a step's
     phase is rounded up and down at random.  What the nearest float32 leaves would mostly be lost, and the rounding of
     one frequency add up over the thousands of steps that a state remembers.
     """
-    if COMPLEX and A_re.dtype != tl.float64:
+    if COMPLEX:
         turns = A_im.to(tl.float64) * ONE_TURN
         turn = (turns * MOST).to(tl.float32)
         return (A_re.to(tl.float64) * LOG2_E).to(tl.float32), turn, (turns - turn.to(tl.float64)).to(tl.float32)
@@ -132,35 +112,31 @@ def largest_delta(rates):
 
 @triton.jit
 def half_turn(r):
-    """(sin, cos) of pi r, r in [-1/2, 1/2]."""
-    if r.dtype == tl.float64:
-        return tl.sin(r * PI), tl.cos(r * PI)
-    else:
-        # The hardware's sine and cosine (errors up to 4e-7) made ListOps' step with B2S6 no faster on an H200.
-        # Polynomials in r^2 with pi in two parts and float32 coefficients, which were chosen so that the errors of the
-        # angle and of the sum of squares cancel in the mean over [0, r], for every r: what is left of them adds up over
-        # the steps that a state remembers
-        z = r * r
-        sine = (0.0779813751578331 * z - 0.598444938659668) * z + 2.550100564956665
-        sine = (sine * z - 5.16771125793457) * z - 8.742278000372485e-08
-        cosine = (-0.02396378107368946 * z + 0.23468375205993652) * z - 1.335161566734314
-        cosine = ((cosine * z + 4.0587053298950195) * z - 4.934802055358887) * z + 1.0
-        return tl.fma(r, 3.1415927410125732, sine * r), cosine
+    """(sin, cos) of pi r, r in [-1/2, 1/2].
+
+    The hardware's sine and cosine (errors up to 4e-7) made ListOps' step with B2S6 no faster on an H200.
+    """
+    # Polynomials in r^2 with pi in two parts and float32 coefficients, which were chosen so that the errors of the
+    # angle and of the sum of squares cancel in the mean over [0, r], for every r: what is left of them adds up over
+    # the steps that a state remembers
+    z = r * r
+    sine = (0.0779813751578331 * z - 0.598444938659668) * z + 2.550100564956665
+    sine = (sine * z - 5.16771125793457) * z - 8.742278000372485e-08
+    cosine = (-0.02396378107368946 * z + 0.23468375205993652) * z - 1.335161566734314
+    cosine = ((cosine * z + 4.0587053298950195) * z - 4.934802055358887) * z + 1.0
+    return tl.fma(r, 3.1415927410125732, sine * r), cosine
 
 
 @triton.jit
-def half_angle(delta, A_im, turn, turn_rest):
+def half_angle(delta, turn, turn_rest):
     """(sin, cos) of delta Im A / 2, or both with the other sign, to a rounding error: products of the two are wanted.
 
-    In float32 the angle is taken in turns and what is whole of it is left out: a fused multiply-add does that without
-    rounding the angle first.  So there is one range for all angles, and neither quadrants nor signs to choose.  (Up to
+    The angle is taken in turns and what is whole of it is left out: a fused multiply-add does that without rounding
+    the angle first.  So there is one range for all angles, and neither quadrants nor signs to choose.  (Up to
     `largest_delta`; the library's functions bring their code for huge arguments, which lives in local memory.)
     """
-    if A_im.dtype == tl.float64:
-        return tl.sin(delta * (0.5 * A_im)), tl.cos(delta * (0.5 * A_im))
-    else:
-        minus_whole = ROUNDING - tl.fma(delta, turn, ROUNDING)
-        return half_turn(tl.fma(delta, turn_rest, tl.fma(delta, turn, minus_whole)))
+    minus_whole = ROUNDING - tl.fma(delta, turn, ROUNDING)
+    return half_turn(tl.fma(delta, turn_rest, tl.fma(delta, turn, minus_whole)))
 
 
 @triton.jit
@@ -169,7 +145,7 @@ def exponential(delta, A_re, A_im, rates, COMPLEX: tl.constexpr):
     rate, turn, turn_rest = rates
     if COMPLEX:
         size = power_of_2(delta * rate)
-        sine, cosine = half_angle(delta, A_im, turn, turn_rest)
+        sine, cosine = half_angle(delta, turn, turn_rest)
         scaled = size * (2.0 * sine)
         return size - scaled * sine, scaled * cosine
     else:
@@ -177,26 +153,27 @@ def exponential(delta, A_re, A_im, rates, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def exp_minus_1(delta, A_re, A_im, rates, COMPLEX: tl.constexpr):
-    """m = exp(delta A) - 1, rates from `frequencies`.
+def complex_exp_minus_1(minus_1, sine, cosine):
+    """exp(a + ib) - 1 without cancellation from exp(a) - 1 and sin and cos of b/2:
+    exp(a) - 1 - 2 exp(a) sin(b/2)^2 + 2i exp(a) sin(b/2) cos(b/2)."""
+    twice = 2.0 * sine
+    scaled = twice + minus_1 * twice
+    return minus_1 - scaled * sine, scaled * cosine
 
-    Complex exp(a + ib) - 1 without cancellation: expm1(a) - 2 exp(a) sin(b/2)^2 + 2i exp(a) sin(b/2) cos(b/2).
-    """
+
+@triton.jit
+def exp_minus_1(delta, A_im, rates, COMPLEX: tl.constexpr):
+    """m = exp(delta A) - 1, rates from `frequencies`."""
     rate, turn, turn_rest = rates
-    if A_re.dtype == tl.float64:
-        minus_1 = expm1(delta * A_re)
-    else:
-        minus_whole = ROUNDING - tl.fma(delta, rate, ROUNDING)
-        r = tl.fma(delta, rate, minus_whole)
-        size = power_of_2(minus_whole, MINUS=True)
-        p = (0.00015403495003095752 * r + 0.0013390735412070708) * r + 0.0096182375490820524  # of 2^r - 1, below 2e-8
-        p = ((p * r + 0.055503574338003549) * r + 0.24022649794622444) * r + 0.69314718792664121
-        minus_1 = size * (p * r) + (size - 1.0)
+    minus_whole = ROUNDING - tl.fma(delta, rate, ROUNDING)
+    r = tl.fma(delta, rate, minus_whole)
+    size = power_of_2(minus_whole, MINUS=True)
+    p = (0.00015403495003095752 * r + 0.0013390735412070708) * r + 0.0096182375490820524  # of 2^r - 1, below 2e-8
+    p = ((p * r + 0.055503574338003549) * r + 0.24022649794622444) * r + 0.69314718792664121
+    minus_1 = size * (p * r) + (size - 1.0)
     if COMPLEX:
-        sine, cosine = half_angle(delta, A_im, turn, turn_rest)
-        twice = 2.0 * sine
-        scaled = twice + minus_1 * twice
-        return minus_1 - scaled * sine, scaled * cosine
+        sine, cosine = half_angle(delta, turn, turn_rest)
+        return complex_exp_minus_1(minus_1, sine, cosine)
     else:
         return minus_1, A_im
 
@@ -204,7 +181,7 @@ def exp_minus_1(delta, A_re, A_im, rates, COMPLEX: tl.constexpr):
 @triton.jit
 def zero_order_hold(delta, A_re, A_im, inverse_re, inverse_im, COMPLEX: tl.constexpr):
     """(A_bar, B_bar) = (exp(delta A), A^-1 (exp(delta A) - 1)), A from `away_from_zero`."""
-    m_re, m_im = exp_minus_1(delta, A_re, A_im, frequencies(A_re, A_im, COMPLEX), COMPLEX)
+    m_re, m_im = exp_minus_1(delta, A_im, frequencies(A_re, A_im, COMPLEX), COMPLEX)
     B_bar_re, B_bar_im = multiply(m_re, m_im, inverse_re, inverse_im, COMPLEX)
     return m_re + 1.0, m_im, B_bar_re, B_bar_im
 
@@ -212,7 +189,7 @@ def zero_order_hold(delta, A_re, A_im, inverse_re, inverse_im, COMPLEX: tl.const
 @triton.jit
 def away_from_zero(A_re, A_im, COMPLEX: tl.constexpr):
     """(A, 1/A) with |A| < tiny replaced by tiny: A_bar and B_bar move by less than a rounding error."""
-    TINY: tl.constexpr = 1e-100 if A_re.dtype == tl.float64 else 1e-15  # its square must not underflow
+    TINY: tl.constexpr = 1e-15  # its square must not underflow
     if COMPLEX:
         zero = tl.maximum(tl.abs(A_re), tl.abs(A_im)) < TINY
         A_re, A_im = tl.where(zero, TINY, A_re), tl.where(zero, 0.0, A_im)
@@ -247,10 +224,9 @@ def near_limit(A_re, A_im, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def hold_slope(delta, A_re, A_im, square_re, square_im, COMPLEX: tl.constexpr):
-    """A (dB_bar/dA) / B_bar = z (1 + m)/m - 1 for small z = delta A, m = exp(z) - 1: z/2 + z^2/12 - z^4/720 + ...; to
-    4e-7 in float32, with both parts of z at 1/4."""
-    TERMS: tl.constexpr = 6 if A_re.dtype == tl.float64 else 2
+def hold_slope(delta, A_re, A_im, square_re, square_im, COMPLEX: tl.constexpr, TERMS: tl.constexpr = 2):
+    """A (dB_bar/dA) / B_bar = z (1 + m)/m - 1 for small z = delta A, m = exp(z) - 1: z/2 + z^2/12 - z^4/720 + ...; two
+    terms are right to 4e-7 with both parts of z at 1/4, six to a float64's digits."""
     square_re, square_im = (delta * delta) * square_re, (delta * delta) * square_im
     re, im = square_re * HOLD_SLOPE[TERMS - 1] + HOLD_SLOPE[TERMS - 2], square_im * HOLD_SLOPE[TERMS - 1]
     for k in tl.static_range(TERMS - 3, -1, -1):
@@ -265,10 +241,10 @@ def hold_slope(delta, A_re, A_im, square_re, square_im, COMPLEX: tl.constexpr):
 
 @triton.jit
 def zoh_derivative(delta, A_re, A_im, inverse_re, inverse_im, A_bar_re, A_bar_im, B_bar_re, B_bar_im,
-                   COMPLEX: tl.constexpr):  # fmt: skip
+                   COMPLEX: tl.constexpr, TERMS: tl.constexpr = 2):  # fmt: skip
     """dB_bar/dA = (delta A_bar - B_bar)/A."""
     square_re, square_im = multiply(A_re, A_im, A_re, A_im, COMPLEX)
-    re, im = hold_slope(delta, A_re, A_im, square_re, square_im, COMPLEX)
+    re, im = hold_slope(delta, A_re, A_im, square_re, square_im, COMPLEX, TERMS)
     re, im = multiply(re, im, B_bar_re, B_bar_im, COMPLEX)
     near = tl.abs(delta) < near_limit(A_re, A_im, COMPLEX)
     re = tl.where(near, re, delta * A_bar_re - B_bar_re)

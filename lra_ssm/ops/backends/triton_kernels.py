@@ -8,9 +8,10 @@ for complex A, else 1.)
 A program takes one batch item, BLOCK_D channels and a segment of the length, and walks through it with the state in
 registers.  See triton_steps.py for the tiles.
 
-What a kernel is compiled for: TIME_INVARIANT, delta (D,) is one for all steps, and A and B are discretized first;
-SHARED_A, A (N, W) is one for all channels; EVEN, blocks of channels, WHOLE, groups of four steps have no gaps, and need
-no masks; BOUNDED, delta is kept where float32 can reduce its phases.  STEPWISE_ZOH: zero-order hold, step by step.
+What varies in time is a `Steps` or a `Matrix` of triton_call.py, a tensor and its strides.  What a kernel is compiled
+for: whether B and C vary, and are complex; TIME_INVARIANT, delta (D,) is one for all steps, and A and B are discretized
+first; SHARED_A, A (N, W) is one for all channels; EVEN, blocks of channels, WHOLE, groups of four steps have no gaps,
+and need no masks.  STEPWISE_ZOH: zero-order hold, step by step.  The arithmetic is float32.
 """
 
 # The bodies are Triton's language, not Python's: its tensors and tuples have no types that mypy could check.
@@ -33,9 +34,9 @@ from lra_ssm.ops.backends.triton_discretization import (
     softplus,
 )
 from lra_ssm.ops.backends.triton_steps import (
+    COMPLEX_STEPS,
     CONSTANT,
     REAL_STEPS,
-    channel_pointers,
     coefficient,
     drop,
     input_coefficient,
@@ -50,6 +51,7 @@ from lra_ssm.ops.backends.triton_steps import (
     split4,
     split_matrix,
     steps_mask,
+    store_channels,
     store_pairs,
     store_planes,
     sum_states,
@@ -66,7 +68,7 @@ def load_system(A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM: t
     own = d * states + n  # in (D, N)
     # Before A: the compiler gives a state the layout of what is read last, and e^(delta A) has A's.
     if B_FORM == CONSTANT:
-        B_re, B_im = load_pairs(B, own, mask, COMPLEX)
+        B_re, B_im = load_pairs(B.data, own, mask, COMPLEX)
     elif B_bias is not None:
         B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
     A_re, A_im = load_A(A, own, n, mask, states, SHARED_A, COMPLEX)
@@ -76,7 +78,7 @@ def load_system(A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM: t
     if B_FORM != CONSTANT and B_bias is None:
         B_re, B_im = A_re, A_im
     if TIME_INVARIANT:
-        step_size = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
+        step_size = tl.load(delta.data + d, mask=channel_mask[None, :], other=0.0)
         A_re, A_im, B_re, B_im, _, _ = discretized(step_size, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
     elif ZOH and (B_FORM == CONSTANT or B_bias is not None):
         B_re, B_im = multiply(B_re, B_im, inverse_re, inverse_im, COMPLEX)
@@ -84,12 +86,12 @@ def load_system(A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM: t
 
 
 @triton.jit
-def load_bias(delta_bias, d0, channel_mask, BLOCK_D: tl.constexpr, TYPE: tl.constexpr):
-    """delta_bias, (BLOCK_D,), or zeros."""
-    if delta_bias is not None:
-        return tl.load(delta_bias + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)
+def load_per_channel(x, d0, channel_mask, BLOCK_D: tl.constexpr):
+    """D or delta_bias, (BLOCK_D,), or zeros."""
+    if x is not None:
+        return tl.load(x + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)
     else:
-        return tl.zeros((BLOCK_D,), TYPE)
+        return tl.zeros((BLOCK_D,), tl.float32)
 
 
 @triton.jit
@@ -112,11 +114,11 @@ def effective_delta(raw, bias, mask, most, SOFTPLUS: tl.constexpr, BIAS: tl.cons
 
 @triton.jit
 def load_inputs(
-    u, delta, B, C, z, u_strides, delta_strides, B_strides, C_strides, z_strides, b, d0, B_group, C_group, t0, last_t,
-    channel_mask, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, states: tl.constexpr, B_FORM: tl.constexpr,
-    C_FORM: tl.constexpr, SOFTPLUS: tl.constexpr, TIME_INVARIANT: tl.constexpr, TYPE: tl.constexpr,
+    u, delta, B, C, z, b, d0, t0, last_t, channel_mask, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    states: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr, SOFTPLUS: tl.constexpr,
+    TIME_INVARIANT: tl.constexpr,
 ):  # fmt: skip
-    """(u or y's gradient, delta, B, C, z) of four steps as they are; stand-ins for what is none or the same at all.
+    """(u or y's gradient, delta, B, C, z) of four steps as they are; a stand-in for what is None or does not vary.
 
     All are asked for before the first is waited for: on a GPU that wait is longer than what is computed.
     """
@@ -124,17 +126,17 @@ def load_inputs(
     COPIES: tl.constexpr = 8 // BLOCK_D if SOFTPLUS and BLOCK_D < 8 else 1
     mask = steps_mask(t0, last_t, channel_mask)
     if not TIME_INVARIANT:
-        delta_tile = load_channels(delta, delta_strides, b, d0, t0, mask, BLOCK_D, TYPE, COPIES)
-    u_tile = load_channels(u, u_strides, b, d0, t0, mask, BLOCK_D, TYPE)
+        delta_tile = load_channels(delta, b, d0, t0, mask, BLOCK_D, COPIES)
+    u_tile = load_channels(u, b, d0, t0, mask, BLOCK_D)
     if TIME_INVARIANT:
         delta_tile = u_tile
     B_tile, C_tile, z_tile = u_tile, u_tile, u_tile
     if B_FORM != CONSTANT:
-        B_tile = load_matrix(B, B_strides, b, d0 // B_group, t0, last_t, states, BLOCK_N, B_FORM)
+        B_tile = load_matrix(B, b, d0, t0, last_t, states, BLOCK_N, B_FORM)
     if C_FORM != CONSTANT:
-        C_tile = load_matrix(C, C_strides, b, d0 // C_group, t0, last_t, states, BLOCK_N, C_FORM)
+        C_tile = load_matrix(C, b, d0, t0, last_t, states, BLOCK_N, C_FORM)
     if z is not None:
-        z_tile = load_channels(z, z_strides, b, d0, t0, mask, BLOCK_D, TYPE)
+        z_tile = load_channels(z, b, d0, t0, mask, BLOCK_D)
     return u_tile, delta_tile, B_tile, C_tile, z_tile
 
 
@@ -157,7 +159,7 @@ def step(x_re, x_im, u, delta, A_re, A_im, rates, B_re, B_im, COMPLEX: tl.conste
     TIME_INVARIANT: A and B are discretized, and delta is 1, or 0 beyond the end.
     """
     if STEPWISE_ZOH:
-        m_re, m_im = exp_minus_1(delta, A_re, A_im, rates, COMPLEX)
+        m_re, m_im = exp_minus_1(delta, A_im, rates, COMPLEX)
         if COMPLEX:
             sum_re, sum_im = x_re + B_re * u, x_im + B_im * u
             x_re += m_re * sum_re - m_im * sum_im
@@ -179,23 +181,22 @@ def step(x_re, x_im, u, delta, A_re, A_im, rates, B_re, B_im, COMPLEX: tl.conste
 
 @triton.jit(do_not_specialize=["batch"])
 def scan_kernel(
-    u, delta, z, A, B, C, D, delta_bias, B_bias, reset, initial, starts, y, last, checkpoints, ends, decays, dropped,
-    u_strides, delta_strides, z_strides, B_strides, C_strides, reset_strides, y_strides,
-    batch, length, channels, unit, B_group, C_group, segment_length,
-    CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
-    COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, TIME_INVARIANT: tl.constexpr,
-    SHARED_A: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, BOUNDED: tl.constexpr, states: tl.constexpr,
-    STATE_HALVINGS: tl.constexpr,
+    u, delta, z, A, B, C, D, delta_bias, B_bias, reset, starts, y, last, checkpoints, summary,
+    batch, length, channels, unit, segment_length,
+    CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, COMPLEX: tl.constexpr, ZOH: tl.constexpr,
+    SOFTPLUS: tl.constexpr, SHARED_A: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
     """One segment of the scan.
 
-    Without y: from zero, storing where it ends, by how much it shrinks what was before it (decays), and whether a
-    reset cuts that off (dropped).  With y: from its true start, storing y, the last state, and, for backward, the
-    state before every CHUNK steps.
+    With summary, and without y: from zero, storing where it ends, by how much it shrinks what was before it (decays),
+    and whether a reset cuts that off (dropped).  With y: from starts, or from zero where there are none, storing y, the
+    last state, and, for backward, the state before every CHUNK steps.
     """
-    TYPE: tl.constexpr = A.dtype.element_ty
     W: tl.constexpr = 2 if COMPLEX else 1
+    TIME_INVARIANT: tl.constexpr = delta.step is None
     STEPWISE_ZOH: tl.constexpr = ZOH and not TIME_INVARIANT
+    B_FORM: tl.constexpr = CONSTANT if B.step is None else REAL_STEPS if B.part is None else COMPLEX_STEPS
+    C_FORM: tl.constexpr = CONSTANT if C.step is None else REAL_STEPS if C.part is None else COMPLEX_STEPS
     b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D, EVEN)
     n, d = tl.arange(0, BLOCK_N)[:, None], (d0 + tl.arange(0, BLOCK_D))[None, :]
     mask = (n < states) & channel_mask[None, :]
@@ -203,27 +204,22 @@ def scan_kernel(
     tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
     own = d * states + n  # in (D, N)
 
-    x_re, x_im = tl.zeros((BLOCK_N, BLOCK_D), TYPE), tl.zeros((BLOCK_N, BLOCK_D), TYPE)
+    x_re, x_im = tl.zeros((BLOCK_N, BLOCK_D), tl.float32), tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     if starts is not None:  # before A, see `load_system`
         x_re, x_im = load_planes(starts, tile, plane, mask, COMPLEX)
-    elif initial is not None and y is not None:
-        x_re, x_im = load_pairs(initial, tl.cast(b, tl.int64) * plane + own, mask, COMPLEX)
     A_re, A_im, inverse_re, inverse_im, B_re, B_im = load_system(
         A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM, COMPLEX, ZOH, TIME_INVARIANT,
         SHARED_A)  # fmt: skip
-    C_re, C_im = A_re, A_im
     rates = frequencies(A_re, A_im, COMPLEX)
-    most = largest_delta(rates) if BOUNDED else None
+    most = largest_delta(rates) if (ZOH or COMPLEX) and not TIME_INVARIANT else None
+    C_re, C_im = A_re, A_im
     if C_FORM == CONSTANT and y is not None:
-        C_re, C_im = load_pairs(C, own, mask, COMPLEX)
-    skip = tl.zeros((BLOCK_D,), TYPE)
-    if D is not None:
-        skip = tl.load(D + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)
-
-    bias = load_bias(delta_bias, d0, channel_mask, BLOCK_D, TYPE)
+        C_re, C_im = load_pairs(C.data, own, mask, COMPLEX)
+    skip = load_per_channel(D, d0, channel_mask, BLOCK_D)
+    bias = load_per_channel(delta_bias, d0, channel_mask, BLOCK_D)
 
     decay_re, decay_im = tl.zeros_like(x_re) + 1.0, tl.zeros_like(x_re)
-    total_delta = tl.zeros((BLOCK_D,), TYPE)
+    total_delta = tl.zeros((BLOCK_D,), tl.float32)
     any_reset = tl.zeros((1,), tl.int32)
 
     last_t = last_step(length, WHOLE)
@@ -232,8 +228,8 @@ def scan_kernel(
     last_group = begin + (tl.cdiv(end - begin, 4) - 1) * 4
     # Four steps are read while the four before them are computed.
     u_tile, delta_tile, B_tile, C_tile, gate = load_inputs(
-        u, delta, B, C, z, u_strides, delta_strides, B_strides, C_strides, z_strides, b, d0, B_group, C_group, begin,
-        last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS, TIME_INVARIANT, TYPE)  # fmt: skip
+        u, delta, B, C, z, b, d0, begin, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS,
+        TIME_INVARIANT)  # fmt: skip
     for chunk_begin in range(begin, end, CHUNK):
         if checkpoints is not None:
             index = tl.cast(chunk_begin // CHUNK * batch + b, tl.int64) * (W * plane)
@@ -246,16 +242,15 @@ def scan_kernel(
             us, deltas = split4(u_tile), split4(now_delta)
             Bs_re, Bs_im, Cs_re, Cs_im, resets = us, us, us, us, us
             if B_FORM != CONSTANT:
-                Bs_re, Bs_im = split_matrix(B_tile, B_FORM, TYPE)
+                Bs_re, Bs_im = split_matrix(B_tile, B_FORM)
             if C_FORM != CONSTANT:
-                Cs_re, Cs_im = split_matrix(C_tile, C_FORM, TYPE)
+                Cs_re, Cs_im = split_matrix(C_tile, C_FORM)
             if reset is not None:
-                resets = load_resets(reset, reset_strides, b, t0, last_t)
+                resets = load_resets(reset, b, t0, last_t)
             t1 = tl.minimum(t0 + 4, last_group)
             u_tile, delta_tile, B_tile, C_tile, gate = load_inputs(
-                u, delta, B, C, z, u_strides, delta_strides, B_strides, C_strides, z_strides, b, d0, B_group, C_group,
-                t1, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS, TIME_INVARIANT,
-                TYPE)  # fmt: skip
+                u, delta, B, C, z, b, d0, t1, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS,
+                TIME_INVARIANT)  # fmt: skip
             ys = ()
             for i in tl.static_range(4):
                 if reset is not None:
@@ -282,22 +277,21 @@ def scan_kernel(
                     if reset is not None:
                         any_reset = any_reset | resets[i].to(tl.int32)
             if y is not None:
-                y_tile = sum_states(ys, BLOCK_N, BLOCK_D, STATE_HALVINGS, COMPLEX)
+                y_tile = sum_states(ys, BLOCK_N, BLOCK_D, COMPLEX)
                 if COMPLEX:
                     y_tile *= 2.0
                 if D is not None:
                     y_tile += skip[:, None] * now_u
                 if z is not None:
                     y_tile *= now_gate * sigmoid(now_gate)
-                pointers = channel_pointers(y, y_strides, b, d0, t0, BLOCK_D)
-                tl.store(pointers, y_tile.to(y.dtype.element_ty), mask=tile_mask)
+                store_channels(y, b, d0, t0, tile_mask, y_tile, BLOCK_D)
     if y is None:
         # For complex A the product of the steps' factors: a phase delta A summed first would carry the sum's rounding.
         if not COMPLEX and not TIME_INVARIANT:
             decay_re = tl.exp(total_delta[None, :] * A_re)
-        store_planes(ends, tile, plane, mask, x_re, x_im, COMPLEX)
-        store_planes(decays, tile, plane, mask, decay_re, decay_im, COMPLEX)
+        store_planes(summary.ends, tile, plane, mask, x_re, x_im, COMPLEX)
+        store_planes(summary.decays, tile, plane, mask, decay_re, decay_im, COMPLEX)
         if reset is not None:  # every block of channels stores the same
-            tl.store(dropped + segment * batch + b + tl.arange(0, 1), any_reset)
+            tl.store(summary.dropped + segment * batch + b + tl.arange(0, 1), any_reset)
     elif end == length:
         store_pairs(last, tl.cast(b, tl.int64) * plane + own, mask, x_re, x_im, COMPLEX)

@@ -11,20 +11,23 @@ from __future__ import annotations
 
 # The bodies are Triton's language, not Python's: its tensors and tuples have no types that mypy could check.
 # mypy: ignore-errors
+import math
+
 import triton
 import triton.language as tl
 
 from lra_ssm.ops.backends.triton_discretization import (
     LOG2_E,
     away_from_zero,
+    complex_exp_minus_1,
     half_turn,
     multiply,
     power_of_2,
-    zero_order_hold,
     zoh_derivative,
 )
 
-TWO_PI = tl.constexpr(6.283185307179586)
+PI = tl.constexpr(math.pi)
+PHI1 = tl.constexpr(tuple(1 / math.factorial(k + 1) for k in range(16)))  # Taylor coefficients of (exp(z) - 1)/z
 
 
 @triton.jit
@@ -36,12 +39,32 @@ def load_states(x, strides, k, d, n, mask):
 
 
 @triton.jit
+def zero_order_hold(step, A_re, A_im):
+    """(A, 1/A, A_bar, B_bar), re and im each, in double; A is kept away from zero."""
+    A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, True)
+    z = step * A_re
+    near = tl.abs(z) < 0.5  # exp(z) - 1 would cancel
+    small = tl.where(near, z, 0.0)
+    series = tl.zeros_like(z) + PHI1[15]
+    for k in tl.static_range(14, -1, -1):
+        series = series * small + PHI1[k]
+    half = step * (0.5 * A_im)
+    m_re, m_im = complex_exp_minus_1(tl.where(near, small * series, tl.exp(z) - 1.0), tl.sin(half), tl.cos(half))
+    hold_re, hold_im = multiply(m_re, m_im, inverse_re, inverse_im, True)
+    return A_re, A_im, inverse_re, inverse_im, m_re + 1.0, m_im, hold_re, hold_im
+
+
+@triton.jit
 def powers(times, step, A_re, A_im, TYPE: tl.constexpr):
     """exp(times step A) as (re, im), each (times, N). What grows with time is kept in double: size and whole turns."""
-    turns = times.to(tl.float64)[:, None] * (step * A_im / TWO_PI)[None, :]
+    turns = times.to(tl.float64)[:, None] * (step * A_im / (2.0 * PI))[None, :]
     turns -= tl.floor(turns + 0.5)
-    size = power_of_2((times.to(tl.float64)[:, None] * (step * A_re * LOG2_E)[None, :]).to(TYPE))
-    sine, cosine = half_turn(turns.to(TYPE))
+    exponent = times.to(tl.float64)[:, None] * (step * A_re * LOG2_E)[None, :]
+    if TYPE == tl.float64:
+        size, sine, cosine = tl.exp2(exponent), tl.sin(turns * PI), tl.cos(turns * PI)
+    else:
+        size = power_of_2(exponent.to(TYPE))
+        sine, cosine = half_turn(turns.to(TYPE))
     scaled = 2.0 * size * sine
     return size - scaled * sine, scaled * cosine
 
@@ -69,8 +92,7 @@ def s4d_kernel(
         A_re, A_im = load_states(A, A_strides, 0, d, n, mask)
         B_re, B_im = load_states(B, B_strides, 0, d, n, mask)
         C_re, C_im = load_states(C, C_strides, k, d, n, mask)
-        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, True)
-        _, _, re, im = zero_order_hold(step, A_re, A_im, inverse_re, inverse_im, True)
+        A_re, A_im, _, _, _, _, re, im = zero_order_hold(step, A_re, A_im)
         re, im = multiply(re, im, B_re, B_im, True)
         re, im = multiply(re, im, C_re, C_im, True)
         re, im = (2.0 * re).to(TYPE)[None, :], (2.0 * im).to(TYPE)[None, :]
@@ -110,8 +132,7 @@ def s4d_gradient_kernel(
         mask = n < states
         A_re, A_im = load_states(A, A_strides, 0, d, n, mask)
         B_re, B_im = load_states(B, B_strides, 0, d, n, mask)
-        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, True)
-        p_re, p_im, hold_re, hold_im = zero_order_hold(step, A_re, A_im, inverse_re, inverse_im, True)
+        A_re, A_im, inverse_re, inverse_im, p_re, p_im, hold_re, hold_im = zero_order_hold(step, A_re, A_im)
         in_re, in_im = multiply(hold_re, hold_im, B_re, B_im, True)
         of_z_re, of_z_im = tl.zeros((BLOCK_N,), tl.float64), tl.zeros((BLOCK_N,), tl.float64)
         of_in_re, of_in_im = of_z_re, of_z_im
@@ -152,7 +173,7 @@ def s4d_gradient_kernel(
         re, im = multiply(of_in_re, of_in_im, hold_re, -hold_im, True)
         store_states(grad_B, 0, channels, d, states, n, mask, re, im)
         of_hold_re, of_hold_im = multiply(of_in_re, of_in_im, B_re, -B_im, True)
-        re, im = zoh_derivative(step, A_re, A_im, inverse_re, inverse_im, p_re, p_im, hold_re, hold_im, True)
+        re, im = zoh_derivative(step, A_re, A_im, inverse_re, inverse_im, p_re, p_im, hold_re, hold_im, True, 6)
         re, im = multiply(of_hold_re, of_hold_im, re, -im, True)
         store_states(grad_A, 0, channels, d, states, n, mask, re + step * of_z_re, im + step * of_z_im)
         of_step += of_z_re * A_re + of_z_im * A_im + of_hold_re * p_re + of_hold_im * p_im

@@ -3,6 +3,7 @@
 Shapes: u, delta, z, y (batch, D, L); A (D, N); B, C constant (D, N) or variable (batch, G, N, L or 2L); state
 (batch, D, N). (D channels, L length, N states, G groups, W = 2 for complex A, else 1: its re and im.)
 
+The kernels compute in float32: in float64 the reference serves a GPU, too, chunk by chunk ("eager").
 triton_call.py says how a call is cut into programs; triton_kernels.py, triton_segment_kernels.py and
 triton_backward_kernels.py what each does.
 """
@@ -34,10 +35,11 @@ def unsupported_reason(device: torch.device, inputs: ScanInputs | None) -> str |
     if device.type == "cuda":
         if torch.version.cuda is None:
             return "needs an NVIDIA GPU; this PyTorch was built for another kind"
-        return None
-    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
-        return None
-    return f"needs an NVIDIA GPU; u is on {device}"
+    elif device.type != "cpu" or os.environ.get("TRITON_INTERPRET") != "1":
+        return f"needs an NVIDIA GPU; u is on {device}"
+    if inputs is not None and inputs.dtype == torch.float64:
+        return "float64: its kernels compute in float32; 'eager' runs the reference on a GPU, too"
+    return None
 
 
 @torch.library.custom_op("lra_ssm::selective_scan_triton", mutates_args=())

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 
 from lra_ssm.ops.backends.triton_discretization import discretized, frequencies, largest_delta, multiply, sigmoid
-from lra_ssm.ops.backends.triton_kernels import effective_delta, load_bias, load_inputs, transition
+from lra_ssm.ops.backends.triton_kernels import effective_delta, load_inputs, load_per_channel, transition
 from lra_ssm.ops.backends.triton_steps import (
+    COMPLEX_STEPS,
     CONSTANT,
     REAL_STEPS,
     coefficient,
@@ -33,26 +34,21 @@ from lra_ssm.ops.backends.triton_steps import (
 
 @triton.jit(do_not_specialize=["batch", "segments"])
 def join_kernel(
-    ends, decays, dropped, first, starts, batch, channels, states, segments,
-    BLOCK: tl.constexpr, COMPLEX: tl.constexpr, REVERSE: tl.constexpr,
-):  # fmt: skip
-    """What enters every segment: first, a state (batch, D, N, W), for the segment in front, then
+    summary, first, starts, batch, plane, segments, BLOCK: tl.constexpr, COMPLEX: tl.constexpr, REVERSE: tl.constexpr
+):
+    """What enters every segment: first, a state (batch, W, N, D), for the segment in front, then
     starts[s+1] = ends[s] + decays[s] starts[s], without the second term where segment s dropped what was before it.
 
-    Backward in time for REVERSE, where first is the last state's gradient, to be conjugated.
-    Four segments are read before the first is stored, so that their loads overlap.
+    Backward in time for REVERSE.  Four segments are read before the first is stored, so that their loads overlap.
+    plane: N D.
     """
     W: tl.constexpr = 2 if COMPLEX else 1
-    plane = states * channels
     blocks = tl.cdiv(plane, BLOCK)
     b, inside = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     mask = inside < plane
-    x_re, x_im = tl.zeros((BLOCK,), starts.dtype.element_ty), tl.zeros((BLOCK,), starts.dtype.element_ty)
+    x_re, x_im = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     if first is not None:
-        index = tl.cast(b, tl.int64) * plane + inside % channels * states + inside // channels
-        x_re, x_im = load_pairs(first, index, mask, COMPLEX)
-        if REVERSE:
-            x_im = -x_im
+        x_re, x_im = load_planes(first, tl.cast(b, tl.int64) * (W * plane) + inside, plane, mask, COMPLEX)
     for s0 in range(0, segments, 4):
         loaded = ()
         for i in tl.static_range(4):
@@ -60,16 +56,16 @@ def join_kernel(
             exists = s0 + i + tl.arange(0, 1) < segments
             here = mask & exists
             tile = tl.cast(s * batch + b, tl.int64) * (W * plane) + inside
-            end_re, end_im = load_planes(ends, tile, plane, here, COMPLEX)
-            decay_re, decay_im = load_planes(decays, tile, plane, here, COMPLEX)
+            end_re, end_im = load_planes(summary.ends, tile, plane, here, COMPLEX)
+            decay_re, decay_im = load_planes(summary.decays, tile, plane, here, COMPLEX)
             cut = here
-            if dropped is not None:
-                cut = tl.load(dropped + s * batch + b + tl.arange(0, 1), mask=exists, other=0) != 0
+            if summary.dropped is not None:
+                cut = tl.load(summary.dropped + s * batch + b + tl.arange(0, 1), mask=exists, other=0) != 0
             loaded = loaded + ((tile, here, end_re, end_im, decay_re, decay_im, cut),)
         for i in tl.static_range(4):
             tile, here, end_re, end_im, decay_re, decay_im, cut = loaded[i]
             store_planes(starts, tile, plane, here, x_re, x_im, COMPLEX)
-            if dropped is not None:
+            if summary.dropped is not None:
                 x_re = tl.where(cut, 0.0, x_re)
                 if COMPLEX:
                     x_im = tl.where(cut, 0.0, x_im)
@@ -81,39 +77,37 @@ def join_kernel(
 
 @triton.jit(do_not_specialize=["batch"])
 def adjoint_kernel(
-    delta, z, A, C, delta_bias, reset, grad_y, ends, decays, dropped,
-    delta_strides, z_strides, C_strides, reset_strides, grad_y_strides,
-    batch, length, channels, unit, C_group, segment_length,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, C_FORM: tl.constexpr, COMPLEX: tl.constexpr, SOFTPLUS: tl.constexpr,
-    ZOH: tl.constexpr, TIME_INVARIANT: tl.constexpr, SHARED_A: tl.constexpr,
-    EVEN: tl.constexpr, WHOLE: tl.constexpr, BOUNDED: tl.constexpr, states: tl.constexpr,
+    delta, z, A, C, delta_bias, reset, grad_y, summary, batch, length, channels, unit, segment_length,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, COMPLEX: tl.constexpr, SOFTPLUS: tl.constexpr, ZOH: tl.constexpr,
+    SHARED_A: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
     """One segment of g, backward in time from zero: what it passes to the state before it, and as in `scan_kernel`
     by how much it shrinks what came from behind, and whether a reset cuts that off."""
-    TYPE: tl.constexpr = A.dtype.element_ty
     W: tl.constexpr = 2 if COMPLEX else 1
+    TIME_INVARIANT: tl.constexpr = delta.step is None
+    C_FORM: tl.constexpr = CONSTANT if C.step is None else REAL_STEPS if C.part is None else COMPLEX_STEPS
     b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D, EVEN)
     n, d = tl.arange(0, BLOCK_N)[:, None], (d0 + tl.arange(0, BLOCK_D))[None, :]
     mask = (n < states) & channel_mask[None, :]
     plane = states * channels
     tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
     A_re, A_im = load_A(A, d * states + n, n, mask, states, SHARED_A, COMPLEX)
-    C_re, C_im = A_re, A_im
     if TIME_INVARIANT:
-        step_size = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
+        step_size = tl.load(delta.data + d, mask=channel_mask[None, :], other=0.0)
         # No name twice: a loop below that assigned another shape to it would not compile.
         A_re, A_im, no_B_re, no_B_im, no_hold_re, no_hold_im = discretized(
             step_size, A_re, A_im, A_re, A_im, COMPLEX, ZOH
         )
     rates = frequencies(A_re, A_im, COMPLEX)
-    most = largest_delta(rates) if BOUNDED else None
+    most = largest_delta(rates) if (ZOH or COMPLEX) and not TIME_INVARIANT else None
+    C_re, C_im = A_re, A_im
     if C_FORM == CONSTANT:
-        C_re, C_im = load_pairs(C, d * states + n, mask, COMPLEX)
-    g_re, g_im = tl.zeros((BLOCK_N, BLOCK_D), TYPE), tl.zeros((BLOCK_N, BLOCK_D), TYPE)
+        C_re, C_im = load_pairs(C.data, d * states + n, mask, COMPLEX)
+    g_re, g_im = tl.zeros((BLOCK_N, BLOCK_D), tl.float32), tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     decay_re, decay_im = g_re + 1.0, g_im
-    total_delta = tl.zeros((BLOCK_D,), TYPE)
+    total_delta = tl.zeros((BLOCK_D,), tl.float32)
     any_reset = tl.zeros((1,), tl.int32)
-    bias = load_bias(delta_bias, d0, channel_mask, BLOCK_D, TYPE)
+    bias = load_per_channel(delta_bias, d0, channel_mask, BLOCK_D)
 
     last_t = last_step(length, WHOLE)
     begin = segment * segment_length
@@ -122,9 +116,8 @@ def adjoint_kernel(
         t0 = begin + (groups - 1 - j) * 4
         tile_mask = steps_mask(t0, last_t, channel_mask)
         grad_tile, delta_tile, no_B, C_tile, gate = load_inputs(
-            grad_y, delta, None, C, z, grad_y_strides, delta_strides, None, C_strides, z_strides, b, d0, None, C_group,
-            t0, last_t, channel_mask, BLOCK_D, BLOCK_N, states, CONSTANT, C_FORM, SOFTPLUS, TIME_INVARIANT,
-            TYPE)  # fmt: skip
+            grad_y, delta, None, C, z, b, d0, t0, last_t, channel_mask, BLOCK_D, BLOCK_N, states, CONSTANT, C_FORM,
+            SOFTPLUS, TIME_INVARIANT)  # fmt: skip
         if z is not None:
             grad_tile *= gate * sigmoid(gate)
         now_delta, _ = effective_delta(delta_tile, bias, tile_mask, most, SOFTPLUS, delta_bias is not None,
@@ -132,9 +125,9 @@ def adjoint_kernel(
         deltas, grads = split4(now_delta), split4(2.0 * grad_tile if COMPLEX else grad_tile)
         Cs_re, Cs_im, resets = deltas, deltas, deltas
         if C_FORM != CONSTANT:
-            Cs_re, Cs_im = split_matrix(C_tile, C_FORM, TYPE)
+            Cs_re, Cs_im = split_matrix(C_tile, C_FORM)
         if reset is not None:
-            resets = load_resets(reset, reset_strides, b, t0, last_t)
+            resets = load_resets(reset, b, t0, last_t)
         for i in tl.static_range(3, -1, -1):
             c_re, c_im = coefficient(Cs_re[i], Cs_im[i], C_re, C_im, C_FORM, False)
             A_bar_re, A_bar_im = transition(deltas[i][None, :], A_re, A_im, rates, COMPLEX, TIME_INVARIANT)
@@ -155,7 +148,7 @@ def adjoint_kernel(
                 any_reset = any_reset | resets[i].to(tl.int32)
     if not COMPLEX and not TIME_INVARIANT:
         decay_re = tl.exp(total_delta[None, :] * A_re)
-    store_planes(ends, tile, plane, mask, g_re, g_im, COMPLEX)
-    store_planes(decays, tile, plane, mask, decay_re, decay_im, COMPLEX)
+    store_planes(summary.ends, tile, plane, mask, g_re, g_im, COMPLEX)
+    store_planes(summary.decays, tile, plane, mask, decay_re, decay_im, COMPLEX)
     if reset is not None:
-        tl.store(dropped + segment * batch + b + tl.arange(0, 1), any_reset)
+        tl.store(summary.dropped + segment * batch + b + tl.arange(0, 1), any_reset)

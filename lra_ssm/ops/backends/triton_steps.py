@@ -5,6 +5,8 @@ last, so that lanes lie along channels and the sum over states stays within a th
 (BLOCK_N,).  u, delta and y's gradient are zeros at padded channels and steps, B and C at padded states: they leave
 every sum and the state as they are.  (D channels, N states, W = 2 for complex A, else 1.)
 
+A tensor that varies in time comes as a `Steps` or `Matrix` of triton_call.py: with its strides.
+
 Time goes in fours because four float32 steps are the 16 bytes that a thread reads at once.  A complex tensor is a pair
 of real ones; with real A the imaginary half is a stand-in that nothing depends on and the compiler removes.
 """
@@ -24,6 +26,12 @@ REAL_STEPS = tl.constexpr(1)
 COMPLEX_STEPS = tl.constexpr(2)
 
 
+@triton.constexpr_function
+def halvings(size):
+    """How often a power of two is halved until it is 1."""
+    return size.bit_length() - 1
+
+
 @triton.jit
 def split4(x):
     """(M, 4) -> four (M,)."""
@@ -40,16 +48,16 @@ def join4(x0, x1, x2, x3):
 
 
 @triton.jit
-def sum_channels(x, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HALVINGS: tl.constexpr):
+def sum_channels(x, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
     """(BLOCK_N, BLOCK_D) -> (BLOCK_N,), by adding neighbours: a thread has some of its own, and adds these first."""
-    for i in tl.static_range(HALVINGS):
+    for i in tl.static_range(halvings(BLOCK_D)):
         low, high = tl.split(tl.reshape(x, (BLOCK_N, BLOCK_D >> (i + 1), 2)))
         x = low + high
     return tl.reshape(x, (BLOCK_N,))
 
 
 @triton.jit
-def sum_states(xs, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HALVINGS: tl.constexpr, COMPLEX: tl.constexpr):
+def sum_states(xs, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, COMPLEX: tl.constexpr):
     """Four (BLOCK_N, BLOCK_D) -> (BLOCK_D, 4).
 
     For complex A all at once, by adding one half of the states to the other: each halving moves a state bit from the
@@ -58,7 +66,7 @@ def sum_states(xs, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HALVINGS: tl.co
     """
     if COMPLEX:
         x = tl.join(tl.join(xs[0], xs[2]), tl.join(xs[1], xs[3]))
-        for i in tl.static_range(HALVINGS):
+        for i in tl.static_range(halvings(BLOCK_N)):
             x = tl.reshape(x, (2, BLOCK_N >> (i + 1), BLOCK_D * 4))
             low, high = tl.split(tl.permute(x, (1, 2, 0)))
             x = low + high
@@ -99,50 +107,61 @@ def steps_mask(t0, last_t, channel_mask):
 
 
 @triton.jit
-def channel_pointers(x, strides, b, d0, t0, BLOCK_D: tl.constexpr):
-    """Pointers (BLOCK_D, 4) into x (batch, D, L); 64 bits where an offset may need them."""
-    base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(d0, tl.int64) * strides[1]
-    base += tl.cast(t0, tl.int64) * strides[2]
-    return base + tl.arange(0, BLOCK_D)[:, None] * strides[1] + tl.arange(0, 4)[None, :] * strides[2]
+def channel_pointers(x, b, d0, t0, BLOCK_D: tl.constexpr):
+    """Pointers (BLOCK_D, 4) into Steps x (batch, D, L); 64 bits where an offset may need them."""
+    base = x.data + tl.cast(b, tl.int64) * x.batch + tl.cast(d0, tl.int64) * x.channel
+    base += tl.cast(t0, tl.int64) * x.step
+    return base + tl.arange(0, BLOCK_D)[:, None] * x.channel + tl.arange(0, 4)[None, :] * x.step
 
 
 @triton.jit
-def load_channels(x, strides, b, d0, t0, mask, BLOCK_D: tl.constexpr, TYPE: tl.constexpr, COPIES: tl.constexpr = 1):
-    """Four steps of x (batch, D, L) in the arithmetic's dtype, (BLOCK_D, 4), or (COPIES, BLOCK_D, 4).
+def load_channels(x, b, d0, t0, mask, BLOCK_D: tl.constexpr, COPIES: tl.constexpr = 1):
+    """Four steps of Steps x (batch, D, L) as float32, (BLOCK_D, 4), or (COPIES, BLOCK_D, 4).
 
     bfloat16 and float16 are widened by assembly: above a conversion that it knows, the compiler moves the spreading of
     a tile over all lanes, and every lane then computes every softplus, which doubles the instructions of a step.
     """
-    pointers = channel_pointers(x, strides, b, d0, t0, BLOCK_D)
+    pointers = channel_pointers(x, b, d0, t0, BLOCK_D)
     if COPIES > 1:
         pointers, mask = pointers[None, :, :] + tl.zeros((COPIES, 1, 1), tl.int32), mask[None, :, :]
-    x = tl.load(pointers, mask=mask, other=0.0)
-    if x.dtype == TYPE or TYPE == tl.float64 or INTERPRETED:
-        return x.to(TYPE)
-    elif x.dtype == tl.bfloat16:
-        return tl.inline_asm_elementwise("cvt.f32.bf16 $0, $1;", "=f,h", [x], dtype=tl.float32, is_pure=True, pack=1)
+    tile = tl.load(pointers, mask=mask, other=0.0)
+    if tile.dtype == tl.float32 or INTERPRETED:
+        return tile.to(tl.float32)
+    elif tile.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise("cvt.f32.bf16 $0, $1;", "=f,h", [tile], dtype=tl.float32, is_pure=True, pack=1)
     else:
-        return tl.inline_asm_elementwise("cvt.f32.f16 $0, $1;", "=f,h", [x], dtype=tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise("cvt.f32.f16 $0, $1;", "=f,h", [tile], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
-def load_matrix(x, strides, b, group, t0, last, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr):
-    """Four steps of a variable B or C (batch, G, N, L[, 2]) as they are, (BLOCK_N, 4[, 2]), for `split_matrix`."""
+def store_channels(x, b, d0, t0, mask, tile, BLOCK_D: tl.constexpr):
+    """Store four steps (BLOCK_D, 4) to Steps x (batch, D, L), in its dtype."""
+    tl.store(channel_pointers(x, b, d0, t0, BLOCK_D), tile.to(x.data.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def group_of(x, b, d0):
+    """Where Matrix x (batch, G, N, L[, 2]) begins for a batch item and the group of channel d0."""
+    return x.data + tl.cast(b, tl.int64) * x.batch + tl.cast(d0 // x.channels, tl.int64) * x.group
+
+
+@triton.jit
+def load_matrix(x, b, d0, t0, last, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr):
+    """Four steps of a variable B or C as they are, (BLOCK_N, 4[, 2]), for `split_matrix`."""
     n, t = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, 4)[None, :]
-    base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(group, tl.int64) * strides[1]
-    pointers = base + tl.cast(t0, tl.int64) * strides[3] + n * strides[2] + t * strides[3]
+    pointers = group_of(x, b, d0) + tl.cast(t0, tl.int64) * x.step + n * x.state + t * x.step
     mask = (n < states) & (t0 + t <= last)
     if FORM == COMPLEX_STEPS:
-        pointers = pointers[:, :, None] + tl.arange(0, 2)[None, None, :] * strides[4]
+        pointers = pointers[:, :, None] + tl.arange(0, 2)[None, None, :] * x.part
         return tl.load(pointers, mask=mask[:, :, None], other=0.0)
     else:
         return tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit
-def split_matrix(tile, FORM: tl.constexpr, TYPE: tl.constexpr):
+def split_matrix(tile, FORM: tl.constexpr):
     """What `load_matrix` read as four re (BLOCK_N,) and four im."""
-    tile = tile.to(TYPE)
+    tile = tile.to(tl.float32)
     if FORM == COMPLEX_STEPS:
         re, im = tl.split(tile)
         return split4(re), split4(im)
@@ -151,33 +170,31 @@ def split_matrix(tile, FORM: tl.constexpr, TYPE: tl.constexpr):
 
 
 @triton.jit
-def matrix_pointers(x, strides, b, group, BLOCK_N: tl.constexpr, FORM: tl.constexpr):
+def matrix_pointers(x, b, d0, BLOCK_N: tl.constexpr, FORM: tl.constexpr):
     """Where the states of a variable B or C are at step 0: (BLOCK_N,), or (BLOCK_N, 2) for re and im."""
-    pointers = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(group, tl.int64) * strides[1]
-    pointers += tl.arange(0, BLOCK_N) * strides[2]
+    pointers = group_of(x, b, d0) + tl.arange(0, BLOCK_N) * x.state
     if FORM == COMPLEX_STEPS:
-        return pointers[:, None] + tl.arange(0, 2)[None, :] * strides[4]
+        return pointers[:, None] + tl.arange(0, 2)[None, :] * x.part
     else:
         return pointers
 
 
 @triton.jit
-def load_matrix_step(pointers, stride, t0, i, last, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr,
-                     TYPE: tl.constexpr):  # fmt: skip
+def load_matrix_step(pointers, stride, t0, i, last, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr):
     """(re, im) of one step of what `load_matrix` reads, where it is needed: four are registers that backward lacks.
-    Beyond the end it is the last step's, which meets zeros alone."""
+    Beyond the end it is the last step's, which only meets zeros."""
     pointers += tl.cast(t0, tl.int64) * stride
     offset = tl.minimum(i, last - t0) * stride
     mask = tl.arange(0, BLOCK_N) < states
     if FORM == COMPLEX_STEPS:
-        return tl.split(tl.load(pointers + offset, mask=mask[:, None], other=0.0).to(TYPE))
+        return tl.split(tl.load(pointers + offset, mask=mask[:, None], other=0.0).to(tl.float32))
     else:
-        re = tl.load(pointers + offset, mask=mask, other=0.0).to(TYPE)
+        re = tl.load(pointers + offset, mask=mask, other=0.0).to(tl.float32)
         return re, tl.zeros_like(re)
 
 
 @triton.jit
-def fetch_matrix(x, strides, b, group, t0, last, states, BLOCK_N: tl.constexpr):
+def fetch_matrix(x, b, d0, t0, last, states, BLOCK_N: tl.constexpr):
     """Has what `load_matrix_step` will read of four steps brought into the first cache; nothing waits for it.
 
     Of many states every fourth is asked for: its neighbours come along where they lie side by side.
@@ -186,8 +203,7 @@ def fetch_matrix(x, strides, b, group, t0, last, states, BLOCK_N: tl.constexpr):
         APART: tl.constexpr = 4 if BLOCK_N >= 32 else 1
         n = tl.minimum(tl.arange(0, BLOCK_N // APART) * APART, states - 1)[:, None]
         t = tl.minimum(tl.arange(0, 4), last - t0)[None, :]
-        base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(group, tl.int64) * strides[1]
-        pointers = base + tl.cast(t0, tl.int64) * strides[3] + n * strides[2] + t * strides[3]
+        pointers = group_of(x, b, d0) + tl.cast(t0, tl.int64) * x.step + n * x.state + t * x.step
         tl.inline_asm_elementwise("prefetch.global.L1 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32,
                                   is_pure=False, pack=1)  # fmt: skip
 
@@ -225,11 +241,11 @@ def input_coefficient(re, im, tile_re, tile_im, inverse_re, inverse_im, FORM: tl
 
 
 @triton.jit
-def load_resets(reset, strides, b, t0, last):
-    """Four steps of the reset (batch, L, as bytes), each (1,)."""
+def load_resets(reset, b, t0, last):
+    """Four steps of the reset, Steps (batch, L) of bytes, each (1,)."""
     t = tl.arange(0, 4)
-    base = reset + tl.cast(b, tl.int64) * strides[0] + tl.cast(t0, tl.int64) * strides[1]
-    return split4(tl.load(base + t * strides[1], mask=t0 + t <= last, other=0)[None, :])
+    base = reset.data + tl.cast(b, tl.int64) * reset.batch + tl.cast(t0, tl.int64) * reset.step
+    return split4(tl.load(base + t * reset.step, mask=t0 + t <= last, other=0)[None, :])
 
 
 @triton.jit
