@@ -1,4 +1,4 @@
-"""What every script of this folder shares: its options, the comparison of contenders, the table, JSON and picture."""
+"""What every script of this folder shares: its options, the comparison of contenders, the table and the JSON."""
 
 import argparse
 import json
@@ -30,7 +30,6 @@ from measure import (
     peak_memory,
     reason,
 )
-from plots import Bar, bar_plot
 
 LEGEND = """\
 ratio: a contender's time over that of the base, taken in turn; the median over rounds
@@ -78,7 +77,7 @@ def options(description: str, example: str) -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="tiny sizes: whether everything runs, in seconds")
     add("--times", action="store_true", help="only times: neither memory nor errors")
     add("--out", type=Path, default=Path("bench-results"), metavar="FOLDER",
-        help="where NAME.json and NAME.png go; default: bench-results")  # fmt: skip
+        help="where NAME.json goes; default: bench-results")  # fmt: skip
     return parser
 
 
@@ -324,11 +323,10 @@ class Bench:
         beside.write_text(json.dumps(found | self.more | {"rows": rows}, indent=1) + "\n")
         beside.replace(self.file)
 
-    def finish(self, figure: Figure) -> None:
+    def finish(self, figure: Figure | None = None) -> None:
         self.write()
-        picture = self.file.with_suffix(".png")
-        figure.savefig(picture, dpi=130)
-        print(f"{self.file}, {picture}")
-
-    def finish_bars(self, bars: Sequence[Bar], unit: str) -> None:
-        self.finish(bar_plot(bars, unit, f"{self.name}\n{self.hardware}"))
+        print(self.file)
+        if figure is not None:
+            picture = self.file.with_suffix(".png")
+            figure.savefig(picture, dpi=130)
+            print(picture)

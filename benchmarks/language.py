@@ -22,7 +22,6 @@ from bench import Bench, Contender, Row, options, start, words
 from lra_ssm.ops import linear_cross_entropy
 from measure import BOTH, Call, Prepared, free_bytes, prepare, seeded
 from peers import Model, Products, Size, models
-from plots import Bar
 from steps import parts_of_step
 
 EXAMPLE = "python benchmarks/language.py --sizes=small --threads=2 --budget=3 --repeats=7"
@@ -193,12 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         comparison.loss()
         bench.parts(f"{name}: one step, by part", profiles[name])
     bench.more["profiles, ms"] = profiles
-    bars = []
-    for row in bench.rows:
-        if "tokens/s" in row.extra:
-            panel = f"{row.comparison}, {row.mode}, B {row.shape['B']}"
-            bars.append(Bar(panel, row.contender, row.extra["tokens/s"]))
-    bench.finish_bars(bars, "tokens/s")
+    bench.finish()
 
 
 if __name__ == "__main__":

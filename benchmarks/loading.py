@@ -14,20 +14,17 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 import yaml
 
 from bench import Bench, Row, options, positive, start
 from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.storage import load, save_split, write_manifest
 from measure import interleave
-from plots import Bar
 from steps import CONFIGS, read, sized, step
 
 EXAMPLE = "python benchmarks/loading.py --threads=2 --budget=2"
 WORKERS = (0, 2)
 _BATCHES = 20
-_SHARE = "% of a step"
 
 
 class Task(NamedTuple):
@@ -88,28 +85,22 @@ def measure(name: str, task: Task, bench: Bench) -> list[Row]:
         config["data"]["init_args"]["batch_size"] = given.batch or 2
     with TemporaryDirectory() as folder:
         found = loaders(Path(folder), task, config, given.quick)
-        one, other = (list(loader) for loader in found.values())
-        samples = sum(len(batch.labels) for batch in one)
-        tokens = [batch.inputs[..., 0] if task.shape else batch.inputs for batch in one]
+        batches = list(found[f"{WORKERS[0]} workers"])
+        samples = sum(len(batch.labels) for batch in batches)
+        tokens = [batch.inputs[..., 0] if task.shape else batch.inputs for batch in batches]
         mean_length = sum(x.numel() for x in tokens) // samples // task.per_example
         calls = {workers: partial(deque, loader, 0) for workers, loader in found.items()}
-        shape = {"B": len(one[0].labels), "mean L": mean_length}
+        shape = {"B": len(batches[0].labels), "mean L": mean_length}
         rows = bench.times(f"{name}'s loader", "a pass", shape, calls)
     per_sample = _seconds_of_step(file, mean_length, bench)
-    equal = len(one) == len(other) and all(map(_equal, one, other))
     for row in rows:
         assert row.ms is not None
         row.extra = {
-            "ms a batch": row.ms / len(one),
+            "ms a batch": row.ms / len(batches),
             "samples/s": 1e3 * samples / row.ms,
-            _SHARE: 0.1 * row.ms / samples / per_sample,
-            "same batches": "yes" if equal else "NO",
+            "% of a step": 0.1 * row.ms / samples / per_sample,
         }
     return bench.keep(rows)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    return all(x is y or torch.equal(x, y) for x, y in zip(one, other, strict=True))
 
 
 def _seconds_of_step(file: Path, length: int, bench: Bench) -> float:
@@ -124,11 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = options(__doc__, EXAMPLE)
     parser.add_argument("--batch", type=positive, metavar="N", help="default: the configs'")
     bench = Bench("loading", parser.parse_args(arguments))
-    bars = []
     for name, task in TASKS.items():
-        for row in measure(name, task, bench):
-            bars.append(Bar("", f"{name}, {row.contender}", row.extra[_SHARE]))
-    bench.finish_bars(bars, "loading, % of an S4D training step")
+        measure(name, task, bench)
+    bench.finish()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lra_ssm.layers
-from bench import BOTH, Bench, Contender, Row, lengths, options, positive, start, words
+from bench import BOTH, Bench, Contender, lengths, options, positive, start, words
 from lra_ssm.layers import LayerSpec
 from lra_ssm.ops import (
     causal_convolution,
@@ -29,7 +29,6 @@ from lra_ssm.ops import (
     selective_scan,
 )
 from measure import Prepared, prepare, seeded
-from plots import growth_plot
 
 EXAMPLE = "python benchmarks/operators.py --lengths=1024,4096 --threads=2 --budget=2"
 LENGTHS = [1024, 4096, 16384, 65536]
@@ -131,11 +130,8 @@ def loop(
     return (2 * y.real if y.is_complex() else y) + D[:, None] * u
 
 
-def scans(shape: Shape, backends: list[str], bench: Bench) -> dict[str, list[Row]]:
-    """S6 by every way, written out where that takes no minutes; S6 and B2S6 of equal state, as layers call them.
-
-    Returns the rows with gradients of each.
-    """
+def scans(shape: Shape, backends: list[str], bench: Bench) -> None:
+    """S6 by every way, written out where that takes no minutes; S6 and B2S6 of equal state, as layers call them."""
     run = partial(scan, S6, shape, device=bench.device)
     double = partial(run, by="eager", dtype=torch.float64)
     fastest, short = backends[0], shape.L <= (1024 if bench.is_gpu else 4096)
@@ -144,13 +140,12 @@ def scans(shape: Shape, backends: list[str], bench: Bench) -> dict[str, list[Row
     if bench.is_gpu:
         rounded = partial(double, half=True)
         contenders += [Contender(f"{by}, bfloat16", partial(run, by=by, half=True), rounded) for by in ways]
-    found = {S6: bench.compare("S6 by every way", shape._asdict(), contenders)[1:2]}
+    bench.compare("S6 by every way", shape._asdict(), contenders)
     contenders = []
     for kind, own in ((S6, shape), (B2S6, shape._replace(N=shape.N // 2))):
         run = partial(scan, kind, own, by=fastest, device=bench.device, channels_last=True)
         contenders.append(Contender(kind, run, partial(run, by="eager", dtype=torch.float64)))
-    found[B2S6] = bench.compare("N real states each", shape._asdict(), contenders)[3:]
-    return found
+    bench.compare("N real states each", shape._asdict(), contenders)
 
 
 # -- S4D -----------------------------------------------------------------------------------------------------------
@@ -248,19 +243,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if shape.D % GROUPS or shape.N % 2:
         parser.error(f"--channels is a multiple of {GROUPS}, --states of 2")
     backends = bench.backends(given.backends)
-    lines: dict[str, list[Row]] = {S6: [], B2S6: [], S4D: []}
     for L in given.lengths or ([32, 64] if given.quick else LENGTHS):
         own = shape._replace(L=L)
-        for name, rows in scans(own, backends, bench).items():
-            lines[name] += rows
+        scans(own, backends, bench)
         own = own._replace(N=max(shape.N // 2, 2))
         parts = {by: partial(s4d, by, own, bench.device) for by in (S4D, NAIVE)}
         contenders = [Contender(by, run, partial(run, torch.float64)) for by, run in parts.items()]
-        lines[S4D].append(bench.compare("S4D's kernel and convolution", own._asdict(), contenders)[1])
+        bench.compare("S4D's kernel and convolution", own._asdict(), contenders)
     for title in given.sizes:
         layers(title, bench)
-    about = f"batch {shape.B}, D = {shape.D}, N = {shape.N}, float32"
-    bench.finish(growth_plot(lines, f"{about}\n{bench.hardware}"))
+    bench.finish()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ Shapes: as the config's data module makes them.
 import argparse
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -23,6 +23,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import yaml
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_map
@@ -32,7 +35,6 @@ from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.compute import ComputeSettings
 from lra_ssm.tasks.optim import optimizer_and_schedule
 from measure import FAILURES, Call, Prepared, reason, seeded
-from plots import parts_plot
 
 EXAMPLE = "python benchmarks/steps.py --config=configs/lra/listops/b2s6.yaml,configs/lm/wikitext103/mamba.yaml"
 STEP = "step"
@@ -307,6 +309,32 @@ def _marked(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments, **keywords)
 
     return marked
+
+
+def parts_plot(profiles: Mapping[str, Mapping[str, float]], title: str) -> Figure:
+    """A bar for each step, by share of its parts, with its time; parts that are nowhere a tenth are one."""
+    totals = {name: sum(parts.values()) for name, parts in profiles.items()}
+    large = {part for name, parts in profiles.items() for part, ms in parts.items() if ms > totals[name] / 10} - {OTHER}
+    figure = Figure(figsize=(11, 1.6 + 0.34 * len(profiles)), layout="constrained")
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    axes = figure.subplots()
+    begin = dict.fromkeys(profiles, 0.0)
+    for number, part in enumerate((*sorted(large), OTHER)):
+        share = {
+            name: sum(ms for key, ms in parts.items() if (key if key in large else OTHER) == part) / totals[name]
+            for name, parts in profiles.items()
+        }
+        color = "#d5d5d5" if part == OTHER else colormaps["tab10"](number % 10)
+        axes.barh(list(profiles), list(share.values()), left=list(begin.values()), color=color, label=part, height=0.7)
+        begin = {name: begin[name] + share[name] for name in profiles}
+    for row, name in enumerate(profiles):
+        axes.text(1.01, row, f"{totals[name]:,.4g} ms", va="center", fontsize=9)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(profiles) - 0.5, -0.5)
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower left", ncols=4, fontsize=8, frameon=False)
+    return figure
 
 
 # -- the comparison ------------------------------------------------------------------------------------------------

@@ -1,28 +1,26 @@
 """Measures other cuts of the Triton scan into programs than the package's, by shape.
 
-The script changes constants of `lra_ssm.ops.backends.triton_call`, and how many registers a thread of backward's kernel
-may have; what wins at every shape is to become the constant.
+The script changes constants of `lra_ssm.ops.backends.triton_call`; what wins at every shape is to become the constant.
 """
 
 import multiprocessing
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
 
-from bench import BOTH, FORWARD, Bench, Contender, device_of, options, start, words
+from bench import Bench, Contender, device_of, options, start, words
 from lra_ssm.ops.backends import triton_call
 from measure import Call, Prepared
 from operators import B2S6, S6, Shape, scan
-from plots import Bar
 
 EXAMPLE = "python benchmarks/tune.py --shapes=listops/b2s6 --budget=1 --repeats=7"
-DEFAULT, REGISTERS = "as it is", "registers"
+DEFAULT = "as it is"
 CUTS: dict[str, dict[str, int]] = {
     DEFAULT: {},
     "forward: a quarter of the state": {"FORWARD_STATE": 128},
@@ -31,10 +29,6 @@ CUTS: dict[str, dict[str, int]] = {
     "backward: half": {"BACKWARD_STATE": 128},
     "backward: twice": {"BACKWARD_STATE": 512},
     "backward: sixteen channels": {"MAX_BLOCK_BACKWARD": 16},
-    "backward: 128 registers": {REGISTERS: 128},
-    "backward: 168 registers": {REGISTERS: 168},
-    "backward: half, 128 registers": {"BACKWARD_STATE": 128, REGISTERS: 128},
-    "backward: half, 168 registers": {"BACKWARD_STATE": 128, REGISTERS: 168},
     "forward: larger blocks": {"MIN_STATES": {3: 16}},
     "one segment": {"FEW_WARPS": 0},
     "segments for 8 warps": {"FEW_WARPS": 8, "GOOD_WARPS": 8},
@@ -66,22 +60,9 @@ SHAPES = {
 }
 
 
-@contextmanager
 def in_force(cut: str):
     """The package with the constants of CUTS[cut]."""
-    changed = dict(CUTS[cut])
-    registers, launch = changed.pop(REGISTERS, None), triton_call.launch_kernel
-
-    def limited(kernel: Any, programs: int, **arguments: Any) -> None:
-        if kernel.__name__ == "gradient_kernel":
-            arguments["maxnreg"] = registers
-        launch(kernel, programs, **arguments)
-
-    with ExitStack() as stack:
-        stack.enter_context(patch.dict(vars(triton_call), changed))
-        if registers:
-            stack.enter_context(patch.object(triton_call, "launch_kernel", limited))
-        yield
+    return patch.dict(vars(triton_call), CUTS[cut])
 
 
 def cut_scan(cut: str, case: Case, device: torch.device) -> Prepared:
@@ -131,13 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     bench.say("compiling")
     compile_all([contender for contenders in tables.values() for contender in contenders])
-    bars = []
     for shape, contenders in tables.items():
-        rows = bench.compare(f"{shape}, cut in other ways", SHAPES[shape].shape._asdict(), contenders, DEFAULT)
-        for row in rows:
-            if row.ratio and row.mode in (FORWARD, BOTH):
-                bars.append(Bar(f"{shape}, {row.mode}", row.contender, 1 / row.ratio[0]))
-    bench.finish_bars(bars, "speed over the package's cut")
+        bench.compare(f"{shape}, cut in other ways", SHAPES[shape].shape._asdict(), contenders, DEFAULT)
+    bench.finish()
 
 
 if __name__ == "__main__":

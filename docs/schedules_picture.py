@@ -9,7 +9,7 @@ from lra_ssm.tasks.schedules import SCHEDULES, Span, schedule_of
 
 DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (9, 3)), (0, (1, 4)))
 TOTAL, WARMUP = 1000, 100
-ARGUMENTS = {"wsd": {"decay": 0.2}, "step": {"every": 300, "gamma": 0.5}}
+ARGUMENTS = {"wsd": {"decay": 0.2}}
 
 
 def factors(name: str) -> list[float]:

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from lra_ssm.checkpoints import ModelFiles
-from lra_ssm.datamodules.language.tokenizer import TextTokenizer
 from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer
 from lra_ssm.errors import InputError
-from lra_ssm.models.generation import Generation
 from lra_ssm.models.language_model import NOT_SCORED, LanguageModel
-from lra_ssm.models.pretrained import FORMAT
+from lra_ssm.models.pretrained import FORMAT, load_pretrained
+from lra_ssm.text_generation import continue_prompts
 
 try:
     from lm_eval.api.model import TemplateLM
@@ -43,16 +43,16 @@ class HarnessModel(TemplateLM):
     """What lm_eval asks of a model. Log-likelihoods have the whole context, however long.
 
     Args:
-        pretrained: a model, or what `LanguageModel.from_pretrained` takes.
-        tokenizer: one, or a folder or repository that has one ("EleutherAI/gpt-neox-20b" for state-spaces/mamba-*);
-            None for the saved model's own.
-        revision: of `pretrained`, where it is a repository.
+        pretrained: what `LanguageModel.from_pretrained` takes.
+        tokenizer: a folder or repository with a tokenizer ("EleutherAI/gpt-neox-20b" for state-spaces/mamba-*); None
+            for the saved model's own.
+        revision: of `pretrained`, if it is a repository.
         allow_pickle: read weights that are a pickle.
         add_bos_token: whether a token stands before every context: what the tokenizer puts before texts, else the one
             that ends texts, as before every document in training. None: what the tokenizer puts there, if any, as
             transformers does. Before empty contexts and whole documents there always is one, as lm_eval has it.
         batch_size: sequences at a time.
-        max_batch_size: taken for lm_eval's sake, which gives it.
+        max_batch_size: unused; lm_eval gives it.
         device: "cpu", "cuda", "cuda:1"; without a CUDA device always "cpu".
         dtype: "float32" or "bfloat16".
 
@@ -62,8 +62,8 @@ class HarnessModel(TemplateLM):
 
     def __init__(
         self,
-        pretrained: str | Path | LanguageModel,
-        tokenizer: str | Path | TextTokenizer | None = None,
+        pretrained: str | Path,
+        tokenizer: str | Path | None = None,
         revision: str | None = None,
         allow_pickle: bool = False,
         add_bos_token: bool | None = None,
@@ -78,27 +78,23 @@ class HarnessModel(TemplateLM):
         if dtype not in ("float32", "bfloat16"):
             raise InputError(f"dtype is {dtype!r}; it must be float32 or bfloat16")
         self.batch_size = int(batch_size)
-        if isinstance(pretrained, LanguageModel):
-            model = pretrained
-        else:
-            model = LanguageModel.from_pretrained(
-                pretrained, revision=revision, allow_pickle=allow_pickle, dtype=getattr(torch, dtype)
+        files = ModelFiles(pretrained, revision)
+        model = load_pretrained(files, LanguageModel, allow_pickle=allow_pickle, dtype=getattr(torch, dtype))
+        with_tokenizer = ModelFiles(tokenizer) if tokenizer else files
+        path = with_tokenizer.tokenizer()
+        if path is None:
+            raise InputError(
+                f"{with_tokenizer.name}: has no vocabulary.json or tokenizer.json: give tokenizer, such as"
+                " EleutherAI/gpt-neox-20b for state-spaces/mamba-*"
             )
-        if isinstance(tokenizer, TextTokenizer):
-            self.tokens = tokenizer
-        elif tokenizer is None and isinstance(pretrained, LanguageModel):
-            raise InputError("a model that was built here comes without a tokenizer: give tokenizer")
-        else:
-            self.tokens = _tokenizer_of(ModelFiles(str(tokenizer or pretrained), None if tokenizer else revision))
+        self.tokens = load_tokenizer(path)
+        if self.tokens.vocab_size > model.vocab_size:
+            raise InputError(f"the tokenizer has {self.tokens.vocab_size} tokens, the model {model.vocab_size}")
         before = self.tokens.prefix or ((self.tokens.end_of_text,) if add_bos_token else ())
         self._before = [] if add_bos_token is False else list(before)
         self._ends = self.tokens.stop
-        if tokenizer is None and not isinstance(pretrained, LanguageModel):
-            files = ModelFiles(pretrained, revision)
-            if files.config().get("format") != FORMAT:  # transformers ends a text as the model's configuration says
-                self._ends = files.end_tokens() or self._ends
-        if self.tokens.vocab_size > model.vocab_size:
-            raise InputError(f"the tokenizer has {self.tokens.vocab_size} tokens, the model {model.vocab_size}")
+        if tokenizer is None and files.config().get("format") != FORMAT:
+            self._ends = files.end_tokens() or self._ends  # as transformers ends a text
         # lm_eval says "cuda:0" where nothing was said, and leaves it to its models whether there is one.
         other = device is not None and not device.startswith("cuda")
         self._device = torch.device(device or "cuda") if other or torch.cuda.is_available() else torch.device("cpu")
@@ -119,34 +115,24 @@ class HarnessModel(TemplateLM):
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
         """(texts, context, continuation) -> log p of the continuation, and whether it is the greedy one."""
-        rows = [(self._context(context), continuation) for _, context, continuation in requests]
-        scored = self._scored(rows)
-        for (texts, *_), answer in zip(requests, scored, strict=True):
-            if texts is not None:
-                self.cache_hook.add_partial("loglikelihood", texts, answer)
-        return scored
+        return self._scored([(self._context(context), continuation) for _, context, continuation in requests])
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """log p of whole texts, of their first token too."""
-        texts = [request.args[0] for request in requests]
-        scored = [total for total, _ in self._scored([([self.prefix_token_id], self.tok_encode(t)) for t in texts])]
-        for text, total in zip(texts, scored, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
-        return scored
+        """Return log p of whole texts, including their first token."""
+        rows = [([self.prefix_token_id], self.tok_encode(request.args[0])) for request in requests]
+        return [total for total, _ in self._scored(rows)]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Texts up to the first of the stops that a task names, or the end of a text."""
+        """Return texts up to the first of the stops that a task names, or the end of a text."""
         answers = [""] * len(requests)
         order = sorted(range(len(requests)), key=lambda i: repr(requests[i].args[1]))
         for _, group in groupby(order, key=lambda i: repr(requests[i].args[1])):
             same = list(group)
             for begin in range(0, len(same), self.batch_size):
                 batch = same[begin : begin + self.batch_size]
-                settings = requests[batch[0]].args[1]
-                found = self._generated([requests[i].args[0] for i in batch], settings)
-                for i, text in zip(batch, found, strict=True):
+                texts = self._generated([requests[i].args[0] for i in batch], requests[batch[0]].args[1])
+                for i, text in zip(batch, texts, strict=True):
                     answers[i] = text
-                    self.cache_hook.add_partial("generate_until", requests[i].args, text)
         return answers
 
     def _context(self, tokens: list[int]) -> list[int]:
@@ -155,22 +141,21 @@ class HarnessModel(TemplateLM):
 
     @torch.inference_mode()
     def _scored(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """Of (context, continuation), a context at least one token: log p, nats, and whether greedy."""
-        found: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
+        """(context, continuation), a context at least one token -> log p in nats, and whether it is greedy."""
+        answers: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]) - len(rows[i][1]))
         for begin in range(0, len(order), self.batch_size):
             batch = order[begin : begin + self.batch_size]
-            whole = [rows[i][0] + rows[i][1] for i in batch]
-            ids = torch.zeros(len(batch), len(whole[0]), dtype=torch.int64)
+            ids = pad_sequence([torch.tensor(rows[i][0] + rows[i][1]) for i in batch], batch_first=True)
             targets = torch.full_like(ids, NOT_SCORED)
-            for row, tokens, i in zip(range(len(batch)), whole, batch, strict=True):
-                first = len(rows[i][0])
-                ids[row, : len(tokens)] = torch.tensor(tokens)
-                targets[row, first - 1 : len(tokens) - 1] = torch.tensor(tokens[first:])
+            for row, i in enumerate(batch):
+                context, continuation = rows[i]
+                first = len(context) - 1
+                targets[row, first : first + len(continuation)] = torch.tensor(continuation)
             totals, greedy = self._sums(ids.to(self._device), targets.to(self._device))
             for i, total, is_greedy in zip(batch, totals, greedy, strict=True):
-                found[i] = total, is_greedy
-        return found
+                answers[i] = total, is_greedy
+        return answers
 
     def _sums(self, ids: torch.Tensor, targets: torch.Tensor) -> tuple[list[float], list[bool]]:
         """ids, targets (B, L), NOT_SCORED where nothing is -> log p of the targets, and whether all are the greedy
@@ -178,13 +163,13 @@ class HarnessModel(TemplateLM):
         B, L = ids.shape
         totals = torch.zeros(B, dtype=torch.float64, device=ids.device)
         others = torch.zeros_like(totals)  # targets that are not the most probable token
-        state, pieces = None, max(1, _LOGITS // len(self.model.head_weight))
+        state, rows_at_a_time = None, max(1, _LOGITS // len(self.model.head_weight))
         for begin in range(0, L, _PART):
             part = slice(begin, begin + _PART)
             x, state = self.model.hidden(ids[:, part], initial_state=state, return_last_state=L > begin + _PART)
             row, position = (targets[:, part] != NOT_SCORED).nonzero(as_tuple=True)
             wanted = targets[:, part][row, position]
-            for r, v, t in zip(*(each.split(pieces) for each in (row, x[row, position], wanted)), strict=True):
+            for r, v, t in zip(*(each.split(rows_at_a_time) for each in (row, x[row, position], wanted)), strict=True):
                 logits = self.model.logits(v).float()
                 totals.index_add_(0, r, logits.log_softmax(-1).gather(1, t[:, None])[:, 0].double())
                 others.index_add_(0, r, (logits[:, : self.model.vocab_size].argmax(-1) != t).double())
@@ -193,46 +178,25 @@ class HarnessModel(TemplateLM):
     def _generated(self, contexts: Sequence[str], settings: dict[str, Any]) -> list[str]:
         if unknown := settings.keys() - {*_TAKEN}:
             raise InputError(f"the task generates with {min(unknown)}, which this model does not know")
-        prompts = [self._context(self.tok_encode(text)) for text in contexts]
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)] = torch.tensor(prompt)
         sampled = settings.get("do_sample", settings.get("temperature", 0.0) > 0)
-        steps = Generation(
+        until = settings.get("until") or []
+        stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+        texts = continue_prompts(
             self.model,
-            ids.to(self._device),
+            self.tokens,
+            [self._context(self.tok_encode(text)) for text in contexts],
             int(settings.get("max_gen_toks", _NEW_TOKENS)),
-            lengths=lengths.to(self._device),
+            end_tokens=self._ends,
+            stops=stops,
             temperature=float(settings.get("temperature", 1.0)) if sampled else 0.0,
             top_k=settings.get("top_k") or None,  # 0: all, as transformers has it
             top_p=settings.get("top_p"),
             repetition_penalty=settings.get("repetition_penalty", 1.0),
-            stop=self._ends,
         )
-        until = settings.get("until") or []
-        stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
-        new, answers = [list[int]() for _ in prompts], [""] * len(prompts)
-        for tokens in steps:
-            for row, token in enumerate(tokens.tolist()):
-                if token in (-1, *self._ends):  # -1: the row has ended
-                    continue
-                new[row].append(token)
-                answers[row] = self.tokens.decode(new[row])
-                for stop in stops:
-                    if stop in answers[row]:
-                        answers[row], steps.ended[row] = answers[row].split(stop)[0], True
+        answers = [text.text for text in texts]
+        for stop in stops:
+            answers = [answer.split(stop)[0] for answer in answers]
         return answers
-
-
-def _tokenizer_of(files: ModelFiles) -> TextTokenizer:
-    path = files.tokenizer()
-    if path is None:
-        raise InputError(
-            f"{files.name}: has no vocabulary.json or tokenizer.json: give tokenizer, such as"
-            " EleutherAI/gpt-neox-20b for state-spaces/mamba-*"
-        )
-    return load_tokenizer(path)
 
 
 if __name__ == "__main__":

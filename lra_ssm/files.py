@@ -100,10 +100,9 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def sha256(path: Path, start: int = 0) -> str:
-    """Return the sha256 of a file from a byte on, in hexadecimal."""
+def sha256(path: Path) -> str:
+    """Return the sha256 of a file, in hexadecimal."""
     with open(path, "rb") as file:
-        file.seek(start)
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -19,43 +19,43 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Commit(NamedTuple):
-    """What was pushed: to which branch, or as a pull request; operations by kind, such as ("lfsFile", path)."""
+    """What was pushed; operations by kind, such as ("lfsFile", path)."""
 
     repository: str
-    revision: str
     oid: str
     message: str
     operations: list[tuple[str, str]]
 
 
 class Hub:
-    """Repositories: folders by name, each with one commit that is called main, v1 and COMMIT; more as they are pushed.
+    """Repositories: folders by name, each with one commit (main, v1 or COMMIT), and more as they are pushed.
 
-    `private`: of those, which ask for a token; `asked`: (method, repository, file, revision, token) of every request
-    for a file; `commits`: what was pushed; `damaged`: files whose bytes are not those of their digest; `writers`:
-    tokens that may write.
+    Attributes:
+        private: repositories that ask for a token.
+        asked: (method, file) of every request for a file.
+        commits: what was pushed.
+        damaged: files whose bytes are not those of their digest.
     """
 
     def __init__(self, repositories: dict[str, Path], store: Path) -> None:
-        self.repositories, self.private, self.url = repositories, dict[str, str](), ""
-        self.asked: list[tuple[str, str, str, str, str | None]] = []
+        self.repositories, self.store, self.url = repositories, store, ""
+        self.private = dict[str, str]()
+        self.asked: list[tuple[str, str]] = []
         self.commits: list[Commit] = []
         self.damaged: set[str] = set()
-        self.writers = {"hf_write"}
-        self.store = store
-        self.branches: dict[tuple[str, str], str | None] = {}  # of pushed repositories: the newest commit
+        self.pushed: dict[str, str | None] = {}  # repository -> its newest commit
         self.large: dict[str, bytes] = {}  # uploaded by digest
 
     def folder(self, repository: str, revision: str) -> tuple[Path, str] | None:
         """The files of a revision, and its commit."""
-        oid = self.branches.get((repository, revision), revision if (self.store / revision).is_dir() else None)
-        if oid is not None and (self.store / oid).is_dir():
-            return self.store / oid, oid
+        if oid := self.pushed.get(repository):
+            return (self.store / oid, oid) if revision in ("main", oid) else None
         first = self.repositories.get(repository)
         return (first, COMMIT) if first is not None and revision in ("main", "v1", COMMIT) else None
 
-    def exists(self, repository: str) -> bool:
-        return repository in self.repositories or any(name == repository for name, _ in self.branches)
+    def got(self, file: str) -> int:
+        """How often a file was downloaded."""
+        return self.asked.count(("GET", file))
 
 
 class _Handler(local_server.Handler):
@@ -64,19 +64,11 @@ class _Handler(local_server.Handler):
         return self.server.hub  # type: ignore[attr-defined]
 
     @property
-    def token(self) -> str | None:
-        return self.headers.get("Authorization")
+    def token(self) -> str:
+        return str(self.headers.get("Authorization")).removeprefix("Bearer ")
 
     def answer(self, content: Any, status: int = 200, **headers: str) -> None:
         self.send(status, json.dumps(content).encode(), {"Content-Type": "application/json", **headers})
-
-    def refused(self, repository: str) -> bool:
-        """Answers as for a repository that is not there, if this token may not see it."""
-        secret = self.hub.private.get(repository)
-        hidden = not self.hub.exists(repository) or (secret is not None and self.token != f"Bearer {secret}")
-        if hidden:
-            self.send(401, b"", {"X-Error-Code": "RepoNotFound"})
-        return hidden
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -85,45 +77,35 @@ class _Handler(local_server.Handler):
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
-            return self.info(found[1], found[2] or "main")
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/(.+)", path):
-            folder = self.hub.folder(found[1], found[2])
-            files = [] if folder is None else sorted(folder[0].iterdir())
-            return self.answer([{"type": "file", "path": p.name, "size": 1, "oid": "0"} for p in files])
-        if "/resolve/" not in path:  # the library asks for its own things now and then
+        asked = re.fullmatch(r"(?:/api/models)?/([^/]+/[^/]+)(?:/(revision|tree|resolve)/([^/]+)(?:/(.+))?)?", path)
+        if asked is None:  # the library asks for its own things now and then
             return self.send(404, b"{}", {})
-        repository, _, rest = path.lstrip("/").partition("/resolve/")
-        revision, _, file = rest.partition("/")
-        self.hub.asked.append((self.command, repository, file, revision, self.token))
-        if self.refused(repository):
-            return
-        found_ = self.hub.folder(repository, revision)
-        if found_ is None:
+        repository, what, revision, file = asked.groups()
+        exists = repository in self.hub.repositories or repository in self.hub.pushed
+        if not exists or self.hub.private.get(repository, self.token) != self.token:
+            return self.send(401, b"", {"X-Error-Code": "RepoNotFound"})
+        found = self.hub.folder(repository, revision or "main")
+        if found is None and revision not in (None, "main"):
             return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        folder, oid = found_
-        if not (folder / file).is_file():
-            return self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": oid})
-        data = (folder / file).read_bytes()
-        large = file.endswith((".safetensors", ".bin"))  # the others are named as git names them
-        digest = hashlib.sha256(data) if large else hashlib.sha1(b"blob %d\0" % len(data) + data)
-        tag = {"ETag": f'"{digest.hexdigest()}"', "X-Repo-Commit": oid}
-        if file in self.hub.damaged:
-            data = data[:-1] + bytes([data[-1] ^ 1])
-        self.send(200, data, tag)
+        folder, oid = found or (None, None)
+        paths = sorted(folder.iterdir()) if folder else []
+        if what == "resolve":
+            return self.resolve(folder / file, oid)
+        if what == "tree":
+            return self.answer([{"type": "file", "path": p.name, "size": 1, "oid": "0"} for p in paths])
+        files = [{"rfilename": p.name} for p in paths]
+        self.answer({"id": repository, "sha": oid, "siblings": files, "tags": [], "downloads": 0, "likes": 0})
 
-    def info(self, repository: str, revision: str) -> None:
-        if self.refused(repository):
-            return
-        found = self.hub.folder(repository, revision)
-        if found is None:
-            if revision != "main":
-                return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
-            files, oid = [], None
-        else:
-            files, oid = [{"rfilename": path.name} for path in sorted(found[0].iterdir())], found[1]
-        known = {"id": repository, "private": repository in self.hub.private, "siblings": files, "tags": []}
-        self.answer(known | {"sha": oid, "downloads": 0, "likes": 0})
+    def resolve(self, path: Path, oid: str) -> None:
+        self.hub.asked.append((self.command, path.name))
+        if not path.is_file():
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": oid})
+        data = path.read_bytes()
+        large = path.suffix in (".safetensors", ".bin")  # the others are named as git names them
+        digest = hashlib.sha256(data) if large else hashlib.sha1(b"blob %d\0" % len(data) + data)
+        if path.name in self.hub.damaged:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        self.send(200, data, {"ETag": f'"{digest.hexdigest()}"', "X-Repo-Commit": oid})
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -138,48 +120,42 @@ class _Handler(local_server.Handler):
     def do_POST(self) -> None:
         path, body = unquote(urlsplit(self.path).path), self.body()
         if path == "/api/validate-yaml":
-            license = re.search(r"^license: (.*)$", json.loads(body)["content"], re.MULTILINE)
-            if license and license[1] == "mine":
+            if "license: mine" in json.loads(body)["content"]:
                 return self.answer({"errors": [{"message": '"license" must be one of a list'}], "warnings": []}, 400)
             return self.answer({"errors": [], "warnings": []})
-        if self.token not in {f"Bearer {writer}" for writer in self.hub.writers}:
+        if self.token != "hf_write":
             return self.answer({"error": "Invalid credentials in Authorization header"}, 401)
         if path == "/api/repos/create":
             return self.create(json.loads(body))
-        if found := re.fullmatch(r"/(.+)\.git/info/lfs/objects/batch", path):
+        if path.endswith("/info/lfs/objects/batch"):
             return self.answer({"transfer": "basic", "objects": [self.upload(o) for o in json.loads(body)["objects"]]})
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit|branch)/(.+)", path):
-            return getattr(self, found[2])(found[1], found[3], body)
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
+            names = [file["path"] for file in json.loads(body)["files"]]
+            modes = {name: "lfs" if name.endswith(".safetensors") else "regular" for name in names}
+            files = [{"path": p, "uploadMode": m, "shouldIgnore": False} for p, m in modes.items()]
+            return self.answer({"files": files})
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", path):
+            return self.commit(found[1], body)
         self.send(404, b"{}", {})
 
     def create(self, asked: dict[str, Any]) -> None:
         name = f"{asked['organization']}/{asked['name']}"
-        if self.hub.exists(name):
+        if name in self.hub.pushed:
             return self.answer({"error": "You already created this model repo", "url": name}, 409)
-        self.hub.branches[name, "main"] = None
+        self.hub.pushed[name] = None
         if asked.get("visibility") == "private" or asked.get("private"):
-            self.hub.private[name] = str(self.token).removeprefix("Bearer ")
+            self.hub.private[name] = self.token
         self.answer({"url": f"{self.hub.url}/{name}", "name": name, "id": name})
 
     def upload(self, asked: dict[str, Any]) -> dict[str, Any]:
-        there = asked["oid"] in self.hub.large
+        known = asked["oid"] in self.hub.large
         upload = {"upload": {"href": f"{self.hub.url}/upload/{asked['oid']}"}}
-        return {"oid": asked["oid"], "size": asked["size"], **({} if there else {"actions": upload})}
+        return {"oid": asked["oid"], "size": asked["size"], **({} if known else {"actions": upload})}
 
-    def branch(self, repository: str, name: str, body: bytes) -> None:
-        main = self.hub.folder(repository, "main")
-        self.hub.branches[repository, name] = main[1] if main else None
-        self.answer({})
-
-    def preupload(self, repository: str, revision: str, body: bytes) -> None:
-        files = json.loads(body)["files"]
-        modes = {file["path"]: "lfs" if file["path"].endswith(".safetensors") else "regular" for file in files}
-        self.answer({"files": [{"path": p, "uploadMode": m, "shouldIgnore": False} for p, m in modes.items()]})
-
-    def commit(self, repository: str, revision: str, body: bytes) -> None:
+    def commit(self, repository: str, body: bytes) -> None:
         lines = [json.loads(line) for line in body.decode().splitlines()]
         oid = hashlib.sha1(body + str(len(self.hub.commits)).encode()).hexdigest()
-        before, target = self.hub.folder(repository, revision), self.hub.store / oid
+        before, target = self.hub.folder(repository, "main"), self.hub.store / oid
         shutil.copytree(before[0], target) if before else target.mkdir(parents=True)
         for line in lines[1:]:
             file = target / line["value"]["path"]
@@ -189,14 +165,10 @@ class _Handler(local_server.Handler):
                 file.write_bytes(self.hub.large[line["value"]["oid"]])
             elif line["key"] == "deletedFile":
                 file.unlink()
-        number = len(self.hub.commits) + 1
-        to = f"refs/pr/{number}" if "create_pr" in parse_qs(urlsplit(self.path).query) else revision
-        self.hub.branches[repository, to] = oid
+        self.hub.pushed[repository] = oid
         operations = [(line["key"], line["value"]["path"]) for line in lines[1:]]
-        self.hub.commits.append(Commit(repository, to, oid, lines[0]["value"]["summary"], operations))
-        url = f"{self.hub.url}/{repository}"
-        asked = {"pullRequestUrl": f"{url}/discussions/{number}"} if to != revision else {}
-        self.answer({"commitUrl": f"{url}/commit/{oid}", "commitOid": oid, **asked})
+        self.hub.commits.append(Commit(repository, oid, lines[0]["value"]["summary"], operations))
+        self.answer({"commitUrl": f"{self.hub.url}/{repository}/commit/{oid}", "commitOid": oid})
 
 
 def point_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
-"""Does a test notice? Draws small errors by a seed, sets one at a time into a copy of the package and runs its tests.
+"""Draw small errors by a seed, put one at a time into a copy of the package, and see whether its tests notice.
 
     python tests/mutants.py --count 40 --seed 0 --jobs 2
 
-Each is tried with `pytest -x` on the tests of its room; where these pass, on the whole default suite. What is not
-committed is not tried. Prints a line for each: where, what became what, and the test that failed, or "survived".
+Each runs `pytest -x` on the tests of its room, and if these pass, on the whole default suite (`--room` omits that).
+Changes that are not committed are not in the copy. Prints a line for each: the place, the change, and the test that
+failed, or "survived".
 """
 
 import argparse
@@ -15,20 +16,19 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-# Which tests are of a room; a GPU's kernels are left out, where no GPU is they do not run.
+# The tests of each room. A GPU's kernels are left out, because they do not run without one.
 ROOMS = {
-    "ops": ["tests/ops"],
-    "layers": ["tests/layers"],
-    "models": ["tests/models"],
+    **{room: [f"tests/{room}"] for room in ("ops", "layers", "models")},
     "tasks": ["tests/tasks", "tests/test_evaluation.py", "tests/test_packed_documents.py"],
     "datamodules": ["tests/datamodules"],
-    "runs": ["tests/test_start.py", "tests/test_runs.py", "tests/test_identity.py", "tests/test_curves.py",
-             "tests/test_records.py", "tests/test_source.py", "tests/test_resume.py", "tests/test_init_from.py",
-             "tests/test_signals.py"],
+    "runs": ["tests/test_runs.py", "tests/test_identity.py", "tests/test_curves.py", "tests/test_records.py",
+             "tests/test_step_cost.py", "tests/test_cost_table.py", "tests/test_resume.py", "tests/test_init_from.py",
+             "tests/test_checks.py", "tests/test_signals.py"],
     "results": ["tests/results", "tests/test_results_command.py"],
 }  # fmt: skip
 _SWAPPED = {
@@ -51,7 +51,7 @@ class Mutant(NamedTuple):
 
 
 def mutants_of(room: str, path: str, source: str) -> Iterator[Mutant]:
-    """Signs, comparisons, off-by-ones, axes, switched flags, and statements that are left out."""
+    """Yield changed signs, comparisons, numbers by one, flags, and statements that are left out."""
     lines = [0]
     for line in source.encode().splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
@@ -90,7 +90,7 @@ def mutants_of(room: str, path: str, source: str) -> Iterator[Mutant]:
 
 
 def _running(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that compute: no annotations, no defaults' types, nothing that only words an error."""
+    """Yield the nodes that compute: no annotations, and nothing that only words an error."""
     for name, field in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
             continue
@@ -101,25 +101,25 @@ def _running(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def drawn(count: int, seed: int) -> list[Mutant]:
-    """So many of every room alike, by the seed."""
+    """Draw equally many from every room, by the seed."""
     chance = random.Random(seed)
-    found: dict[str, list[Mutant]] = {room: [] for room in ROOMS}
-    for room, kept in found.items():
+    mutants: dict[str, list[Mutant]] = {room: [] for room in ROOMS}
+    for room, own in mutants.items():
         for path in sorted((ROOT / "lra_ssm" / room).rglob("*.py")):
             if "triton" not in path.name and "mamba_ssm" not in path.name:
-                kept.extend(mutants_of(room, str(path.relative_to(ROOT)), path.read_text()))
-    order = [room for i in range(count) for room in [list(ROOMS)[i % len(ROOMS)]]]
-    return [found[room].pop(chance.randrange(len(found[room]))) for room in order]
+                own.extend(mutants_of(room, str(path.relative_to(ROOT)), path.read_text()))
+    order = [list(ROOMS)[i % len(ROOMS)] for i in range(count)]
+    return [mutants[room].pop(chance.randrange(len(mutants[room]))) for room in order]
 
 
-def tried(mutant: Mutant) -> str:
-    """The first test that fails with it, or "survived"."""
+def first_failure(mutant: Mutant, only_room: bool) -> str:
+    """Return the first test that fails with the mutant, or "survived"."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), folder], check=True)
         path = Path(folder, mutant.path)
         source = path.read_text()
         path.write_text(source[: mutant.start] + mutant.text + source[mutant.end :])
-        for tests in (ROOMS[mutant.room], ["tests"]):
+        for tests in [ROOMS[mutant.room]] if only_room else [ROOMS[mutant.room], ["tests"]]:
             arguments = ["env", f"PYTHONPATH={folder}", sys.executable, "-m", "pytest", "-qx", *tests]
             try:
                 done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=1500)
@@ -133,14 +133,19 @@ def tried(mutant: Mutant) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=40, help="how many (default: 40)")
+    parser.add_argument("--count", type=int, default=40, help="number of mutants (default: 40)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2, help="so many at a time (default: 2)")
-    parser.add_argument("--list", action="store_true", help="print them and try none")
+    parser.add_argument("--jobs", type=int, default=2, help="number that run at a time (default: 2)")
+    parser.add_argument("--list", action="store_true", help="print them and run nothing")
+    parser.add_argument("--room", action="store_true", help="only run the tests of each mutant's room")
     arguments = parser.parse_args()
     mutants = drawn(arguments.count, arguments.seed)
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        ends = [""] * len(mutants) if arguments.list else pool.map(tried, mutants)
+        ends = (
+            [""] * len(mutants)
+            if arguments.list
+            else pool.map(partial(first_failure, only_room=arguments.room), mutants)
+        )
         for mutant, end in zip(mutants, ends, strict=True):
             print(mutant.describe((ROOT / mutant.path).read_text()), end, sep="  ", flush=True)
 

@@ -93,21 +93,16 @@ def test_perplexity_is_that_of_whole_texts(saved: Path, tmp_path: Path, monkeypa
     assert found["bits_per_byte,none"] == pytest.approx(-total / count / math.log(2), rel=1e-5)
 
 
-def test_whether_a_continuation_is_greedy(saved: Path) -> None:
+def test_whether_a_continuation_is_greedy_and_what_stands_before_a_context(saved: Path) -> None:
     model, harness = LanguageModel.from_pretrained(saved), HarnessModel(saved)
-    context = [97, 98]
-    greedy = []
+    context, greedy = [97, 98], list[int]()
     for _ in range(4):
         greedy.append(int(model(torch.tensor([context + greedy]))[0, -1, :257].argmax()))
     other = [*greedy[:3], (greedy[3] + 1) % 256]
     answers = harness._loglikelihood_tokens([(None, context, greedy), (None, context, other), (None, context, [])])
     assert [is_greedy for _, is_greedy in answers] == [True, False, True] and answers[2][0] == 0.0
-
-
-def test_a_beginning_before_every_context_where_it_is_asked_for(saved: Path) -> None:
-    model = LanguageModel.from_pretrained(saved)
     for begins, before in ((False, [97]), (True, [256, 97])):
-        harness = HarnessModel(model, ByteTokenizer(), add_bos_token=begins)
+        harness = HarnessModel(saved, add_bos_token=begins)
         ((found, _),) = harness._loglikelihood_tokens([(None, [97], [98, 99])])
         assert found == pytest.approx(log_likelihood(model, before, b"bc"), rel=1e-5)
 
@@ -128,19 +123,15 @@ def test_texts_are_generated_up_to_a_stop(saved: Path, tmp_path: Path, monkeypat
         HarnessModel(saved)._generated(["a"], {"num_beams": 4})
 
 
-def test_the_command_of_lm_eval_knows_the_model(saved: Path, monkeypatch, capsys) -> None:
+def test_what_cannot_be_evaluated(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lm_eval.api.registry import get_model
 
     made = get_model("lra_ssm").create_from_arg_string(f"pretrained={saved}", {"batch_size": 2, "device": "cpu"})
     assert isinstance(made, HarnessModel) and made.batch_size == 2 and made.device == torch.device("cpu")
-
-
-def test_what_cannot_be_evaluated(saved: Path, tmp_path: Path) -> None:
     model = LanguageModel.from_pretrained(saved)
-    with pytest.raises(InputError, match="comes without a tokenizer: give tokenizer"):
-        HarnessModel(model)
+    model.save_pretrained(tmp_path / "many", tokenizer=CharacterTokenizer([chr(i) for i in range(100, 400)]))
     with pytest.raises(InputError, match="the tokenizer has 302 tokens, the model 257"):
-        HarnessModel(model, CharacterTokenizer([chr(i) for i in range(100, 400)]))
+        HarnessModel(tmp_path / "many")
     model.save_pretrained(tmp_path / "without")
     with pytest.raises(InputError, match=r"has no vocabulary\.json or tokenizer\.json: give tokenizer, such as"):
         HarnessModel(tmp_path / "without")
@@ -150,9 +141,6 @@ def test_what_cannot_be_evaluated(saved: Path, tmp_path: Path) -> None:
             HarnessModel(saved, batch_size=batch_size)
     with pytest.raises(InputError, match="dtype is 'int8'; it must be float32 or bfloat16"):
         HarnessModel(saved, dtype="int8")
-
-
-def test_without_lm_eval_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
     monkeypatch.delitem(sys.modules, "lra_ssm.evaluation")
     with pytest.raises(InputError, match=r'lm_eval cannot be imported .*pip install "lra-ssm\[eval\]"'):

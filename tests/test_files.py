@@ -1,4 +1,4 @@
-"""Files are written whole or not at all; tables line up."""
+"""Files are written whole or not at all; tables take any text."""
 
 import errno
 import json
@@ -26,10 +26,13 @@ def test_nothing_half_written_stays(tmp_path):
     with replacing(target, "wb") as file:
         file.write(b"\x00")
     assert target.read_bytes() == b"\x00"
+    with pytest.raises(FileNotFoundError), replacing(tmp_path / "no" / "a"):
+        raise AssertionError
+    assert everything_below(tmp_path) == ["a.json"]
 
 
 def test_the_new_name_is_on_the_disk_too(tmp_path, monkeypatch):
-    """Power that fails after a rename may bring back the old name, unless the folder is flushed after it."""
+    """A power failure after a rename may bring back the old name, unless the folder is flushed after it."""
     flushed = []
 
     def fsync(descriptor):
@@ -41,45 +44,34 @@ def test_the_new_name_is_on_the_disk_too(tmp_path, monkeypatch):
     assert flushed == [(False, False), (True, True)]
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_nothing_stays(tmp_path):
-    with pytest.raises(FileNotFoundError), replacing(tmp_path / "no" / "a"):
-        raise AssertionError
-    assert everything_below(tmp_path) == []
+def test_the_error_of_a_disk_names_the_file_and_the_space_that_is_left(tmp_path, monkeypatch):
+    name = f"{tmp_path / 'a'}: cannot be read or written"
+    with pytest.raises(OSError) as error, naming_file(tmp_path / "a"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    message = describe_error(error.value)
+    assert message.startswith(f"{name} (No space left on device: ") and message.endswith(" MB free)")
+    with pytest.raises(OSError, match="another"), naming_file(tmp_path / "a"):
+        raise OSError(errno.ENOENT, "no such file", "another")
 
-
-def test_a_disk_that_becomes_read_only_is_said_by_the_files_name(tmp_path, monkeypatch):
-    """Then what was begun cannot be removed either."""
-
-    def read_only(*_, **__):
+    def read_only(*_, **__):  # so that the file cannot be removed either
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path / f"{UNFINISHED}a"))
 
-    for name in ("replace", "unlink"):
-        monkeypatch.setattr(os, name, read_only)
+    for function in ("replace", "unlink"):
+        monkeypatch.setattr(os, function, read_only)
     with pytest.raises(OSError) as error, replacing(tmp_path / "a"):
         pass
-    assert describe_error(error.value) == f"{tmp_path / 'a'}: cannot be read or written (Read-only file system)"
+    assert describe_error(error.value) == f"{name} (Read-only file system)"
 
 
-def test_tables_line_up_and_take_any_text_as_it_is():
+def test_tables_line_up_and_take_any_text_as_it_is(monkeypatch):
     lines = table(("name", "Δ", "count"), [("[bold]a", "x", "1"), ("b" * 150, "", "1,000")], left=2).splitlines()
     assert len(lines) == 3 and lines[1].startswith("[bold]a ") and lines[2].endswith(" 1,000")
     assert len({len(line) for line in lines}) == 1 and lines[0].index("Δ") == lines[1].index("x")
 
-
-def test_tables_are_text_in_a_notebook_too(monkeypatch):
     class ZMQInteractiveShell:
         pass
 
-    monkeypatch.setattr("builtins.get_ipython", ZMQInteractiveShell, raising=False)
+    monkeypatch.setattr("builtins.get_ipython", ZMQInteractiveShell, raising=False)  # a notebook
     assert table(("a", "b"), [("x\ty\nz", "1")]) == "a      b\nx y z  1"
     with pytest.raises(ValueError, match="a row has not 2 cells"):
         table(("a", "b"), [("1",)])
-
-
-def test_a_full_disk_is_named_with_the_space_that_is_left(tmp_path):
-    with pytest.raises(OSError) as error, naming_file(tmp_path / "a"):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert f"{tmp_path / 'a'}: cannot be read or written (No space left on device: " in describe_error(error.value)
-    assert " MB free)" in describe_error(error.value)
-    with pytest.raises(OSError, match="another"), naming_file(tmp_path / "a"):
-        raise OSError(errno.ENOENT, "no such file", "another")

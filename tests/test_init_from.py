@@ -11,13 +11,14 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from lra_ssm.cli.starting_weights import StartingWeights
+from lra_ssm.datamodules.language.tokenizer import ByteTokenizer, CharacterTokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, S6, LayerSpec, NetworkSpec
 from lra_ssm.models import LanguageModel
 from lra_ssm.tasks import LanguageModelling
 from tests.hub_models import COMMIT, serving
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
-from tests.runner import in_process, only_run, refused, warning
+from tests.runner import only_run, printed, refused, warning
 
 pytestmark = pytest.mark.usefixtures("read_once")
 BYTES = {"vocabulary": 257}
@@ -62,26 +63,24 @@ def assert_started_from(model: LanguageModel, folder: Path) -> None:
 
 def test_a_folder_of_transformers_is_fine_tuned(command: list[str], tmp_path: Path, capsys) -> None:
     hf_folder(tmp_path / "hf", sizes(**BYTES), torch.bfloat16)
-    code, out, errors = in_process([*command, "--init_from=hf"], capsys)
-    assert code == 0, errors
+    out = printed([*command, "--init_from=hf"], capsys)
     assert "starting from the weights of hf\n" in out and "note: hf was made" not in out and "warning" not in out
     assert_started_from(LanguageModel.from_pretrained("hf"), tmp_path)
     # another start is another run, and a finished one is not trained again
-    assert "is finished" in in_process([*command, "--init_from=hf"], capsys)[1]
+    assert "is finished" in printed([*command, "--init_from=hf"], capsys)
     for by in ([*command[1:], "--init_from=hf"], [str(only_run(tmp_path))]):  # it is found, and scored
-        assert in_process(["validate", *by], capsys)[0] == 0
+        printed(["validate", *by], capsys)
     assert (only_run(tmp_path) / "validate.json").is_file()
-    assert in_process(command, capsys)[0] == 0
+    printed(command, capsys)
     assert len(list((tmp_path / "runs/tiny").iterdir())) == 2
 
 
-def test_a_pickle_of_state_spaces_where_it_is_allowed(command: list[str], tmp_path: Path, capsys) -> None:
+def test_a_pickle_only_where_it_is_allowed(command: list[str], tmp_path: Path, capsys) -> None:
     state_spaces_folder(tmp_path / "mamba", sizes(**BYTES))
     flags = [f"--init_from={tmp_path / 'mamba'}", "--model.network.pad_vocab_size_multiple=8"]
-    assert "pytorch_model.bin is a pickle" in refused([*command, *flags], capsys)
+    assert "weights in pytorch_model.bin are a pickle" in refused([*command, *flags], capsys)
     assert not (tmp_path / "runs").exists()
-    code, _, errors = in_process([*command, *flags, "--allow-pickle"], capsys)
-    assert code == 0, errors
+    printed([*command, *flags, "--allow-pickle"], capsys)
     assert_started_from(LanguageModel.from_pretrained("mamba", allow_pickle=True), tmp_path)
     assert "allow_pickle" not in (only_run(tmp_path) / "config.yaml").read_text()
     assert "belong to fit" in refused(["test", *command[1:], "--allow-pickle"], capsys)
@@ -90,16 +89,15 @@ def test_a_pickle_of_state_spaces_where_it_is_allowed(command: list[str], tmp_pa
 def test_a_repository_of_the_hub(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     hf_folder(tmp_path / "on-hub", sizes(**BYTES))
     with serving({"me/mamba-hf": tmp_path / "on-hub"}, tmp_path / "cache", monkeypatch):
-        code, out, errors = in_process([*command, "--init_from=me/mamba-hf@v1"], capsys)
-        assert code == 0, errors
-        assert f"starting from the weights of me/mamba-hf@{COMMIT[:12]}" in out  # what is said to have been read
+        out = printed([*command, "--init_from=me/mamba-hf@v1"], capsys)
+        assert f"starting from the weights of me/mamba-hf@{COMMIT[:12]}" in out  # with the commit that it means
         assert_started_from(LanguageModel.from_pretrained("on-hub"), tmp_path)
         message = refused([*command, "--init_from=me/mamba"], capsys)
         assert message == "me/mamba: there is no such folder, and the Hub has no such model, or it is private"
 
 
-def said_of(start: str, d_state: int = 4, pad_vocab_size_multiple: int = 1) -> str:
-    """The refusal where a network of these sizes is to start from these weights."""
+def refusal(start: str, d_state: int = 4, pad_vocab_size_multiple: int = 1) -> str:
+    """The message where a network of these sizes is to start from these weights."""
     sizes_ = {"vocab_size": 257, "d_model": 12, "n_layers": 2, "pad_vocab_size_multiple": pad_vocab_size_multiple}
     task = LanguageModelling(NetworkSpec(LanguageModel, layer=LayerSpec(S6, d_state=d_state, delta_rank=1), **sizes_))
     with pytest.raises(InputError) as error:
@@ -110,101 +108,75 @@ def said_of(start: str, d_state: int = 4, pad_vocab_size_multiple: int = 1) -> s
 def test_other_settings_are_a_note_and_other_shapes_an_error(command: list[str], tmp_path: Path, capsys) -> None:
     hf_folder(tmp_path / "hf", sizes(**BYTES))
     flags = [*command, "--init_from=hf"]
-    code, out, _ = in_process([*flags, "--model.network.residual_in_float32=false"], capsys)
-    assert code == 0 and "note: hf was made with other settings: network.residual_in_float32 True there, False" in out
+    out = printed([*flags, "--model.network.residual_in_float32=false"], capsys)
+    assert "note: hf was made with other settings: network.residual_in_float32 True there, False" in out
     layers = "backbone.blocks.1.conv1d.bias is (24,) in the checkpoint, missing in the model (and 11 more)"
     assert refused([*flags, "--model.network.n_layers=1"], capsys) == f"checkpoint hf is of another shape: {layers}"
     rows = "backbone.embedding.weight is (257, 12) in the checkpoint, (264, 12) in the model"
-    assert said_of("hf", pad_vocab_size_multiple=8).endswith(rows)
-    assert "A_log is (24, 4) in the checkpoint" in said_of("hf", d_state=6)
+    assert refusal("hf", pad_vocab_size_multiple=8).endswith(rows)
+    assert "A_log is (24, 4) in the checkpoint" in refusal("hf", d_state=6)
     assert "there is no such folder" in refused([*command, "--init_from=/nowhere/hf"], capsys)
-    assert said_of("runs/no.ckpt") == "checkpoint runs/no.ckpt does not exist"
+    assert refusal("runs/no.ckpt") == "checkpoint runs/no.ckpt does not exist"
+    LanguageModel(LayerSpec(B2S6, num_blocks=2, d_state=4), 257, 12, 1).save_pretrained("b2s6")
+    config = json.loads(Path("b2s6/config.json").read_text())
+    config["network"]["init_args"]["block"] = "theirs.Block"
+    Path("b2s6/config.json").write_text(json.dumps(config))
+    assert "its network is built with theirs.Block" in refused([*command, "--init_from=b2s6"], capsys)
     assert len(list((tmp_path / "runs/tiny").iterdir())) == 1
 
 
 def test_the_tokenizer_is_compared(command: list[str], tmp_path: Path, capsys) -> None:
     model = LanguageModel(LayerSpec(S6, d_state=4, delta_rank=1), **{k: v for k, v in NETWORK.items() if k != "layer"})
-    (tmp_path / "vocabulary.json").write_text(json.dumps({"kind": "characters", "tokens": ["a"]}))
-    model.save_pretrained("other", tokenizer="vocabulary.json")
+    model.save_pretrained("other", tokenizer=CharacterTokenizer("a"))
     message = refused([*command, "--init_from=other"], capsys)
     assert message.startswith("other: its tokenizer (vocabulary.json, sha256 ") and "is not the data's (" in message
     assert not (tmp_path / "runs").exists()
-    (saved,) = (tmp_path / "data").rglob("vocabulary.json")
-    model.save_pretrained("same", tokenizer=saved)
-    assert in_process([*command, "--init_from=same"], capsys)[0] == 0
+    model.save_pretrained("same", tokenizer=ByteTokenizer())
+    printed([*command, "--init_from=same"], capsys)
     assert_started_from(model, tmp_path)
     # in other layouts the same tokenizer may be written otherwise
     hf_folder(tmp_path / "hf", sizes(**BYTES))
     (tmp_path / "hf/tokenizer.json").write_text("{}")
-    code, out, _ = in_process([*command, "--init_from=hf"], capsys)
-    assert code == 0 and "warning: hf: its tokenizer (tokenizer.json, sha256 " in out
+    out = printed([*command, "--init_from=hf"], capsys)
+    assert "warning: hf: its tokenizer (tokenizer.json, sha256 " in out
 
 
-def test_a_folder_of_ours_that_is_of_another_network(command: list[str], tmp_path: Path, capsys) -> None:
-    LanguageModel(LayerSpec(B2S6, num_blocks=2, d_state=4), 257, 12, 1).save_pretrained("b2s6")
-    assert refused([*command, "--init_from=b2s6"], capsys).startswith("checkpoint b2s6 is of another shape: ")
-    config = json.loads(Path("b2s6/config.json").read_text())
-    config["network"]["init_args"]["block"] = "theirs.Block"
-    Path("b2s6/config.json").write_text(json.dumps(config))
-    assert "its network is built with theirs.Block" in refused([*command, "--init_from=b2s6"], capsys)
-
-
-def test_a_head_that_does_not_fit_is_left_out_by_fit_alone(command: list[str], tmp_path: Path, capsys) -> None:
+def test_only_fit_leaves_out_a_head_that_does_not_fit(command: list[str], tmp_path: Path, capsys) -> None:
     """Weights of an untied language model start a tied one, and the other way round."""
     untied = {**NETWORK, "layer": LayerSpec(S6, d_state=4, delta_rank=1), "tie_embeddings": False}
     model = LanguageModel(**untied)
     model.save_pretrained("untied")
-    model.head.weight.data.add_(1)
-    code, out, errors = in_process([*command, "--init_from=untied"], capsys)
-    assert code == 0, errors
+    out = printed([*command, "--init_from=untied"], capsys)
     assert "note: the head of untied does not fit this task: a new one is trained" in out
     ours = trained(tmp_path)
     assert "head.weight" not in ours
     assert all(torch.allclose(x, model.state_dict()[name], atol=1e-12) for name, x in ours.items())
     last = str(only_run(tmp_path) / "checkpoints/last.ckpt")
     options = ["--experiment=again", "--model.network.tie_embeddings=false", f"--init_from={last}"]
-    code, out, errors = in_process([*command, *options], capsys)
-    assert code == 0 and f"note: the head of {last} does not fit this task" in out, errors
-    said = refused(["test", *command[1:], "--ckpt_path=untied"], capsys)
-    assert said.startswith("checkpoint untied is of another shape: head.weight is ")
+    assert f"note: the head of {last} does not fit this task" in printed([*command, *options], capsys)
+    message = refused(["test", *command[1:], "--ckpt_path=untied"], capsys)
+    assert message.startswith("checkpoint untied is of another shape: head.weight is ")
 
 
-def warned(out: str) -> str:
-    """What a command that ended warns of, in the line that it has to be in."""
+def changed_weights(out: str) -> str:
+    """The warning of a finished run about its starting weights; empty if it has none."""
     if "is finished" in out:
         return ""
     (line,) = [line for line in out.splitlines() if "was trained with" in line]
     return line.partition(" was trained with ")[2].removesuffix("; --fresh trains with what there is now")
 
 
-def test_a_finished_run_says_that_the_weights_are_others(command: list[str], tmp_path: Path, capsys) -> None:
+def test_a_finished_run_and_a_resume_say_that_the_weights_have_changed(command, tmp_path: Path, capsys) -> None:
     hf_folder(tmp_path / "hf", sizes(**BYTES))
     start = [*command, "--init_from=hf"]
-    assert in_process(start, capsys)[0] == 0
+    printed(start, capsys)
     os.utime("hf/model.safetensors")
-    assert warned(in_process(start, capsys)[1]) == ""  # the same
+    assert changed_weights(printed(start, capsys)) == ""  # the same
     save_file({name: 2 * tensor for name, tensor in load_file("hf/model.safetensors").items()}, "hf/model.safetensors")
-    code, out, _ = in_process(start, capsys)
-    assert code == 0 and warned(out) == "other weights: hf/model.safetensors has changed"
-    assert "val/loss" in out
-
-
-def test_a_run_that_goes_on_says_that_the_weights_are_others(command: list[str], tmp_path: Path, capsys) -> None:
-    assert in_process(command, capsys)[0] == 0
-    first = only_run(tmp_path) / "checkpoints/last.ckpt"
-    Path("first.ckpt").write_bytes(first.read_bytes())
-    start = [*command, "--init_from=first.ckpt", "--experiment=second"]
-    assert in_process(start, capsys)[0] == 0
-    record = only_run(tmp_path, "second") / "run.json"
+    assert changed_weights(printed(start, capsys)) == "other weights: hf/model.safetensors has changed"
+    record = only_run(tmp_path) / "run.json"
     before = json.loads(record.read_text())
     record.write_text(json.dumps({**before, "status": "interrupted"}))
-    state = torch.load("first.ckpt", weights_only=True)
-    torch.save({**state, "epoch": 7}, "first.ckpt")
-    code, out, _ = in_process(start, capsys)
-    line = warning(out)
-    assert code == 0 and "began with other weights: first.ckpt has changed: it goes on from its own" in line
-    # what it was begun with stays on record
-    assert json.loads(record.read_text())["inputs"] == before["inputs"]
-    assert warned(in_process(start, capsys)[1]) == "other weights: first.ckpt has changed"
-    Path("first.ckpt").unlink()
-    assert warned(in_process(start, capsys)[1]) == ""
+    line = warning(printed(start, capsys))
+    assert "began with other weights: hf/model.safetensors has changed: it goes on from its own" in line
+    assert json.loads(record.read_text())["inputs"] == before["inputs"]  # of what it began with

@@ -216,7 +216,7 @@ LINEAR = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_
         ([1], "checkpoint"),
         ({"state_dict": {}}, "names no network"),
         ({"state_dict": {}, "hyper_parameters": {"network": {"class_path": "no.such.Class"}}}, "cannot be built"),
-        ({"state_dict": {}, "hyper_parameters": {"network": LINEAR}}, "of another network"),
+        ({"state_dict": {}, "hyper_parameters": {"network": LINEAR}}, "of another shape"),
     ],
 )
 def test_a_checkpoint_of_something_else(state, says, tmp_path, capsys):

@@ -6,9 +6,6 @@ share, or 4 streams in 4 batches; 50 tokens to validate and 69 to test.
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -100,15 +97,6 @@ def test_two_processes_train_as_one(order: tuple[str, ...], fitted: Callable[...
     assert_close(two, one)
 
 
-@pytest.mark.trials  # what it tells its processes, run_by does too
-def test_torchrun_starts_the_same_run(tmp_path: Path, fitted: Callable[..., Path]) -> None:
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "lra_ssm"]
-    line = [sys.executable, *launch, *FIT, *DDP, "--trainer.devices=2", *STREAMS, *EXACT]
-    env = os.environ | {"PYTHONPATH": str(CONFIG.parents[1]), "OMP_NUM_THREADS": "1"}
-    subprocess.run(line, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=300)
-    assert_close(tmp_path, fitted(1, *STREAMS, *EXACT))
-
-
 EVALUATIONS = {
     "windows": [],
     "sliding": ["--data.evaluation=sliding", "--data.eval_stride=3"],
@@ -132,7 +120,7 @@ def test_perplexity_is_of_the_whole_split(evaluation: str, fitted: Callable[...,
     assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 
-def test_a_run_killed_within_an_epoch_of_streams_ends_as_one_that_never_was(
+def test_a_run_killed_within_an_epoch_of_streams_ends_as_an_uninterrupted_one(
     tmp_path: Path, fitted: Callable[..., Path]
 ) -> None:
     fit(1, tmp_path, *STREAMS, *EXACT, code=-9, env={"KILL_AT": "train_batch_end:3"})
@@ -150,7 +138,6 @@ def test_a_run_killed_within_an_epoch_of_streams_ends_as_one_that_never_was(
 STOP = {"KILL_AT": "train_batch_end:6", "KILL_WITH": "SIGTERM", "KILL_RANK": "1"}
 
 
-# The other way round sharded weights are taken up below.
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_another_number_of_processes_goes_on_within_an_epoch_of_streams(
@@ -164,56 +151,26 @@ def test_another_number_of_processes_goes_on_within_an_epoch_of_streams(
     assert_close(tmp_path, fitted(1, *STREAMS, *EXACT))
 
 
-SHARDED = [*STREAMS, "--model.network.activation_checkpointing=true"]
-
-
-@pytest.mark.slow
+@pytest.mark.slow  # tests/tasks/test_sharding.py has a step of it by default
 def test_sharded_weights_train_as_whole_ones(fitted: Callable[..., Path]) -> None:
-    one, two = fitted(1, *STREAMS), fitted(2, *SHARDED, *FSDP2)
+    checkpointed = "--model.network.activation_checkpointing=true"
+    one, two = fitted(1, *STREAMS), fitted(2, *STREAMS, checkpointed, *FSDP2)
     assert_close(two, one, rtol=1e-5, atol=1e-6)
     whole = LanguageModelling.load_from_checkpoint(only_run(two) / "checkpoints/last.ckpt", weights_only=True)
     assert torch.equal(whole.network.head_weight, last(two)["state_dict"]["network.backbone.embedding.weight"])
 
 
-@pytest.mark.slow  # tests/tasks/test_sharding.py has networks of it by default
-def test_sharded_weights_are_scored_as_whole_ones(fitted: Callable[..., Path]) -> None:
-    two = fitted(2, *SHARDED, *FSDP2)
-    folder, found = only_run(two), []
-    for devices, more in ((1, []), (2, FSDP2)):
-        line = ["test", "--config", str(CONFIG), *more, f"--ckpt_path={folder}/checkpoints/best.ckpt", *SHARDED]
-        command(devices, line, two)
-        found.append(json.loads((folder / "test.json").read_text())["metrics"])
-        (folder / "test.json").unlink()  # the next score is its own
-    assert found[1] == pytest.approx(found[0], rel=1e-5) and "test/perplexity" in found[0]
-
-
-@pytest.mark.trials  # tests/tasks/test_sharding.py has a step of it
-def test_sharded_weights_are_float32_where_they_are_sent_in_bfloat16(
-    tmp_path: Path, fitted: Callable[..., Path]
-) -> None:
-    mixed = [*STREAMS, "--trainer.precision=bf16-mixed"]
-    one, two = fitted(1, *mixed), fitted(2, *FSDP2, *mixed)
-    assert {value.dtype for value in last(two)["state_dict"].values()} == {torch.float32}
-    rows = zip(logged(two), logged(one), strict=True)
-    assert all(a["train/loss"] == pytest.approx(b["train/loss"], rel=2e-3) for a, b in rows if "train/loss" in b)
-
-
-def test_strategies_that_are_not_ours_are_one_line(tmp_path: Path) -> None:
+def test_other_strategies_are_one_line(tmp_path: Path) -> None:
     more = [*FIT, *FSDP2, "--trainer.devices=1"]
-    said = "data_parallel_size=1 and trainer.strategy.tensor_parallel_size=1"
-    assert said in fail(more, tmp_path)
+    assert "data_parallel_size=1 and trainer.strategy.tensor_parallel_size=1" in fail(more, tmp_path)
     more += ["--trainer.strategy.data_parallel_size=1", "--trainer.strategy.save_distributed_checkpoint=true"]
     assert "single files" in fail(more, tmp_path)
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("before", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.trials)])
-def test_sharded_and_whole_weights_go_on_from_each_other(
-    before: int, tmp_path: Path, fitted: Callable[..., Path]
-) -> None:
-    first, then = ((1, []), (2, FSDP2))[:: 1 if before == 1 else -1]
-    env, code = ({"KILL_AT": "train_batch_end:7"}, -9) if before == 1 else (STOP, 143)
-    fit(first[0], tmp_path, *STREAMS, *first[1], code=code, env=env)
+@pytest.mark.slow
+def test_sharded_weights_go_on_from_whole_ones(tmp_path: Path, fitted: Callable[..., Path]) -> None:
+    fit(1, tmp_path, *STREAMS, code=-9, env={"KILL_AT": "train_batch_end:7"})
     assert last(tmp_path)["global_step"] == 6
-    fit(then[0], tmp_path, *STREAMS, *then[1])
+    fit(2, tmp_path, *STREAMS, *FSDP2)
     assert_close(tmp_path, fitted(1, *STREAMS), rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""lra-ssm pull: from the Hub, wandb, a folder and the package; verified, whole or not at all.
+"""lra-ssm pull and the names of saved models: the Hub, wandb, a folder, the package; verified, whole or not at all.
 
 The Hub is tests/hub_models.py behind huggingface_hub itself; of wandb's API there is a stand-in object here.
 """
@@ -27,14 +27,14 @@ FILES = {"config.json", "model.safetensors", "vocabulary.json", "config.yaml", "
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As push writes it."""
+    """As push writes it, with a file that does not belong to a model."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("saved") / "lm"
     model = LanguageModel(LayerSpec(S6, d_state=4), vocab_size=9, d_model=8, n_layers=1)
-    beside = {"config.yaml": b"experiment: lm\n", "README.md": b"a card\n"}
+    files = {"config.yaml": b"experiment: lm\n", "README.md": b"a card\n"}
     source = {"data": {"dataset": "corpus"}, "metrics": {"test": {"test/perplexity": 3.5}}}
     tokenizer = CharacterTokenizer("abcdefg")
-    save_network(folder, model.specification(), model.state_dict(), tokenizer, source, beside=beside)
+    save_network(folder, model.specification(), model.state_dict(), tokenizer, source, other_files=files)
     (folder / "run_me.py").write_text("raise SystemExit")
     return folder
 
@@ -49,7 +49,7 @@ def own(saved: Path, tmp_path: Path) -> Path:
 def hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # before huggingface_hub tries again
-    with serving({"me/lm": saved}, tmp_path / "cache", monkeypatch) as hub:
+    with serving({"me/lm": saved, "short": saved}, tmp_path / "cache", monkeypatch) as hub:
         yield hub
 
 
@@ -58,8 +58,8 @@ def pulled(capsys, *arguments: str) -> list[str]:
     return printed(["pull", *arguments], capsys).splitlines()
 
 
-def logits(name: str | Path) -> torch.Tensor:
-    return LanguageModel.from_pretrained(name)(IDS)
+def logits(name: str | Path, revision: str | None = None) -> torch.Tensor:
+    return LanguageModel.from_pretrained(name, revision=revision)(IDS)
 
 
 def changed(folder: Path, **source: object) -> None:
@@ -68,25 +68,27 @@ def changed(folder: Path, **source: object) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def got(hub: Hub, file: str) -> int:
-    return sum(method == "GET" and name == file for method, _, name, *_ in hub.asked)
-
-
 # -- the Hub -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_repository_is_fetched_verified_and_cached(hub: Hub, saved: Path, capsys) -> None:
+def test_a_repository_is_fetched_verified_and_cached(
+    hub: Hub, saved: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, place, use = pulled(capsys, "me/lm@v1")
     assert first.startswith(f"me/lm@{COMMIT[:12]}: LanguageModel, 5 files, ")
     assert use == 'use it: lra-ssm generate me/lm@v1 --prompt "The"'
-    assert {path.name for path in Path(place).iterdir()} == FILES and Path(place).is_relative_to(
-        Path("cache").resolve()
-    )
-    assert torch.equal(logits("me/lm@v1"), logits(saved))
+    assert {path.name for path in Path(place).iterdir()} == FILES
+    assert Path(place).is_relative_to(Path("cache").resolve())
     pulled(capsys, "me/lm@v1", "--to", "here/lm")
     assert {path.name for path in Path("here/lm").iterdir()} == FILES and not Path("here/lm/config.json").is_symlink()
-    assert torch.equal(logits("here/lm"), logits(saved))
-    assert all(got(hub, file) == 1 for file in FILES) and not got(hub, "run_me.py")
+    expected = logits(saved)
+    names = (("here/lm", None), ("me/lm", None), ("me/lm", COMMIT), (f"hf://me/lm@{COMMIT}", None), ("me/lm", "v1"))
+    for name, revision in names:
+        assert torch.equal(logits(name, revision), expected)
+    assert all(hub.got(file) == 1 for file in FILES) and not hub.got("run_me.py")
+    hub.repositories.clear()  # what is cached is enough
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert torch.equal(logits("me/lm"), expected)
 
 
 def test_a_wrong_digest_is_refused_and_the_message_says_how_it_is_downloaded_again(hub: Hub, capsys) -> None:
@@ -98,7 +100,46 @@ def test_a_wrong_digest_is_refused_and_the_message_says_how_it_is_downloaded_aga
     for file in (path.resolve(), path):
         file.unlink()
     pulled(capsys, "me/lm", "--to", "lm")
-    assert got(hub, "model.safetensors") == 2 and got(hub, "config.json") == 1
+    assert hub.got("model.safetensors") == 2 and hub.got("config.json") == 1
+
+
+def test_a_name_that_leads_nowhere_is_one_line(hub: Hub, saved: Path, capsys, monkeypatch) -> None:
+    Path("empty").mkdir()
+    hub.repositories |= {"me/empty": Path("empty").resolve(), "me/private": saved}
+    hub.private["me/private"] = "hf_secret"
+    Path("file.pt").touch()
+    Path("runs/mnist/38722f686f").mkdir(parents=True)
+    Path("here").mkdir()
+    nowhere = "there is no such folder, neither a run nor a saved model"
+    unknown = "there is no such folder, and the Hub has no such model, or it is private"
+    for name, message in {
+        "me/nothing": f"me/nothing: {unknown}",
+        "me/private": f"me/private: {unknown}",
+        "me/lm@v7": "me/lm@v7: it has no such revision",
+        "me/empty": f"me/empty@{COMMIT[:12]}: has no config.json: it is not a saved model; it holds nothing",
+        "me/two..dots": "me/two..dots: it cannot be downloaded (",
+        "a b": "a b: there is no such folder, and it is not a valid name of a Hub repository",
+        "short": "short: there is no such folder, and no such model comes with lra_ssm (it has ",
+        "mnist-s4": "mnist-s4: there is no such folder, and no such model comes with lra_ssm (did you mean ",
+        # What looks like a run or a folder is not looked up on the Hub.
+        "./lm": f"./lm: {nowhere}",
+        "runs/mnits/38722f686f": f"runs/mnits/38722f686f: {nowhere}; did you mean runs/mnist?",
+        "here/lm": f"here/lm: {nowhere}; a repository of the Hub is hf://here/lm",
+    }.items():
+        assert refused(["pull", name], capsys).startswith(message)
+    with pytest.raises(ValueError, match="file.pt is a file; a saved model is a folder"):
+        ModelFiles("file.pt")
+    with pytest.raises(ValueError, match="here is not a repository of the Hub: it has no revision 'v1'"):
+        ModelFiles("here", revision="v1")
+    assert not hub.asked
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    pulled(capsys, "me/private")
+    point_at("http://127.0.0.1:9", monkeypatch)
+    message = "me/lm: the Hub cannot be reached, and its cache does not have all files of it"
+    assert refused(["pull", "me/lm"], capsys) == message
+
+
+# -- a folder, wherever it comes from ----------------------------------------------------------------------------------
 
 
 def test_what_the_config_says_of_other_files_holds_everywhere(hub: Hub, own: Path, capsys) -> None:
@@ -124,10 +165,12 @@ def test_a_pickle_is_neither_fetched_nor_run_unasked(hub: Hub, own: Path, capsys
     changed(own, files={})
     hub.repositories["me/old"] = own
     (own / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Evil()}))
-    assert "pytorch_model.bin is a pickle, which can run code" in refused(["pull", "me/old"], capsys)
-    assert not got(hub, "pytorch_model.bin")
+    for name in ("me/old", str(own)):
+        line = refused(["pull", name], capsys)
+        assert "weights in pytorch_model.bin are a pickle, which can run code when it is read" in line
+    assert not hub.got("pytorch_model.bin")
     line = refused(["pull", "me/old", "--allow-pickle", "--to", "lm"], capsys)
-    assert "pytorch_model.bin cannot be read as tensors" in line and got(hub, "pytorch_model.bin") == 1
+    assert "pytorch_model.bin cannot be read as tensors" in line and hub.got("pytorch_model.bin") == 1
     assert not Path("lm").exists() and not Path("evil").exists()
     torch.save({name: x.clone() for name, x in weights.items()}, own / "pytorch_model.bin")
     assert "--allow-pickle" in pulled(capsys, str(own), "--allow-pickle")[-1]
@@ -138,13 +181,12 @@ def test_a_path_in_a_file_name_leads_nowhere(hub: Hub, own: Path, capsys) -> Non
     hub.repositories["me/own"] = own
     for file in ("../secret.safetensors", "/etc/secret.safetensors", "a\\b.safetensors", "run_me.py"):
         (own / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": file}}))
-        hub.repositories[f"me/{len(hub.repositories)}"] = own
-        line = refused(["pull", f"me/{len(hub.repositories) - 1}"], capsys)
+        line = refused(["pull", "me/own" if file.startswith("..") else str(own)], capsys)
         assert f"names the file {file!r}, which is not a .safetensors next to it" in line
-    assert {file for _, _, file, *_ in hub.asked} <= {*FILES, "model.safetensors.index.json"}
+    assert {file for _, file in hub.asked} <= {*FILES, "model.safetensors.index.json"}
 
 
-def test_a_class_outside_the_package_is_imported_if_it_is_trusted_alone(
+def test_a_class_outside_the_package_is_imported_only_if_it_is_trusted(
     hub: Hub, own: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("their_layer.py").write_text("import lra_ssm.layers\nclass Theirs(lra_ssm.layers.S6):\n    pass\n")
@@ -171,16 +213,16 @@ def test_to_replaces_nothing_unasked(saved: Path, tmp_path: Path, capsys) -> Non
     assert torch.equal(logits(to), logits(saved)) and (to / "notes.txt").is_file()
     other.mkdir()
     (other / "thesis.tex").touch()
-    said = refused(["pull", str(saved), "--to", str(other), "--force"], capsys)
-    assert "is not empty and holds no saved model" in said
+    line = refused(["pull", str(saved), "--to", str(other), "--force"], capsys)
+    assert "is not empty and holds no saved model" in line
     assert [p.name for p in other.iterdir()] == ["thesis.tex"]
 
 
-# -- wandb, the package, and what we know ------------------------------------------------------------------------------
+# -- wandb and the package ---------------------------------------------------------------------------------------------
 
 
 class Artifact:
-    """What we use of wandb.Artifact."""
+    """The part of wandb.Artifact that is used."""
 
     qualified_name, digest = "me/lra/lm:v3", "abc"
 
@@ -200,61 +242,24 @@ def test_an_artifact_of_wandb(hub: Hub, saved: Path, capsys, monkeypatch: pytest
             return Artifact(saved)
 
     monkeypatch.setattr("wandb.Api", Api)
-    assert pulled(capsys, "wandb:me/lra/lm:latest", "--to", "lm")[0].startswith(
-        "wandb:me/lra/lm:v3: LanguageModel, 5 files"
-    )
+    first = pulled(capsys, "wandb:me/lra/lm:latest", "--to", "lm")[0]
+    assert first.startswith("wandb:me/lra/lm:v3: LanguageModel, 5 files")
     assert torch.equal(logits("wandb:me/lra/lm:latest"), logits(saved))
     line = refused(["pull", "wandb:me/lra/other:v0"], capsys)
-    assert line == "wandb:me/lra/other:v0: cannot be downloaded (artifact 'me/lra/other:v0' not found and more)"
-    with pytest.raises(ValueError, match="is an artifact, which has no revision 'v1'"):
-        ModelFiles("wandb:me/lra/lm:latest", revision="v1")
+    assert line == "wandb:me/lra/other:v0: it cannot be downloaded (artifact 'me/lra/other:v0' not found and more)"
 
 
-def test_what_comes_with_the_package_has_a_name(
-    hub: Hub, saved: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+def test_what_comes_with_the_package_has_a_name_and_needs_no_network(
+    saved: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    point_at("http://127.0.0.1:9", monkeypatch)
     shutil.copytree(saved, tmp_path / "pretrained" / "lm-tiny")
     monkeypatch.setattr("lra_ssm.checkpoints.sources.SHIPPED", tmp_path / "pretrained")
     assert pulled(capsys, "lm-tiny")[0].startswith("lm-tiny: LanguageModel, 5 files")
     assert torch.equal(logits("lm-tiny"), logits(saved))
-    first, second, *_ = pulled(capsys, "--list")
+    first, second, *others = pulled(capsys, "--list")
     assert first.split() == ["name", "task", "stated", "parameters", "size"]
     assert second.split()[:4] == ["lm-tiny", "corpus", "perplexity", "3.50"]
-    assert not hub.asked
-    with pytest.raises(ValueError, match="comes with lra_ssm, which has no revision 'v1'"):
-        ModelFiles("lm-tiny", revision="v1")
-
-
-def test_the_list_needs_no_network(hub: Hub, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    point_at("http://127.0.0.1:9", monkeypatch)
-    lines = pulled(capsys, "--list")
-    row = next(line for line in lines if line.startswith("state-spaces/mamba-130m-hf "))
-    assert "129,135,360" in row and "516.5 MB" in row
-    pickles = [line.split()[0] for line in lines if "a pickle" in line]
-    assert "state-spaces/mamba-2.8b" in pickles and "state-spaces/mamba-130m" not in pickles
+    assert "state-spaces/mamba-{130m,370m,790m,1.4b,2.8b}-hf" in "".join(others)
     for arguments in (["pull"], ["pull", "lm", "--list"]):
         assert refused(arguments, capsys) == "give the name of a model, or --list, which shows the known names"
-
-
-def test_the_sizes_that_we_list_are_those_of_the_networks() -> None:
-    import yaml
-
-    from lra_ssm.checkpoints import files
-    from lra_ssm.models.mamba_checkpoints import network_of_mamba
-
-    layers = {"130m": 24, "370m": 48, "790m": 48, "780m": 48, "1.4b": 48, "1.3b": 48, "2.8b": 64, "2.7b": 64}
-    widths = {"130m": 768, "370m": 1024, "790m": 1536, "780m": 1536, "1.4b": 2048, "1.3b": 2048}
-    known = yaml.safe_load(Path(files.__file__).with_name("known.yaml").read_text())
-    assert len(known) == 15
-    for name, entry in known.items():
-        family, size = name.removeprefix("state-spaces/").removesuffix("-hf").split("-")
-        of_family = {"mamba": (8, {}), "mamba2": (16, {"layer": "Mamba2"})}
-        multiple, cfg = of_family[family]
-        counts = []
-        for few in (1, 2):  # every layer more is as large as the second
-            config = {"n_layer": few, "d_model": widths.get(size, 2560), "vocab_size": 50277, "ssm_cfg": cfg}
-            spec = network_of_mamba({**config, "pad_vocab_size_multiple": multiple}, name)
-            assert spec is not None
-            with torch.device("meta"):
-                counts.append(sum(p.numel() for p in NetworkSpec.of(spec)().parameters()))
-        assert entry["parameters"] == counts[0] + (layers[size] - 1) * (counts[1] - counts[0]), name

@@ -1,6 +1,6 @@
-"""Every block of the README and of docs/ is tested: install and pytest lines by .ci/run, which takes them from the
-README; commands and Python by running them, full-size fits with one step on a small dataset. What cannot run here is
-in blocks without a language: their commands, options and files exist. Three pages have tests of their own."""
+"""Every block of the README and of docs/ is tested. .ci/run takes the install and test lines from the README; commands
+and Python are run here, full-size fits with one step on a small dataset. Of blocks without a language, which cannot run
+here, the commands, options and files exist. Three pages have tests of their own."""
 
 import ast
 import contextlib
@@ -19,7 +19,6 @@ from lra_ssm.cli import COMMANDS, main
 from lra_ssm.layers import LayerSpec
 from lra_ssm.layers.spec import import_object
 from lra_ssm.tasks import OptimizerSettings
-from tests.each import each
 from tests.runner import in_process
 from tests.small_data import COUNTS, GENERATED
 
@@ -32,12 +31,13 @@ BLOCKS = [
     for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 ]
 OF_THEIR_OWN = {"extending.md": "test_extending", "tuning.md": "test_tuning", "inspect.md": "analysis/test_docs"}
-# What a user writes into a file of their own: its name stands in the first line.
+# Files that a user writes: the first line has the name.
 OWN = {
     found[1]: block
     for page, kind, block in BLOCKS
     if page in ("README.md", "training.md") and (found := re.match(r"# (\w+\.py)\n", block))
 }
+PARAMETERIZATION = ("best", 1.0, 0.5)  # of the example in parameterization.md
 TEXT = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--model.network.n_layers=1", "--data.length=32"]
 SHORT = ["--data.num_train=64", "--data.num_val=32", "--data.num_test=32", "--trainer.max_steps=2"]
 
@@ -75,7 +75,7 @@ SEEN_FIRST = ("README.md", "runs.md")
     ],
 )
 def test_commands_run(script, tmp_path, monkeypatch, capsys):
-    """The lines of a block, one after the other, on little data."""
+    """Run the lines of a block, one after the other, on little data."""
     monkeypatch.chdir(tmp_path)
     for folder in ("configs", "slurm"):
         (tmp_path / folder).symlink_to(ROOT / folder)
@@ -108,30 +108,26 @@ def test_commands_run(script, tmp_path, monkeypatch, capsys):
         succeed(arguments)
 
 
-# Models of the Hub, data that is not here, 200,000 images
+# Models of the Hub, data that is not here, 200,000 images: only the imports run
 SHOWN = ("language-models.md", "generation.md", "pathfinder.md")
 PYTHON = [(page, block) for page, kind, block in BLOCKS if kind == "python" and page not in ("tuning.md", "inspect.md")]
 
 
-@pytest.mark.parametrize("text", named(found for found in PYTHON if found[0] not in SHOWN))
+@pytest.mark.parametrize("text", named(PYTHON))
 def test_python_blocks_run(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "")  # so that it is taken back when the block has set it
+    monkeypatch.setenv("PL_GLOBAL_SEED", "")  # undone after the test, if the block sets it
     Image.effect_noise((80, 60), 50).save("photo.jpg")
-    exec(compile(text, "a page", "exec"), {"__name__": "page"})
-
-
-@pytest.mark.parametrize("text", named(found for found in PYTHON if found[0] in SHOWN))
-def test_python_blocks_that_cannot_run_here_import_what_there_is(text):
     tree = ast.parse(text)
-    tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    if "lm_eval" in text:
-        pytest.importorskip("lm_eval")
-    exec(compile(tree, "a page", "exec"), {})
+    if any(text in block for page, block in PYTHON if page in SHOWN):
+        tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        if "lm_eval" in text:
+            pytest.importorskip("lm_eval")
+    exec(compile(tree, "a page", "exec"), {"__name__": "page"})
 
 
 @pytest.mark.parametrize("text", named(found for found in blocks("yaml") if found[0] == "runs.md"))
-def test_yaml_blocks_are_taken(text, tmp_path, monkeypatch, capsys):
+def test_yaml_blocks_of_runs_are_accepted(text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -141,7 +137,7 @@ def test_yaml_blocks_are_taken(text, tmp_path, monkeypatch, capsys):
     assert code == 0, errors
 
 
-def test_other_yaml_is_what_it_says():
+def test_other_yaml_has_the_values_that_it_shows():
     others = [(page, yaml.safe_load(text), text) for page, text in blocks("yaml") if page != "runs.md"]
     assert {page for page, *_ in others} == {"clusters.md", "parameterization.md", "training.md"}
     for page, given, text in others:
@@ -153,11 +149,12 @@ def test_other_yaml_is_what_it_says():
             for name, metric in given["model"]["init_args"]["metrics"].items():
                 assert name == "f1" and import_object(metric["class_path"], "metric")(**metric["init_args"])
         else:
-            assert LayerSpec.of(given["layer"])(8).parameterization is not None
+            form, (name, *numbers) = LayerSpec.of(given["layer"])(8).parameterization, PARAMETERIZATION
+            assert (form.name, [*form.numbers]) == (name, numbers) and f"name: {name}" in text
 
 
 def test_commands_options_and_files_that_are_shown_exist(capsys):
-    """Of the commands whose options are not a config's."""
+    """Check the commands whose options are not a config's."""
     lines = [(page, line) for page, _, block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
     lines += [(page, code) for page, text in PAGES.items() for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)]
     helped, checked = {}, 0
@@ -192,30 +189,31 @@ def test_the_pages_name_every_config():
 
 
 def anchors(text):
-    """Of the headings, as GitHub makes them."""
+    """Return the anchors that GitHub gives the headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@each("page", [*PAGES, "data/README.md", "slurm/README.md", "benchmarks/README.md"])
+PLACES = {page: ROOT / "docs" / page for page in PAGES} | {
+    page: ROOT / page for page in ("README.md", "data/README.md", "slurm/README.md", "benchmarks/README.md")
+}
+
+
+@pytest.mark.parametrize("page", PLACES)
 def test_links_lead_somewhere(page):
-    path = ROOT / page if page == "README.md" or "/" in page else ROOT / "docs" / page
-    for file, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", path.read_text()):
-        target = path.parent / file if file else path
+    for file, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", PLACES[page].read_text()):
+        target = PLACES[page].parent / file if file else PLACES[page]
         assert target.exists(), file
         assert not anchor or anchor in anchors(target.read_text()), f"{file}#{anchor}"
 
 
-def test_every_picture_stands_beside_the_command_that_draws_it():
+def test_pages_are_linked_and_pictures_stand_next_to_the_command_that_draws_them():
+    assert {page for page in PAGES if page != "README.md"} <= set(re.findall(r"\]\(docs/([\w-]+\.md)\)", README))
     sections = [part for text in PAGES.values() for part in re.split(r"^## ", text, flags=re.MULTILINE) if "![" in part]
     assert len(sections) > 5
     for part in sections:
         command = r"\b(python (docs|benchmarks|experiments)/\w+\.py|lra-ssm (inspect|results|prepare) )"
         assert re.search(command, part), part[:60]
-
-
-def test_the_readme_leads_to_every_page():
-    assert {page for page in PAGES if page != "README.md"} <= set(re.findall(r"\]\(docs/([\w-]+\.md)\)", README))
 
 
 def test_every_promise_names_a_test():

@@ -10,11 +10,9 @@ import pytest
 import torch
 import yaml
 
-from lra_ssm.checkpoints.card import usage
 from lra_ssm.cli.find_model import load_language_model
 from lra_ssm.datamodules.language.tokenizer import ByteTokenizer, CharacterTokenizer
 from lra_ssm.models import LanguageModel
-from tests.each import each
 from tests.models.public_mamba import hf_folder, sizes
 from tests.runner import fail, only_run, printed, refused, succeed
 from tests.test_generate_command import checkpoint, fit_text
@@ -23,7 +21,7 @@ CHARACTERS = CharacterTokenizer("abc é")
 
 
 def model(folder: Path, tokenizer=None, **data) -> str:
-    """A checkpoint of bytes and the configuration of the run that it is of."""
+    """A checkpoint of bytes and the configuration of the run that it belongs to."""
     (folder / "config.yaml").write_text(yaml.safe_dump({"data": {"class_path": "any.Data", "init_args": data}}))
     return checkpoint(folder, tokenizer or ByteTokenizer())
 
@@ -56,7 +54,7 @@ def test_a_text_is_scored_from_its_first_token_in_three_units(tmp_path, capsys):
     nll |= {"bom.txt": nll["one.txt"]}
     for (_, values), own in zip(found.items(), [*nll.values(), sum(nll.values(), [])], strict=True):
         loss, size = sum(own) / len(own), len(own)
-        assert values[:2] == [size, size]  # of bytes each is a token
+        assert values[:2] == [size, size]  # each byte is a token
         assert values[2] == pytest.approx(loss, abs=6e-5) and values[3] == pytest.approx(math.exp(loss), abs=6e-3)
         assert values[4] == pytest.approx(sum(own) / size / math.log(2), abs=6e-5)
 
@@ -71,8 +69,8 @@ def windowed(name: str, data: bytes, length: int, stride: int) -> float:
     return sum(found) / len(found)
 
 
-@each(
-    ("settings", "length", "stride", "said"),
+@pytest.mark.parametrize(
+    ("settings", "length", "stride", "message"),
     [
         ({"length": 8, "evaluation": "windows"}, 8, 8, "windows of 8 tokens, each by itself"),
         ({"length": 8, "evaluation": "sliding", "eval_stride": 3}, 8, 3, "windows of 8 tokens, each 3 after"),
@@ -80,13 +78,15 @@ def windowed(name: str, data: bytes, length: int, stride: int) -> float:
         ({}, 2048, 1024, "windows of 2,048 tokens, each 1,024 after the one before"),
     ],
 )
-def test_a_long_text_is_scored_as_its_run_is_validated(settings, length, stride, said, tmp_path, capsys, monkeypatch):
+def test_a_long_text_is_scored_as_its_run_is_validated(
+    settings, length, stride, message, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr("lra_ssm.cli.text._TOKENS", 24)  # several batches
     name = model(tmp_path, **settings)
     data = b"To be, or not to be, that is the question. " * (60 if length == 2048 else 2)
     (tmp_path / "a.txt").write_bytes(data)
     out = printed(["score", name, str(tmp_path / "a.txt")], capsys)
-    assert said in out.splitlines()[-1]
+    assert message in out.splitlines()[-1]
     ((tokens, *_, loss, _, _),) = rows(out).values()
     assert tokens == len(data) and loss == pytest.approx(windowed(name, data, length, stride), abs=6e-5)
 
@@ -110,22 +110,19 @@ def test_mambas_own_layout_with_a_tokenizer(tmp_path, capsys):
     assert rows(out)[str(tmp_path / "a.txt")][2] == pytest.approx(expected, abs=6e-5)
 
 
-@each(
-    ("file", "content", "said"),
-    [
-        ("none.txt", None, "none.txt: cannot be read or written (No such file or directory)"),
-        (".", None, ".: cannot be read or written (Is a directory)"),
-        ("empty.txt", b"", "empty.txt: is empty; give a text"),
-        ("blank.txt", b" \n\t", "blank.txt: holds only white space; give a text"),
-        ("picture.png", b"text\n\x89PNG", "picture.png:2: is not UTF-8 (byte 0x89)"),
-    ],
-)
-def test_what_is_no_text_is_one_line(file, content, said, tmp_path, capsys, monkeypatch):
+def test_what_is_not_a_text_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if content is not None:
-        (tmp_path / file).write_bytes(content)
-    (tmp_path / "good.txt").write_text("good")
-    assert refused(["score", model(tmp_path), "good.txt", file], capsys) == said
+    contents = {"empty.txt": b"", "blank.txt": b" \n\t", "picture.png": b"text\n\x89PNG", "good.txt": b"good"}
+    for file, content in contents.items():
+        Path(file).write_bytes(content)
+    for file, message in {
+        "none.txt": "none.txt: cannot be read or written (No such file or directory)",
+        "empty.txt": "empty.txt: is empty; give a text",
+        "blank.txt": "blank.txt: holds only white space; give a text",
+        "picture.png": "picture.png:2: is not UTF-8 (byte 0x89)",
+    }.items():
+        assert refused(["score", model(tmp_path), "good.txt", file], capsys) == message
+    assert refused(["score", "a.ckpt"], capsys) == "give files with text, or - for standard input"
 
 
 # --- a run whose data has no test split ---
@@ -133,7 +130,7 @@ def test_what_is_no_text_is_one_line(file, content, said, tmp_path, capsys, monk
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """With a run of two steps on the head of a text."""
+    """A folder with a run of two steps on the beginning of a text."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "text.txt").write_text("Something to be said, again and again.\n" * 30)
     data = ["--data.source=text.txt", "--data.splits=tail", "--data.val_fraction=0.1", "--data.tokenizer=characters"]
@@ -143,23 +140,23 @@ def folder(tmp_path_factory) -> Path:
 
 def test_it_is_pushed_once_it_is_validated_and_its_card_names_what_runs(folder, capsys):
     run = str(only_run(folder).relative_to(folder))
-    said = fail(["push", run, "./pushed"], folder)
-    assert said == (
+    message = fail(["push", run, "./pushed"], folder)
+    assert message == (
         f"{run}: no complete validation of its best.ckpt is recorded (its data has no test split): lightning"
         f" validate --config {run}/config.yaml, or --unfinished to push it without a validation figure"
     )
     succeed(["validate", "--config", f"{run}/config.yaml"], folder)
-    use = "lra-ssm validate ./pushed --data.source=FILE"
+    use = "lra-ssm validate ./pushed --data.source=PATH"
     assert succeed(["push", run, "./pushed"], folder).out == f"./pushed: use it with {use}\n"
     found = json.loads((only_run(folder) / "validate.json").read_text())["metrics"]
     card = (folder / "pushed/README.md").read_text()
     assert f"val/bits_per_byte {found['val/bits_per_byte']:.2f}, on the validation split." in card
     assert f"| validation | val/perplexity | {found['val/perplexity']:.6g} |" in card
     assert f'\n{use}\nlra-ssm generate ./pushed --prompt "The"\nlra-ssm score ./pushed FILE\n' in card
-    assert "lightning fit --config config.yaml --data.source=FILE\n" in card and "lra-ssm test" not in card
-    (folder / "other").mkdir(exist_ok=True)
-    (folder / "other/train.txt").write_text("said again\n" * 9)
-    (folder / "other/val.txt").write_text("again and again\n" * 9)
+    assert "lightning fit --config config.yaml --data.source=PATH\n" in card and "lra-ssm test" not in card
+    (folder / "other").mkdir()
+    for split, text in {"train": "said again\n", "val": "and again and again\n"}.items():
+        (folder / f"other/{split}.txt").write_text(text * 9)
     other = ["--data.source=other", "--data.splits=auto"]
     for name in ("pushed", run):  # in the tokens of the model, which text of another folder would not give
         out = succeed(["validate", name, *other], folder).out
@@ -167,8 +164,14 @@ def test_it_is_pushed_once_it_is_validated_and_its_card_names_what_runs(folder, 
     data = json.loads((only_run(folder) / "validate-others.json").read_text())["others"][0]["data"]
     assert data["tokenizer"]["specification"] == "the model's own" and data["source"]["source"] == "other"
     assert "own tokens" not in succeed(["validate", run], folder).out
-    said = fail(["validate", run, *other, "--data.tokenizer=characters"], folder)  # which is made of that text
-    assert "the checkpoint's tokenizer (sha256 " in said
+    message = fail(["validate", run, *other, "--data.tokenizer=characters"], folder)  # which is made of that text
+    assert "the checkpoint's tokenizer (sha256 " in message
+    config = yaml.safe_load((folder / "pushed/config.yaml").read_text())
+    config["data"]["init_args"]["tokenizer"] = "vocabulary.json"  # what push makes of /home/me/vocabulary.json
+    (folder / "pushed/config.yaml").write_text(yaml.safe_dump(config))
+    out = succeed(["validate", "pushed", "--data.source=text.txt"], folder).out
+    assert "val/bits_per_byte" in out and "own tokens" not in out
+    assert "there is no such path" in fail(["validate", "pushed", "--data.tokenizer=mine.json"], folder)
 
 
 def test_a_score_of_the_text_that_is_validated_is_what_validate_says(folder, capsys, monkeypatch):
@@ -185,35 +188,3 @@ def test_a_score_of_the_text_that_is_validated_is_what_validate_says(folder, cap
     record = json.loads((only_run(folder) / "run.json").read_text())["metrics"]
     whole = record["best val/loss"] * (len(tail) + 1)
     assert value[2] == pytest.approx((whole - end) / len(tail), abs=1e-4)
-
-
-def test_a_tokenizer_of_a_file_that_stayed_elsewhere_is_the_saved_models(folder, capsys):
-    run = only_run(folder).relative_to(folder)
-    succeed(["push", str(run), "./elsewhere", "--unfinished"], folder)
-    config = yaml.safe_load((folder / "elsewhere/config.yaml").read_text())
-    config["data"]["init_args"]["tokenizer"] = "vocabulary.json"  # what push makes of /home/me/vocabulary.json
-    (folder / "elsewhere/config.yaml").write_text(yaml.safe_dump(config))
-    out = succeed(["validate", "elsewhere", "--data.source=text.txt"], folder).out
-    assert "val/bits_per_byte" in out and "own tokens" not in out
-    assert "there is no such path" in fail(["validate", "elsewhere", "--data.tokenizer=mine.json"], folder)
-
-
-LM = {"class_path": "lra_ssm.models.LanguageModel"}
-FILES = {"kind": "files"}
-
-
-@each(
-    ("network", "source", "tokenizer", "expected"),
-    [
-        (LM, {"data": {"examples": {"train": 1, "val": 1, "test": 1}}}, True, ["test m", "generate", "score"]),
-        (LM, {"data": {"source": FILES}}, False, ["test m --data.source=FOLDER"]),
-        (LM, {"in_python": True}, True, ["generate", "score"]),
-        (LM, {"in_python": True}, False, []),
-        (LM, {"data": {"examples": {"a/train": 1, "a/val": 1}}}, False, ["validate m"]),
-        ({"class_path": "lra_ssm.models.Classifier"}, {"foreign": ["a.B"]}, False, ["test m --trust a.B"]),
-    ],
-)
-def test_a_card_recommends_what_runs(network, source, tokenizer, expected):
-    found = [line.removeprefix("lra-ssm ") for line in usage("m", network, source, tokenizer)]
-    own = {"generate": 'generate m --prompt "The"', "score": "score m FILE"}
-    assert found == [own.get(line, line) for line in expected]

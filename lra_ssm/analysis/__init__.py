@@ -1,6 +1,6 @@
 """Measurements of memory and stability: functions of any layer, network, or module of your own."""
 
-from lra_ssm.analysis.correlation import autocorrelations, latent_variances, output_autocorrelation
+from lra_ssm.analysis.correlation import autocorrelations, latent_variances
 from lra_ssm.analysis.frequency import frequency_response, group_delay, group_delay_of, response_of
 from lra_ssm.analysis.gradients import (
     delta_gradient_ratios,
@@ -11,7 +11,6 @@ from lra_ssm.analysis.gradients import (
 )
 from lra_ssm.analysis.memory import by_lag, effective_memory_length, impulse_response, memory_function
 from lra_ssm.analysis.spectrum import eigenvalues, mean_timescales, step_sizes, timescales
-from lra_ssm.analysis.stability import perturbation_error, sobolev_distance
 
 __all__ = [
     "autocorrelations",
@@ -29,11 +28,8 @@ __all__ = [
     "latent_variances",
     "mean_timescales",
     "memory_function",
-    "output_autocorrelation",
-    "perturbation_error",
     "relative_gradient",
     "response_of",
-    "sobolev_distance",
     "step_sizes",
     "timescales",
 ]

@@ -10,30 +10,11 @@ import torch
 from torch import Tensor
 
 
-def output_autocorrelation(input_autocorrelation: Tensor, eigenvalue: float) -> Tensor:
-    """Return R of a layer's output, given R of its input, at lags 0 … T-1 (Prop. 1, eq. 2). (T,) -> (T,), float64.
-
-    R(Δ) = 1/(1 - λ²) (R_in(Δ) + Σ_{Δ'≥1} λ^Δ' (R_in(Δ + Δ') + R_in(Δ - Δ'))). R_in counts as 0 beyond lag T-1, so that
-    the last log(error)/log|λ| lags of the result are inaccurate. Raises ValueError unless |λ| < 1.
-    """
-    _check([eigenvalue])
-    R = input_autocorrelation.double()
-    T = len(R)
-    # The sum over both signs of Δ' is a convolution of the even R with λ^|Δ'|.
-    even = torch.cat([R.flip(0)[:-1], R])
-    kernel = eigenvalue ** torch.arange(2 * T - 1, dtype=torch.float64)
-    kernel = torch.cat([kernel.flip(0)[:-1], kernel])
-    n = len(even) + len(kernel) - 1
-    both = torch.fft.irfft(torch.fft.rfft(even, n) * torch.fft.rfft(kernel, n), n)
-    middle = (T - 1) + (2 * T - 2)
-    return both[middle : middle + T] / (1 - eigenvalue**2)
-
-
 def autocorrelations(eigenvalues: Sequence[float], rho: float, lags: int) -> Tensor:
     """Return R at lags 0 … lags-1 of the input, ρ^|Δ| with 0 <= ρ <= 1, and of every layer's output: (K + 1, lags).
 
-    The result of Prop. 1 for every layer, float64, without a window. Input and layers form one triangular system driven
-    by white noise, x_t = A x_{t-1} + b w_t. Its covariance P solves P = A P Aᵀ + b bᵀ, and R(Δ) is the diagonal of
+    The result of Prop. 1 for every layer, float64. Input and layers form one triangular system driven by white noise,
+    x_t = A x_{t-1} + b w_t. Its covariance P solves P = A P Aᵀ + b bᵀ, and R(Δ) is the diagonal of
     A^Δ P. At ρ = 1 the input is constant: each layer multiplies it by 1/(1 - λ), and R by the square of that.
     """
     _check(eigenvalues)

@@ -8,7 +8,7 @@ from typing import Any
 from lra_ssm.checkpoints.files import get_nested
 
 # Dataset -> its title, its repository on the Hub, if it has one, and the Hub's task.
-_DATA: dict[str, tuple[str, str | None, str]] = {
+_DATA: dict[str, tuple[str, str | None, str | None]] = {
     "listops": ("ListOps", None, "text-classification"),
     "text": ("IMDb, LRA's Text", "stanfordnlp/imdb", "text-classification"),
     "retrieval": ("AAN, LRA's Retrieval", None, "text-classification"),
@@ -34,51 +34,33 @@ def usage(name: str, network: Mapping[str, Any], source: Mapping[str, Any], has_
     return commands
 
 
-def model_card(
-    name: str, network: Mapping[str, Any], source: Mapping[str, Any], license: str | None, has_tokenizer: bool = False
-) -> str:
+def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any], has_tokenizer: bool) -> str:
     """Return README.md: card.md, filled in.
 
     Args:
         name: by which the model is loaded: a folder or a repository.
         network: its specification.
         source: as `push` writes it into config.json.
-        license: an identifier as the Hub has them ("apache-2.0"); None if nobody states one.
         has_tokenizer: whether a tokenizer is saved with the weights.
     """
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+    from huggingface_hub import ModelCard, ModelCardData
 
     data, metrics = get_nested(source, "data"), get_nested(source, "metrics")
     dataset, kind = str(data.get("dataset", "")), str(get_nested(data, "source").get("kind", ""))
-    title, repository, task = _DATA.get(dataset, (dataset or "data of its author's own", None, "other"))
-    results = [
-        EvalResult(
-            task_type=task,
-            dataset_type=repository or dataset or "other",
-            dataset_name=f"{title} ({'lossy pixels' if is_lossy(source) else kind})",
-            dataset_split="test",
-            metric_type=key.rpartition("/")[2],
-            metric_value=float(f"{value:.6g}"),
-        )
-        for key, value in metrics.get("test", {}).items()
-    ]
+    title, repository, task = _DATA.get(dataset, (dataset or "data of its author's own", None, None))
     layer = get_nested(network, "init_args").get("layer")
-    paths = [each.get("class_path") if isinstance(each, dict) else each for each in _listed(layer)]
+    paths = [get_nested(each).get("class_path", each) for each in (layer if isinstance(layer, list) else [layer])]
     layers = dict.fromkeys(str(path).rpartition(".")[2] for path in paths if path)
-    header = ModelCardData(
-        license=license,
-        library_name="lra_ssm",
-        tags=["state-space-model", *(layer.lower() for layer in layers)],
-        datasets=[repository] if repository else None,
-        metrics=[result.metric_type for result in results] or None,
-        pipeline_tag=None if task == "other" else task,
-        model_name=name.rpartition("/")[2] if results else None,
-        eval_results=results or None,
-    )
     module, _, cls = str(network.get("class_path")).rpartition(".")
-    scored = "test" if _has_test_split(source) or metrics.get("test") else "validation"
+    split = "test" if _has_test_split(source) or metrics.get("test") else "validation"
     card = ModelCard.from_template(
-        header,
+        ModelCardData(
+            license=source.get("license"),
+            library_name="lra_ssm",
+            tags=["state-space-model", *(layer.lower() for layer in layers)],
+            datasets=[repository] if repository else None,
+            pipeline_tag=task,
+        ),
         template_path=str(Path(__file__).with_name("card.md")),
         name=name,
         module=module,
@@ -86,37 +68,23 @@ def model_card(
         layers=", ".join(layers),
         source=source,
         data={"title": title, "repository": repository, "kind": kind, "examples": data.get("examples", {})},
-        lossy=is_lossy(source),
-        score=headline(metrics.get(scored, {})),
-        scored=scored,
+        score=headline(metrics.get(split, {})),
+        split=split,
         commands=usage(name, network, source, has_tokenizer),
-        files=_source_option(source),
-        license=license,
+        source_option=_source_option(source),
     )
     return re.sub(r"\n{3,}", "\n\n", card.content)
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
 def _source_option(source: Mapping[str, Any]) -> str:
     """The option that names a user's own files, which have another place on another machine; empty for other data."""
-    made_of = get_nested(source, "data", "source")
-    if made_of.get("kind") != "files":
-        return ""
-    return f" --data.source={'FILE' if made_of.get('splits') == 'tail' else 'FOLDER'}"
+    return " --data.source=PATH" if get_nested(source, "data", "source").get("kind") == "files" else ""
 
 
 def _has_test_split(source: Mapping[str, Any]) -> bool:
     """Whether its data has a test split; data of which nothing is known has one."""
     names = [name.rpartition("/")[2] for name in get_nested(source, "data", "examples")]
     return "test" in names or not names
-
-
-def is_lossy(source: Mapping[str, Any]) -> bool:
-    """Return whether a model's images were compressed with loss, and so are not the published pixels."""
-    return bool(get_nested(source, "data", "source").get("lossy"))
 
 
 def headline(metrics: Mapping[str, Any]) -> str:

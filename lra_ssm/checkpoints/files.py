@@ -11,6 +11,7 @@ pickles are refused unless they are allowed (models/pretrained.py does the same 
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,6 +23,7 @@ from lra_ssm.checkpoints.sources import (
     CARD,
     CONFIG,
     GENERATION_CONFIG,
+    INDEX,
     PICKLE,
     RUN_CONFIG,
     TOKENIZER_CONFIG,
@@ -34,7 +36,11 @@ from lra_ssm.files import sha256
 
 
 class ModelFiles:
-    """The files of a saved model, found by its name (checkpoints/sources.py). A repository's are fetched when needed.
+    """The files of a saved model, found by its name (checkpoints/sources.py).
+
+    Attributes:
+        folder: where they are.
+        name: what messages call the model; a repository with its commit.
 
     Args:
         name: a folder, a model that comes with lra_ssm, "owner/name" or "owner/name@revision" on the Hub, or
@@ -42,34 +48,28 @@ class ModelFiles:
         revision: a branch, tag or commit of a repository; None for its main branch.
 
     Raises:
-        InputError: there is no such model or revision, or it cannot be read.
+        InputError: there is no such model or revision, or it cannot be downloaded.
     """
 
     def __init__(self, name: str | Path, revision: str | None = None) -> None:
         self._source = source_of(name, revision)
-
-    @property
-    def name(self) -> str:
-        """What messages call it; a repository with its commit, once that is known."""
-        return self._source.name
+        self.folder, self.name = self._source.folder, self._source.name
 
     def find(self, file: str) -> Path | None:
-        """Return a file's path here; None if the model has no such file. Raises InputError if it cannot be read."""
-        return self._source.find(file)
+        """Return a file's path; None if the model has no such file."""
+        path = self.folder / file
+        return path if path.is_file() else None
 
     def config(self) -> dict[str, Any]:
         """Return config.json. Raises InputError if it does not exist, or is not a JSON object."""
         path = self.find(CONFIG)
         if path is None:
-            raise InputError(f"{self.name}: has no {CONFIG}: it is not a saved model{self._source.missing()}")
+            raise InputError(f"{self.name}: has no {CONFIG}: it is not a saved model; {self._content()}")
         return read_json(path, f"{self.name}: {CONFIG}")
 
     def tokenizer(self) -> Path | None:
         """Return its tokenizer's file, as `load_tokenizer` of the data modules reads it; None if it has none."""
-        path = next((path for name in TOKENIZERS if (path := self.find(name))), None)
-        if path is not None and path.name == "tokenizer.json":
-            self.find(TOKENIZER_CONFIG)  # `load_tokenizer` reads it too: it names the token that ends a text
-        return path
+        return next((path for name in TOKENIZERS if (path := self.find(name))), None)
 
     def end_tokens(self) -> tuple[int, ...]:
         """Return the tokens that end a text by transformers' configuration of the model; empty if it names none."""
@@ -78,28 +78,26 @@ class ModelFiles:
             stated = read_json(path, f"{self.name}: {GENERATION_CONFIG}").get("eos_token_id", stated)
         return tuple(id_ for id_ in (stated if isinstance(stated, list) else [stated]) if isinstance(id_, int))
 
-    def fetch(self, allow_pickle: bool = False) -> dict[str, Path]:
-        """Return all files of the model by name, and compare their digests.
+    def verify(self, allow_pickle: bool = False) -> dict[str, Path]:
+        """Return all files of the model by name, after comparing their digests.
 
         Raises InputError if one is missing or damaged, or if the weights are a pickle and pickles are not allowed.
         """
         stated = get_nested(self.config(), "source", "files")
-        weights = self.weight_files(allow_pickle)
-        indices = [f"{name}.index.json" for name in (WEIGHTS, PICKLE)]
-        found = {path.name: path for path in weights}
-        for name in (CONFIG, *indices, *TOKENIZERS, TOKENIZER_CONFIG, RUN_CONFIG, CARD):
+        paths = {path.name: path for path in self.weight_files(allow_pickle)}
+        for name in (CONFIG, f"{WEIGHTS}{INDEX}", f"{PICKLE}{INDEX}", *TOKENIZERS, TOKENIZER_CONFIG, RUN_CONFIG, CARD):
             if path := self.find(name):
-                found[name] = path
+                paths[name] = path
             elif name in stated:
                 raise InputError(f"{self.name}: has no {name}, which its {CONFIG} names")
-        for name, path in found.items():
-            digest = stated.get(name) or self._source.digest(path)
+        for name, path in paths.items():
+            digest = stated.get(name) or _hub_digest(path)
             if isinstance(digest, str) and sha256(path) != digest:
                 raise InputError(
                     f"{self.name}: {name} does not have the published sha256 {digest[:12]}…: it is damaged, or was"
                     f" changed afterwards; if it was downloaded, delete {path} and its target to download it again"
                 )
-        return found
+        return paths
 
     def weights(self, allow_pickle: bool = False) -> dict[str, Tensor]:
         """Return the tensors by name, mapped from the files if possible.
@@ -118,24 +116,20 @@ class ModelFiles:
 
         Raises InputError if there are none, or if they are a pickle and pickles are not allowed.
         """
-        found = self._whole_or_parts(WEIGHTS)
-        if not found and (pickles := self._source.pickles()):
-            if not allow_pickle:  # it is not even fetched
-                raise InputError(
-                    f"{self.name}: {min(pickles)} is a pickle, which can run code when it is read:"
-                    f" allow_pickle=True (--allow-pickle) reads only its tensors; or give a {WEIGHTS}"
-                )
-            found = self._whole_or_parts(PICKLE)
-            if not found and len(pickles) == 1:
-                found = self._whole_or_parts(pickles[0])
-        if not found:
-            raise InputError(f"{self.name}: has no {WEIGHTS}{self._source.missing()}")
-        return found
+        paths = self._whole_or_parts(WEIGHTS)
+        if not paths and allow_pickle:
+            self._source.fetch_pickles()
+            paths = self._whole_or_parts(PICKLE)
+        if not paths:
+            needed = f"; weights in {PICKLE} are a pickle, which can run code when it is read: allow_pickle=True"
+            needed = "" if allow_pickle else f"{needed} (--allow-pickle) reads only its tensors"
+            raise InputError(f"{self.name}: has no {WEIGHTS}; {self._content()}{needed}")
+        return paths
 
     def _whole_or_parts(self, name: str) -> list[Path]:
         if path := self.find(name):
             return [path]
-        index = self.find(f"{name}.index.json")
+        index = self.find(f"{name}{INDEX}")
         return [] if index is None else self._parts(index, Path(name).suffix)
 
     def _parts(self, index: Path, suffix: str) -> list[Path]:
@@ -144,15 +138,23 @@ class ModelFiles:
         names = {*get_nested(read_json(index, where), "weight_map").values()}
         if not names or not all(isinstance(name, str) for name in names):
             raise InputError(f"{where} has no weight_map, the file of every tensor")
-        paths = []
-        for name in sorted(names):
+        for name in names:
             if PurePosixPath(name).name != name or "\\" in name or not name.endswith(suffix):
                 raise InputError(f"{where} names the file {name!r}, which is not a {suffix} next to it")
-            path = self.find(name)
-            if path is None:
-                raise InputError(f"{self.name}: has no {name}{self._source.missing()}")
-            paths.append(path)
-        return paths
+            if self.find(name) is None:
+                raise InputError(f"{self.name}: has no {name}; {self._content()}")
+        return [self.folder / name for name in sorted(names)]
+
+    def _content(self) -> str:
+        """What an error says about a file that does not exist."""
+        names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
+        return f"it holds {', '.join(names[:5]) or 'nothing'}{', …' if len(names) > 5 else ''}"
+
+
+def _hub_digest(path: Path) -> str | None:
+    """A large file's sha256 is its name in the Hub's cache (its ETag); huggingface_hub compares only sizes."""
+    name = path.readlink().name if path.is_symlink() else ""
+    return name if re.fullmatch("[0-9a-f]{64}", name) else None
 
 
 def _read_tensors(path: Path, where: str) -> dict[str, Tensor]:

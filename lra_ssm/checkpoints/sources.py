@@ -6,12 +6,14 @@
 4. a repository of the Hub: "owner/name", "owner/name@revision", or either with "hf://" before it.
 
 A name that looks like a local run or folder is not looked up on the Hub unless it begins with "hf://". The Hub's files
-are cached where huggingface_hub keeps them, wandb's among its assets (HF_HOME, HF_ASSETS_CACHE).
+are cached where huggingface_hub keeps them, wandb's among its assets (HF_HOME, HF_ASSETS_CACHE). HF_ENDPOINT,
+HF_HUB_OFFLINE and the token are as huggingface_hub has them.
 """
 
 import difflib
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from lra_ssm.errors import InputError, describe_error, hint
 
@@ -20,137 +22,61 @@ CONFIG, RUN_CONFIG, CARD = "config.json", "config.yaml", "README.md"
 WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"
 TOKENIZERS, TOKENIZER_CONFIG = ("vocabulary.json", "tokenizer.json"), "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"  # transformers' own
+INDEX = ".index.json"  # after the name of weights that are in parts
+# What is downloaded of a repository: no other files, and pickles only when they are asked for.
+_WANTED = [CONFIG, RUN_CONFIG, CARD, GENERATION_CONFIG, *TOKENIZERS, TOKENIZER_CONFIG, "model*.safetensors",
+           f"{WEIGHTS}{INDEX}"]  # fmt: skip
+_PICKLES = ["pytorch_model*.bin", f"{PICKLE}{INDEX}"]
 
 SHIPPED = Path(__file__).parents[1] / "pretrained"
 HUB, WANDB = "hf://", "wandb:"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-class Folder:
-    """A saved model's files in a folder. name: what messages call it."""
+class Source(NamedTuple):
+    """The folder of a saved model.
 
-    def __init__(self, folder: Path, name: str | None = None) -> None:
-        self.folder, self.name = folder, name or str(folder)
-
-    def find(self, file: str) -> Path | None:
-        """Return a file's path here, or None if the model has no such file. Raises InputError if it cannot be read."""
-        path = self.folder / file
-        return path if path.is_file() else None
-
-    def pickles(self) -> list[str]:
-        """Return the names of all files that are pickles, without fetching them."""
-        return [name for name in self._names() if name.endswith(_PICKLES)]
-
-    def digest(self, path: Path) -> str | None:
-        """Return the sha256 that the publisher states for a file; None if unknown."""
-        return None
-
-    def missing(self) -> str:
-        """Return what an error adds about a file that does not exist."""
-        names = self._names()
-        return f"; it holds {', '.join(names[:5]) or 'nothing'}{', …' if len(names) > 5 else ''}"
-
-    def _names(self) -> list[str]:
-        return sorted(path.name for path in self.folder.iterdir())
-
-
-class Repository:
-    """A repository of the Hub, all files of one commit; its methods are Folder's.
-
-    HF_ENDPOINT, HF_HUB_OFFLINE and the token are as huggingface_hub has them.
+    Attributes:
+        folder: where its files are; those of a repository or an artifact have been downloaded.
+        name: what messages call it; a repository with its commit.
+        repository: the repository and the commit, of which pickles can still be downloaded; else None.
     """
 
-    def __init__(self, repository: str, revision: str | None) -> None:
-        self._repository, self._revision = repository, revision
-        self._snapshot: Path | None = None  # the cache's folder of the commit, once a file of it is here
-        self._offline = False
-        self.name = f"{repository}@{revision}" if revision else repository
+    folder: Path
+    name: str
+    repository: tuple[str, str] | None = None
 
-    def find(self, file: str) -> Path | None:
-        from huggingface_hub import errors, hf_hub_download
-
-        nowhere = "there is no such folder"
-        try:
-            path = Path(hf_hub_download(self._repository, file, revision=self._commit))
-        except errors.LocalEntryNotFoundError as error:
-            self._offline = True
-            if self._snapshot:  # other files of it are cached: there may be no such file
-                return None
-            raise InputError(
-                f"{self.name}: {nowhere}, the Hub cannot be reached, and {file} is not in its cache"
-            ) from error
-        except errors.EntryNotFoundError:
-            return None
-        except errors.RevisionNotFoundError as error:
-            raise InputError(f"{self.name}: has no such revision") from error
-        except Exception as error:  # huggingface_hub's, the network's, the disk's
-            unknown = isinstance(error, errors.RepositoryNotFoundError)
-            if unknown and not isinstance(error, errors.GatedRepoError):
-                raise InputError(f"{self.name}: {nowhere}, and the Hub has no such model, or it is private") from error
-            raise InputError(f"{self.name}: {file} cannot be downloaded ({describe_error(error)})") from error
-        if self._snapshot is None:
-            self._snapshot = path.parent  # …/snapshots/<commit>
-            self.name = f"{self._repository}@{path.parent.name[:12]}"
-        return path
-
-    @property
-    def _commit(self) -> str | None:
-        return self._snapshot.name if self._snapshot else self._revision
-
-    def pickles(self) -> list[str]:
-        from huggingface_hub import HfApi
-
-        try:
-            names = HfApi().list_repo_files(self._repository, revision=self._commit)
-        except Exception:  # it cannot be reached, or must not be asked
-            self._offline = True
-            names = [path.name for path in self._snapshot.iterdir()] if self._snapshot else []
-        return [name for name in names if name.endswith(_PICKLES) and "/" not in name]
-
-    def digest(self, path: Path) -> str | None:
-        """A large file's ETag is its sha256, and its name in the cache; huggingface_hub compares only sizes."""
-        name = path.readlink().name if path.is_symlink() else ""
-        return name if re.fullmatch("[0-9a-f]{64}", name) else None
-
-    def missing(self) -> str:
-        return " in the Hub's cache, and the Hub cannot be reached" if self._offline else ""
+    def fetch_pickles(self) -> None:
+        if self.repository:
+            _download(*self.repository, _PICKLES)
 
 
-def source_of(name: str | Path, revision: str | None = None) -> Folder | Repository:
-    """Return where a name leads; a Path is a folder. A wandb artifact is downloaded.
+def source_of(name: str | Path, revision: str | None = None) -> Source:
+    """Return where a name leads; a Path is a folder. A repository or a wandb artifact is downloaded.
 
     Raises InputError if nothing has this name, or if a revision is given for something that has none.
     """
     given, path = str(name), Path(name)
+    is_shipped = isinstance(name, str) and given in shipped()
+    if revision is not None and (path.is_dir() or is_shipped or given.startswith(WANDB)):
+        raise InputError(f"{given} is not a repository of the Hub: it has no revision {revision!r}")
     if path.is_dir():
-        kind, found = "a folder", Folder(path)
-    elif isinstance(name, str) and given in shipped():
-        kind, found = "a model that comes with lra_ssm", Folder(SHIPPED / given, given)
-    elif given.startswith(WANDB):
-        kind, found = "an artifact", _artifact(given)
-    elif path.is_file():
+        return Source(path, given)
+    if is_shipped:
+        return Source(SHIPPED / given, given)
+    if given.startswith(WANDB):
+        return _artifact(given)
+    if path.is_file():
         raise InputError(f"{given} is a file; a saved model is a folder, or a repository of the Hub")
-    elif isinstance(name, Path) or is_local(given):
+    if isinstance(name, Path) or is_local(given):
         raise InputError(f"{given}: there is no such folder, neither a run nor a saved model{_nearest(path)}")
-    else:
-        return _repository(given, revision)
-    if revision is not None:
-        raise InputError(f"{given} is {kind}, which has no revision {revision!r}")
-    return found
-
-
-def _repository(given: str, revision: str | None) -> Repository:
-    name, _, stated = given.removeprefix(HUB).partition("@")
-    if stated and revision not in (None, stated):
-        raise InputError(f"{given} names a revision, and revision={revision!r} another one")
-    if not is_repository(name):
+    repository, _, stated = given.removeprefix(HUB).partition("@")
+    if not is_repository(repository):
         raise InputError(f"{given}: there is no such folder, and it is not a valid name of a Hub repository")
     if "/" not in given:
-        raise InputError(
-            f"{given}: there is no such folder, and no such model comes with lra_ssm"
-            f" ({hint(given, shipped(), 'it has')}); a repository of the Hub is owner/name"
-        )
-    return Repository(name, revision or stated or None)
+        names = hint(given, shipped(), "it has")
+        raise InputError(f"{given}: there is no such folder, and no such model comes with lra_ssm ({names})")
+    folder = _download(repository, revision or stated or None, _WANTED)  # …/snapshots/<commit>
+    return Source(folder, f"{repository}@{folder.name[:12]}", (repository, folder.name))
 
 
 def shipped() -> list[str]:
@@ -170,16 +96,32 @@ def is_local(name: str) -> bool:
 
 
 def _nearest(path: Path) -> str:
-    """What an error says behind the name of a folder that does not exist: the nearest name, else the Hub's form."""
+    """What an error adds to the name of a folder that does not exist: the nearest name, else the Hub's form."""
     parent = next(each for each in path.parents if each.is_dir())
-    missing = path.relative_to(parent).parts[0]
-    for near in difflib.get_close_matches(missing, [each.name for each in parent.iterdir() if each.is_dir()], n=1):
-        return f"; did you mean {parent / near}?"
-    is_owner_and_name = len(path.parts) == 2 and is_repository(str(path).partition("@")[0])
-    return f"; a repository of the Hub is {HUB}{path}" if is_owner_and_name and path.parts[0] != "runs" else ""
+    names = [each.name for each in parent.iterdir() if each.is_dir()]
+    if near := difflib.get_close_matches(path.relative_to(parent).parts[0], names, n=1):
+        return f"; did you mean {parent / near[0]}?"
+    may_be_owner = len(path.parts) == 2 and is_repository(str(path)) and path.parts[0] != "runs"
+    return f"; a repository of the Hub is {HUB}{path}" if may_be_owner else ""
 
 
-def _artifact(given: str) -> Folder:
+def _download(repository: str, revision: str | None, files: list[str]) -> Path:
+    """Return the folder of a commit in huggingface_hub's cache, with the files that match these patterns."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=files))
+    except Exception as error:  # huggingface_hub's, the network's, the disk's
+        reasons = {
+            errors.LocalEntryNotFoundError: "the Hub cannot be reached, and its cache does not have all files of it",
+            errors.RevisionNotFoundError: "it has no such revision",
+            errors.RepositoryNotFoundError: "there is no such folder, and the Hub has no such model, or it is private",
+        }
+        reason = reasons.get(type(error), f"it cannot be downloaded ({describe_error(error)})")
+        raise InputError(f"{repository}{f'@{revision}' if revision else ''}: {reason}") from error
+
+
+def _artifact(given: str) -> Source:
     """Download an artifact of type model by wandb, which compares its digests and has a cache of its own."""
     from huggingface_hub import cached_assets_path
 
@@ -191,5 +133,5 @@ def _artifact(given: str) -> Folder:
         folder = cached_assets_path("lra_ssm", namespace="wandb", subfolder=artifact.digest)
         artifact.download(root=str(folder))
     except Exception as error:  # wandb's, its server's, the network's, the disk's
-        raise InputError(f"{given}: cannot be downloaded ({describe_error(error)})") from error
-    return Folder(folder, f"{WANDB}{artifact.qualified_name}")
+        raise InputError(f"{given}: it cannot be downloaded ({describe_error(error)})") from error
+    return Source(folder, f"{WANDB}{artifact.qualified_name}")

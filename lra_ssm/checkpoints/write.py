@@ -12,18 +12,19 @@ import torch
 from torch import Tensor
 
 from lra_ssm.checkpoints.files import read_json
-from lra_ssm.checkpoints.sources import CARD, CONFIG, RUN_CONFIG, TOKENIZER_CONFIG, TOKENIZERS, WEIGHTS
+from lra_ssm.checkpoints.sources import CARD, CONFIG, INDEX, RUN_CONFIG, TOKENIZER_CONFIG, TOKENIZERS, WEIGHTS
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, sha256
 
-# Patterns of what a new model replaces. The card stays: a new model may come without one.
-REPLACED = [CONFIG, "model*.safetensors", f"{WEIGHTS}.index.json", *TOKENIZERS, TOKENIZER_CONFIG, RUN_CONFIG]
+# Patterns of the files that a new model replaces. The card stays: a new model may come without one.
+REPLACED = [CONFIG, "model*.safetensors", f"{WEIGHTS}{INDEX}", *TOKENIZERS, TOKENIZER_CONFIG, RUN_CONFIG]
 
 
 class SavedTokenizer(Protocol):
-    """What is saved of a tokenizer; those of `lra_ssm.datamodules` have it."""
+    """The part of a tokenizer that is saved; those of `lra_ssm.datamodules` have it."""
 
     file: str
+    end_of_text: int
 
     def content(self) -> bytes: ...
 
@@ -31,40 +32,22 @@ class SavedTokenizer(Protocol):
     def end_of_text_name(self) -> str: ...
 
 
-def tokenizer_files(tokenizer: SavedTokenizer | str | Path | None) -> tuple[dict[str, bytes], str | None]:
-    """Return the files of a tokenizer by name, and the token that ends a text, if it is known.
-
-    tokenizer: an object, or the path of its file or folder.
-    Raises InputError if there is no such file, or if it has another name.
-    """
+def tokenizer_files(tokenizer: SavedTokenizer | None) -> dict[str, bytes]:
+    """Return the files of a tokenizer by name."""
     if tokenizer is None:
-        return {}, None
-    if not isinstance(tokenizer, (str, Path)):
-        end = tokenizer.end_of_text_name
-        files = {tokenizer.file: tokenizer.content()}
-        if tokenizer.file == "tokenizer.json":  # transformers needs this next to it
-            config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
-            files[TOKENIZER_CONFIG] = f"{json.dumps(config, indent=2)}\n".encode()
-        return files, end
-    given = Path(tokenizer)
-    candidates = [given / name for name in TOKENIZERS] if given.is_dir() else [given]
-    path = next((path for path in candidates if path.is_file()), None)
-    if path is None or path.name not in TOKENIZERS:
-        raise InputError(f"{given}: is not a {' or '.join(TOKENIZERS)}, or a folder with one")
-    files, config_file = {path.name: path.read_bytes()}, path.with_name(TOKENIZER_CONFIG)
-    if path.name != "tokenizer.json" or not config_file.is_file():
-        return files, None
-    files[config_file.name] = config_file.read_bytes()
-    token = read_json(config_file, str(config_file)).get("eos_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    return files, token if isinstance(token, str) else None
+        return {}
+    files = {tokenizer.file: tokenizer.content()}
+    if tokenizer.file == "tokenizer.json":  # transformers needs this next to it
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_of_text_name}
+        files[TOKENIZER_CONFIG] = f"{json.dumps(config, indent=2)}\n".encode()
+    return files
 
 
 def write_model(
     folder: str | Path,
     config: Mapping[str, Any],
     weights: Mapping[str, Tensor],
-    beside: Mapping[str, bytes],
+    other_files: Mapping[str, bytes],
     digests: bool = False,
 ) -> None:
     """Write a saved model, whole or not at all; an older one in the folder is replaced.
@@ -75,7 +58,7 @@ def write_model(
         folder: created if it does not exist.
         config: the content of config.json.
         weights: the tensors by name.
-        beside: other files, by name.
+        other_files: their content by name.
         digests: whether "source" of config.json gets the sha256 of the other files, for those who download them.
 
     Raises:
@@ -85,16 +68,13 @@ def write_model(
 
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in untied(weights).items()}
     with atomic_folder(folder) as partial:
-        for name, content in beside.items():
+        for name, content in other_files.items():
             (partial / name).write_bytes(content)
         save_file(kept, partial / WEIGHTS, metadata={"format": "pt"})
         if digests:
-            files = {name: sha256(partial / name) for name in (WEIGHTS, *beside) if name != CARD}
+            files = {name: sha256(partial / name) for name in (WEIGHTS, *other_files) if name != CARD}
             config = {**config, "source": {**config.get("source", {}), "files": files}}
-        try:
-            (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{folder}: {CONFIG} cannot be saved: {error}") from error
+        (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (partial / WEIGHTS).chmod((partial / CONFIG).stat().st_mode)  # save_file lets only the owner read it
 
 
@@ -128,9 +108,7 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
 def _is_replaceable(folder: Path) -> bool:
     """Whether a folder is empty, or holds a saved model of ours or of transformers."""
     try:
-        if not any(folder.iterdir()):
-            return True
-        return bool({"format", "model_type"} & read_json(folder / CONFIG, CONFIG).keys())
+        return not any(folder.iterdir()) or bool({"format", "model_type"} & read_json(folder / CONFIG, CONFIG).keys())
     except (InputError, OSError):
         return False
 

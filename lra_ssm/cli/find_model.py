@@ -1,23 +1,23 @@
 """Which checkpoint or saved model a name means, and the network in it."""
 
 import importlib.util
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from torch import nn
 
-from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles
+from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
 from lra_ssm.checkpoints.card import headline
 from lra_ssm.checkpoints.files import get_nested
 from lra_ssm.datamodules.language.tokenizer import TextTokenizer
 from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer, parse_tokenizer, read_tokenizer
-from lra_ssm.errors import InputError, to_one_line
+from lra_ssm.errors import InputError
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.models import LanguageModel
-from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, is_known, load_pretrained, one_of_known
-from lra_ssm.runs.record import read_object
+from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, is_known, load_pretrained, one_of_known, texts
+from lra_ssm.runs.record import load_yaml, read_object
 
 
 class Found(NamedTuple):
@@ -74,14 +74,22 @@ class NamedNetwork(NamedTuple):
     @property
     def data(self) -> dict[str, Any] | None:
         """The section of its configuration that names a data module; None if there is none."""
-        section = self.config.get("data")
-        return section if isinstance(section, dict) and isinstance(section.get("class_path"), str) else None
+        section = get_nested(self.config, "data")
+        return section if isinstance(section.get("class_path"), str) else None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this package has written it, rather than transformers or mamba_ssm."""
+        return self.files is None or self.files.config().get("format") == FORMAT
+
+
+# --- a name ---
 
 
 def is_saved(name: str) -> bool:
     """Return whether a name means a saved model, not a run's directory or a checkpoint."""
     path = Path(name)
-    if path.is_dir() and path.suffix != ".ckpt":
+    if path.is_dir():
         return (path / "config.json").is_file()
     return not path.is_file() and path.suffix != ".ckpt"
 
@@ -101,7 +109,7 @@ def find(name: str) -> Found:
     else:
         raise InputError(f"checkpoint {name} does not exist: give a run's directory, or a .ckpt")
     config = run / RUN_CONFIG if run else None
-    return Found(file, run, read_config(config, str(config)) if config and config.is_file() else {})
+    return Found(file, run, read_config(config) if config and config.is_file() else {})
 
 
 def _only_run(folder: Path) -> Path:
@@ -112,15 +120,15 @@ def _only_run(folder: Path) -> Path:
     return runs[0] if runs else folder
 
 
-def read_config(file: Path, name: str) -> dict[str, Any]:
-    """Return the configuration of a run; name: what messages call it. Raises InputError if it is not one."""
-    try:
-        config = yaml.safe_load(file.read_bytes())
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{name} is not valid YAML ({error})") from error
+def read_config(file: Path) -> dict[str, Any]:
+    """Return the configuration of a run. Raises InputError if the file does not hold one."""
+    config = load_yaml(file)
     if not isinstance(config, dict):
-        raise InputError(f"{name} is not the configuration of a run")
+        raise InputError(f"{file} is not the configuration of a run")
     return config
+
+
+# --- the network ---
 
 
 def named_network(name: str, allow_pickle: bool = False, trust: Collection[str] = ()) -> NamedNetwork:
@@ -128,25 +136,19 @@ def named_network(name: str, allow_pickle: bool = False, trust: Collection[str] 
 
     allow_pickle, trust: of a saved model, as for `from_pretrained`.
     """
-    if is_saved(name):
-        return _saved(name, allow_pickle, trust)
-    found = find(name)
-    network, specification, step = load_network(found.file)
-    record = read_object(found.run / "run.json") if found.run else {}
-    best = [f"{key} {value:.4g}" for key, value in record.get("metrics", {}).items() if key.startswith("best ")]
-    score = best[0] if best else ""
-    return NamedNetwork(
-        name, network, specification, found.config, record.get("data") or {}, score, found=found, step=step
-    )
-
-
-def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> NamedNetwork:
+    if not is_saved(name):
+        found = find(name)
+        network, specification, step = load_network(found.file)
+        record = read_object(found.run / "run.json") if found.run else {}
+        best = [f"{key} {value:.4g}" for key, value in record.get("metrics", {}).items() if key.startswith("best ")]
+        recorded = record.get("data") or {}
+        return NamedNetwork(
+            name, network, specification, found.config, recorded, "".join(best[:1]), found=found, step=step
+        )
     files = ModelFiles(name)
     network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
-    config: dict[str, Any] = {}
-    if path := files.find(RUN_CONFIG):
-        config = read_config(path, f"{files.name}: {RUN_CONFIG}")  # not built: who builds from it checks it
-    stated = files.config()
+    path, stated = files.find(RUN_CONFIG), files.config()
+    config = read_config(path) if path else {}  # only read: the code that builds from it checks its classes
     specification = network.specification() if isinstance(network, Pretrained) else stated["network"]
     score = headline(get_nested(stated, "source", "metrics", "test"))
     recorded = get_nested(stated, "source", "data")
@@ -164,17 +166,14 @@ def load_network(file: Path) -> tuple[nn.Module, dict[str, Any], int]:
     spec = get_nested(state, "hyper_parameters", "network")
     if "class_path" not in spec:
         raise InputError(f"{file} names no network: its task keeps none among its hyperparameters")
+    weights = {n.removeprefix("network."): w for n, w in state["state_dict"].items() if n.startswith("network.")}
     try:
         network = NetworkSpec.of(spec)()
     except ValueError as error:
-        raise InputError(f"{file}: its network cannot be built: {to_one_line(str(error))}") from error
-    weights = {n.removeprefix("network."): w for n, w in state["state_dict"].items() if n.startswith("network.")}
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        raise InputError(f"{file}: its weights are of another network: {to_one_line(str(error))[:300]}") from error
-    step = state.get("global_step")
-    return network.eval(), spec, step if isinstance(step, int) else 0
+        raise InputError(f"{file}: its network cannot be built: {error}") from error
+    check_shapes(network.state_dict(), weights, str(file))
+    network.load_state_dict(weights)
+    return network.eval(), spec, int(state.get("global_step") or 0)
 
 
 def tokenizer_of(model: ModelFiles | Path) -> TextTokenizer | None:
@@ -210,7 +209,7 @@ class LoadedLanguageModel(NamedTuple):
 def load_language_model(
     name: str, tokenizer: str | None = None, allow_pickle: bool = False, trust: Collection[str] = ()
 ) -> LoadedLanguageModel:
-    """Find and read both.
+    """Find and read a language model and its tokenizer.
 
     Args:
         name, allow_pickle, trust: see `named_network`.
@@ -220,57 +219,65 @@ def load_language_model(
         InputError: there is no such model, it is not a language model, it has no tokenizer, or one of other tokens.
     """
     named = named_network(name, allow_pickle, trust)
-    model = named.network
+    model, own = named.network, named.tokenizer
     if not isinstance(model, LanguageModel):
         where = named.found.file if named.found else name
         raise InputError(f"{where}: is not a language model; its network is a {type(model).__name__}")
-    is_ours = named.files is None or named.files.config().get("format") == FORMAT
-    own = named.tokenizer
+    stop = named.files.end_tokens() if named.files and not named.is_ours and tokenizer is None else ()
     if tokenizer is not None:
         choice = parse_tokenizer(tokenizer)
         if choice.is_trained:
             raise InputError(f"--tokenizer={tokenizer} is made from a corpus; give the file of an existing one")
         choice.fetch()
         given = choice.open()
-        if is_ours and own is not None and own.digest != given.digest:
+        if named.is_ours and own is not None and own.digest != given.digest:
             raise InputError(f"{name}: was trained with the tokenizer that it comes with: leave --tokenizer out")
         own = given
     if own is None:
-        instead = "give one, such as --tokenizer=EleutherAI/gpt-neox-20b for Mamba; LanguageModel.generate needs none"
-        raise InputError(f"{name}: has no tokenizer; {instead}")
+        raise InputError(f"{name}: has no tokenizer; give one, such as --tokenizer=EleutherAI/gpt-neox-20b for Mamba")
     if own.vocab_size > model.vocab_size:
         raise InputError(f"{name}: its network has {model.vocab_size:,} tokens, the tokenizer {own.vocab_size:,}")
     model.vocab_size = own.vocab_size  # the network may have more, which no text contains
-    before = (own.end_of_text,) if is_ours else own.prefix
-    stop = () if is_ours or named.files is None or tokenizer is not None else named.files.end_tokens()
-    return LoadedLanguageModel(model, own, before, get_nested(named.config, "data", "init_args"), stop or own.stop)
+    before = (own.end_of_text,) if named.is_ours else own.prefix
+    return LoadedLanguageModel(model, own, before, get_nested(named.data, "init_args"), stop or own.stop)
 
 
-def check_trusted(name: str, config: Any, trust: Collection[str]) -> None:
-    """Raise InputError if a saved model's configuration names something that would be imported but is not trusted.
+# --- trust ---
+
+
+def check_trusted(name: str, config: Any, trust: Collection[str], folder: Path | None = None) -> None:
+    """Check what a saved model's configuration names, before anything is built from it.
 
     Trusted are the classes that a run is made from in lra_ssm, lightning, torch and torchmetrics, and those in `trust`.
+
+    Raises:
+        InputError: it names something else that would be imported; or, with `folder`, a file in that or in the working
+            folder, from which jsonargparse would read settings that nobody has checked.
     """
     from lightning.pytorch import Callback, LightningDataModule
-    from lightning.pytorch.accelerators import Accelerator
     from lightning.pytorch.loggers import Logger
-    from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, LayerSync, Precision
     from lightning.pytorch.profilers import Profiler
     from lightning.pytorch.strategies import Strategy
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
     # What configurations name by class_path; LightningModules and metrics are nn.Modules.
-    kinds = (
-        nn.Module, Optimizer, LRScheduler, LightningDataModule, Callback, Logger, Profiler, Strategy, Accelerator,
-        Precision, CheckpointIO, ClusterEnvironment, LayerSync,
-    )  # fmt: skip
+    kinds = (nn.Module, Optimizer, LRScheduler, LightningDataModule, Callback, Logger, Profiler, Strategy)
     for path in import_paths(config):
         if path not in trust and _is_importable(path) and not is_known(path, kinds):
             raise InputError(
                 f"{name}: its {RUN_CONFIG} names {path}, which is no class that {one_of_known()} has for a run, and"
                 f" would be imported: if you trust it, give --trust {path}"
             )
+    if folder is not None:
+        if settings := get_nested(config, "data", "init_args"):
+            own_paths = ("source", "tokenizer")  # data modules read these themselves
+            settings = {k: v for k, v in settings.items() if not (k in own_paths and isinstance(v, str))}
+            config = {**config, "data": {**config["data"], "init_args": settings}}
+        for text in texts(config):
+            if os.path.isfile(folder / text) or os.path.isfile(text):
+                message = f"its {RUN_CONFIG} names the file {text}: settings of another file are not read"
+                raise InputError(f"{name}: {message}")
 
 
 def _is_importable(path: str) -> bool:

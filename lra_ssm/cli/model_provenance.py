@@ -1,7 +1,5 @@
 """Where a saved model comes from, by its run's directory: "source" of its config.json, and a portable config.yaml."""
 
-import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,6 @@ from lra_ssm.cli.find_model import NamedNetwork
 from lra_ssm.datamodules.storage import num_examples
 from lra_ssm.errors import InputError
 from lra_ssm.runs.record import RunRecord, data_digests, read_object
-from lra_ssm.shipped import name_of
 
 
 def provenance(run: RunRecord, file: Path, model: NamedNetwork) -> dict[str, Any]:
@@ -23,9 +20,8 @@ def provenance(run: RunRecord, file: Path, model: NamedNetwork) -> dict[str, Any
         data["digests"] = data_digests(manifest)
     best = "best " if file.name == "best.ckpt" else "val/"
     validation = {k.removeprefix("best "): v for k, v in record.get("metrics", {}).items() if k.startswith(best)}
-    command = _command(starts[0].get("command") or [])
     hardware = starts[-1].get("hardware") or {}
-    found = {
+    source = {
         "experiment": run.experiment,
         "run": run.path.resolve().name,
         "checkpoint": file.name,
@@ -38,13 +34,11 @@ def provenance(run: RunRecord, file: Path, model: NamedNetwork) -> dict[str, Any
         "git": starts[0].get("git"),
         "versions": {name: version for name, version in (starts[-1].get("versions") or {}).items() if version},
         "hardware": {name: value for name, value in hardware.items() if name != "host"},
-        "begun": starts[0].get("time"),
+        "started": starts[0].get("time"),
         "seconds": run.seconds and run.seconds[0],
-        "command": command,
-        "config": shipped_config(command),
-        "in_python": True if "settings" in run.config else None,  # a Trainer of the user's own: see Run.of
+        "in_python": "fit" not in (starts[0].get("command") or ["fit"]) or None,  # no command repeats it
     }
-    return {key: value for key, value in found.items() if value not in (None, "", {}, [])}
+    return {key: value for key, value in source.items() if value not in (None, "", {}, [])}
 
 
 def _scores(run: RunRecord, file: Path, command: str) -> dict[str, float]:
@@ -81,27 +75,9 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_folders(value: Any) -> Any:
-    """A copy of a configuration's value; of a path on this machine the part below configs/, else the last part."""
+    """A copy of a configuration's value; of an absolute path only the last part."""
     if isinstance(value, dict):
         return {name: _without_folders(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_without_folders(each) for each in value]
-    if not isinstance(value, str) or not Path(value).is_absolute():
-        return value
-    _, configs, below = value.partition("/configs/")
-    return f"configs/{below}" if configs else Path(value).name
-
-
-def _command(words: list[str]) -> str:
-    """The command line of a fit, without this machine's folders; empty for a run that was started from Python."""
-    if "fit" not in words:
-        return ""
-    parts = [word.partition("=") for word in words[words.index("fit") :]]
-    kept = [f"{_without_folders(name)}{equals}{_without_folders(value)}" for name, equals, value in parts]
-    return shlex.join(["lightning", *kept])
-
-
-def shipped_config(command: str) -> str | None:
-    """Return the shipped config that a fit's command line names, as its path in a checkout; None if there is none."""
-    given = re.findall(r"(?:--config|-c)[ =](\S+)", command)
-    return next((f"configs/{name}.yaml" for each in given if (name := name_of("config", each))), None)
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

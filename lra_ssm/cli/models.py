@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from lra_ssm.errors import InputError, describe_error, to_one_line
 
@@ -69,23 +68,20 @@ def pull(
     if to is not None:
         _check_destination(to, force)
     files = ModelFiles(name)
-    found = files.fetch(allow_pickle)
+    paths = files.verify(allow_pickle)
     cls = check_pretrained(files, allow_pickle, trust).__name__
     if to is not None:
         with atomic_folder(to) as folder:
-            for file, path in found.items():
+            for file, path in paths.items():
                 shutil.copyfile(path, folder / file)
-    print(
-        to_one_line(
-            f"{files.name}: {cls}, {len(found)} files, {decimal(sum(p.stat().st_size for p in found.values()))}"
-        )
-    )
-    print(to_one_line(str(to or found["config.json"].parent)))
+    size = decimal(sum(path.stat().st_size for path in paths.values()))
+    print(to_one_line(f"{files.name}: {cls}, {len(paths)} files, {size}"))
+    print(to_one_line(str(to or files.folder)))
     flags = ["--allow-pickle"] * allow_pickle + [f"--trust {path}" for path in trust]
     given = " ".join([shlex.quote(str(to or name)), *flags])
     if cls == "LanguageModel":
         print(to_one_line(f'use it: lra-ssm generate {given} --prompt "The"'))
-    elif "config.yaml" in found:
+    elif "config.yaml" in paths:
         print(to_one_line(f"use it: lra-ssm test {given}"))
     else:
         print(to_one_line(f'use it: {cls}.from_pretrained("{to or name}")'))
@@ -93,8 +89,7 @@ def pull(
 
 
 def _known_models() -> str:
-    """The models that come with the package, and those on the Hub that are known to be readable, as a table."""
-    import yaml
+    """A table of the models that come with the package, and the names of those on the Hub that are known."""
     from rich.filesize import decimal
 
     from lra_ssm.checkpoints import card, sources
@@ -104,14 +99,18 @@ def _known_models() -> str:
     rows = []
     for name in sources.shipped():
         source = get_nested(read_json(sources.SHIPPED / name / sources.CONFIG, name), "source")
-        task = get_nested(source, "data").get("dataset", "") + ", lossy pixels" * card.is_lossy(source)
+        task = get_nested(source, "data").get("dataset", "")
         size = decimal((sources.SHIPPED / name / sources.WEIGHTS).stat().st_size)
         score = card.headline(get_nested(source, "metrics", "test")).removeprefix("test/")
-        rows.append((name, task, score, "shipped", f"{source.get('parameters', 0):,}", size))
-    for name, entry in yaml.safe_load(Path(sources.__file__).with_name("known.yaml").read_bytes()).items():
-        count, note = entry["parameters"], "a pickle" if entry.get("pickle") else ""
-        rows.append((name, entry["task"], "", note, f"{count:,}", decimal(4 * count)))
-    return table(("name", "task", "stated", "", "parameters", "size"), rows, left=4, width=terminal_width())
+        rows.append((name, task, score, f"{source.get('parameters', 0):,}", size))
+    columns = ("name", "task", "stated", "parameters", "size")
+    return f"{table(columns, rows, left=3, width=terminal_width())}\n\n{_ON_HUB}"
+
+
+_ON_HUB = """on the Hub, trained on the Pile:
+  state-spaces/mamba-{130m,370m,790m,1.4b,2.8b}-hf
+  state-spaces/mamba-{130m,370m,790m,1.4b,2.8b}    with --tokenizer=EleutherAI/gpt-neox-20b --allow-pickle
+  state-spaces/mamba2-{130m,370m,780m,1.3b,2.7b}   with --tokenizer=EleutherAI/gpt-neox-20b --allow-pickle"""
 
 
 # --- export ---
@@ -192,9 +191,8 @@ def _average(model: NamedNetwork, files: Sequence[Path]) -> str:
         for name in means:
             means[name] += wide(state[name]) / len(files)
     model.network.load_state_dict(last | means)
-    statistics = [name for name in means if name.endswith(("running_mean", "running_var"))]
     line = f"mean of {len(files)} checkpoints: {len(means)} tensors"
-    if statistics:
+    if statistics := [name for name in means if name.endswith(("running_mean", "running_var"))]:
         line += f", {len(statistics)} of them running statistics of batch norm (not what the averaged network measures)"
     if integers := len(last) - len(means):
         line += f"; the {integers} integers are those of {files[-1]}"
@@ -202,11 +200,6 @@ def _average(model: NamedNetwork, files: Sequence[Path]) -> str:
 
 
 # --- push ---
-
-
-class _Destination(NamedTuple):
-    kind: Literal["folder", "hub", "wandb"]
-    name: str
 
 
 def push(
@@ -218,8 +211,6 @@ def push(
     unfinished: bool = False,
     force: bool = False,
     private: bool = False,
-    revision: str | None = None,
-    pull_request: bool = False,
 ) -> int:
     """Share what a run has trained: a saved model, the run's config.yaml, and a model card.
 
@@ -227,7 +218,8 @@ def push(
     refused unless --unfinished is given; a NaN always is.
 
     DESTINATION is a folder (./models/s4d), a repository of the Hub (owner/name, or hf://owner/name; created if it does
-    not exist; the token is huggingface_hub's: HF_TOKEN, or `hf auth login`), or wandb:entity/project/name.
+    not exist; the token is huggingface_hub's: HF_TOKEN, or `hf auth login`), or wandb:entity/project/name. For a branch
+    or a pull request, push to a folder and give it to huggingface_hub's `hf upload`.
 
     Args:
         run: a run's directory
@@ -237,13 +229,10 @@ def push(
         unfinished: also a run that is not finished, or not tested
         force: replace a model in the folder
         private: a repository that is created is private
-        revision: a branch of the repository; default: main
-        pull_request: open a pull request on the repository instead
 
     Examples:
         lra-ssm push runs/mnist/s4d/38722f686f ./models/s4d --license=apache-2.0
         lra-ssm push runs/mnist/s4d/38722f686f me/s4d-mnist --private
-        lra-ssm push runs/mnist/s4d/38722f686f lab/s4d-mnist --pull-request
         lra-ssm push runs/mnist/s4d/38722f686f wandb:me/lra/s4d-mnist
     """
     import tempfile
@@ -253,9 +242,8 @@ def push(
     from lra_ssm.runs.record import RunRecord
 
     kind, name = _parse_destination(destination)
-    of_hub = {"--private": private, "--revision": revision, "--pull-request": pull_request}
-    if kind != "hub" and (given := [option for option, value in of_hub.items() if value]):
-        raise InputError(f"{given[0]} is for a repository of the Hub; {destination} is a {kind}")
+    if private and kind != "hub":
+        raise InputError(f"--private is for a repository of the Hub; {destination} is a {kind}")
     found = find(run)
     if found.run is None:
         raise InputError(f"{run} is not a run's directory; `lra-ssm export` takes a .ckpt")
@@ -270,12 +258,10 @@ def push(
     model = named_network(str(file))
     with tempfile.TemporaryDirectory(prefix="lra_ssm-push-") as temporary:
         folder = Path(name) if kind == "folder" else Path(temporary) / "model"
-        at = f"@{revision}" if revision else ""
-        names = {"folder": destination, "hub": f"{name}{at}", "wandb": f"wandb:{name}:latest"}
+        names = {"folder": destination, "hub": name, "wandb": f"wandb:{name}:latest"}
         use = _write(folder, names[kind], record, file, model, license)
         if kind == "hub":
-            message = f"{record.experiment}/{record.path.resolve().name}"
-            place = _to_hub(folder, name, message, private, revision, pull_request)
+            place = _to_hub(folder, name, f"{record.experiment}/{record.path.resolve().name}", private)
         elif kind == "wandb":
             place = _to_wandb(folder, name, record)
         else:
@@ -284,24 +270,26 @@ def push(
     return 0
 
 
-def _parse_destination(given: str) -> _Destination:
-    """Raises InputError for what could be two of them."""
-    from lra_ssm.checkpoints.sources import HUB, WANDB, is_repository
+def _parse_destination(given: str) -> tuple[Literal["folder", "hub", "wandb"], str]:
+    """Return the kind of a destination and its name there. Raises InputError for what could be two of them."""
+    from lra_ssm.checkpoints.sources import HUB, WANDB, is_local, is_repository
 
     if given.startswith(WANDB):
         name = given.removeprefix(WANDB)
-        if not re.fullmatch(r"([\w.-]+/)?[\w.-]+/[\w.-]+", name):
+        if name.count("/") not in (1, 2):
             raise InputError(f"{given}: give wandb:entity/project/name, or wandb:project/name")
-        return _Destination("wandb", name)
+        return "wandb", name
     name = given.removeprefix(HUB)
-    if not given.startswith(HUB) and (given.count("/") != 1 or given.startswith(".") or not is_repository(given)):
-        return _Destination("folder", given)
-    if name.count("/") != 1 or not is_repository(name):
-        raise InputError(f"{given}: a repository of the Hub is owner/name")
-    owner = name.partition("/")[0]
-    if name == given and Path(owner).is_dir():
-        raise InputError(f"{given}: a folder in {owner}, or a repository of the Hub? Give ./{given}, or {HUB}{given}")
-    return _Destination("hub", name)
+    may_be_hub = name.count("/") == 1 and is_repository(name)
+    if given.startswith(HUB):
+        if not may_be_hub:
+            raise InputError(f"{given}: a repository of the Hub is owner/name")
+        return "hub", name
+    if not may_be_hub or given.startswith("."):
+        return "folder", given
+    if is_local(given):
+        raise InputError(f"{given}: a folder here, or a repository of the Hub? Give ./{given}, or {HUB}{given}")
+    return "hub", name
 
 
 def _write(folder: Path, name: str, run: RunRecord, file: Path, model: NamedNetwork, license: str | None) -> str:
@@ -322,47 +310,35 @@ def _write(folder: Path, name: str, run: RunRecord, file: Path, model: NamedNetw
         source["foreign"] = sorted(foreign)
     if license:
         source["license"] = license
+    about = (name, model.specification, source, tokenizer is not None)
     config = yaml.safe_dump(portable(run.config), sort_keys=False)
-    card = model_card(name, model.specification, source, license, tokenizer is not None)
-    beside = {RUN_CONFIG: config.encode(), CARD: card.encode()}
-    save_network(folder, model.specification, state, tokenizer, source, beside=beside)
-    return next(iter(usage(name, model.specification, source, tokenizer is not None)), "")
+    other_files = {RUN_CONFIG: config.encode(), CARD: model_card(*about).encode()}
+    save_network(folder, model.specification, state, tokenizer, source, other_files=other_files)
+    return next(iter(usage(*about)), "")
 
 
-def _to_hub(
-    folder: Path, repository: str, message: str, private: bool, revision: str | None, pull_request: bool
-) -> str:
+def _to_hub(folder: Path, repository: str, message: str, private: bool) -> str:
     """Make one commit on a repository, which also removes the files of an older model; return its address."""
     from huggingface_hub import HfApi
 
     from lra_ssm.checkpoints.sources import PICKLE
     from lra_ssm.checkpoints.write import REPLACED
 
-    api = HfApi()
     try:
-        api.create_repo(repository, private=private or None, exist_ok=True)
-        if revision not in (None, "main") and not pull_request:
-            api.create_branch(repository, branch=str(revision), exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=repository,
-            folder_path=folder,
-            commit_message=message,
-            revision=revision,
-            create_pr=pull_request,
-            delete_patterns=[*REPLACED, PICKLE],
+        HfApi().create_repo(repository, private=private or None, exist_ok=True)
+        commit = HfApi().upload_folder(
+            repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=[*REPLACED, PICKLE]
         )
     except Exception as error:  # huggingface_hub's, the Hub's answer, the network's
         raise InputError(f"{repository}: cannot be pushed ({describe_error(error)})") from error
-    return f"{commit.pr_url} (once it is merged)" if commit.pr_url else str(commit.commit_url)
+    return str(commit.commit_url)
 
 
 def _to_wandb(folder: Path, name: str, run: RunRecord) -> str:
     """Log an artifact of type model in the wandb run of the training; return its name."""
     import wandb
 
-    from lra_ssm.checkpoints.files import read_json
-
-    *project, artifact_name = name.split("/")
+    *project, artifact = name.split("/")
     try:
         logged = wandb.init(
             entity=project[0] if len(project) > 1 else None,
@@ -375,16 +351,11 @@ def _to_wandb(folder: Path, name: str, run: RunRecord) -> str:
             settings=wandb.Settings(silent=True, console="off"),
         )
         try:  # not `with`, which marks the training's run as failed on an error
-            metadata = read_json(folder / "config.json", "config.json")["source"]
-            artifact = wandb.Artifact(artifact_name, type="model", metadata=metadata)
-            artifact.add_dir(str(folder), skip_cache=True)
-            logged.log_artifact(artifact)
-            if not logged.offline:
-                artifact.wait()
+            logged.log_model(str(folder), artifact)
         finally:
-            logged.finish()
+            logged.finish()  # waits until the files are sent
     except Exception as error:  # wandb's, its server's, the network's
         raise InputError(f"wandb:{name}: cannot be pushed ({describe_error(error)})") from error
     if logged.offline:
         return f"kept in {run.path / 'wandb'} (WANDB_MODE=offline) until `wandb sync` sends it"
-    return f"wandb:{'/'.join(project)}/{artifact_name}:{artifact.version}"
+    return f"wandb:{name}:latest"

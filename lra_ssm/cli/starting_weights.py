@@ -2,8 +2,6 @@
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from lra_ssm.checkpoints.files import get_nested
 from lra_ssm.cli.find_model import check_trusted, find, is_saved, read_config, tokenizer_of
 from lra_ssm.datamodules.language.module import LanguageDataModule
 from lra_ssm.datamodules.language.tokenizer import TOKENIZER
-from lra_ssm.datamodules.language.tokenizer_spec import parse_tokenizer
 from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import sha256
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, load_pretrained
@@ -23,7 +20,7 @@ from lra_ssm.runs.checks import check_tokenizer, differing_settings, existing, l
 
 
 def options_of(name: str, rest: list[str]) -> list[str]:
-    """The options with which validate, test and predict take a run, a checkpoint, or a saved model with its config.
+    """Return the options with which validate, test and predict take a run, or a saved model with its config.
 
     rest: the options given, `--trust module.Class` among them. Raises InputError if it does not exist, or if its
     config must not be trusted (`check_trusted`).
@@ -40,43 +37,16 @@ def options_of(name: str, rest: list[str]) -> list[str]:
     path = files.find(RUN_CONFIG)
     if path is None:
         raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
-    config = read_config(path, f"{files.name}: {RUN_CONFIG}")
-    check_trusted(files.name, config, given.trust)
-    for file in _files(config, path.parent):
-        named = f"{files.name}: its {RUN_CONFIG} names the file {file}"
-        raise InputError(f"{named}: settings of another file are not read")
-    own = _own_tokenizer(files, get_nested(config, "data", "init_args").get("tokenizer"))
-    return [f"--config={path}", f"--ckpt_path={name}", *own, *rest]
-
-
-def _own_tokenizer(files: ModelFiles, stated: Any) -> list[str]:
-    """The option that gives the model's tokenizer, where its config has a file of the machine that it comes from."""
-    if not isinstance(stated, str) or (path := files.tokenizer()) is None:
-        return []
-    try:
-        is_file = parse_tokenizer(stated).kind == "file"
-    except InputError:  # there is no such file here
-        is_file = True
-    return [f"--data.tokenizer={path}"] if is_file else []
-
-
-def _files(config: Any, folder: Path) -> Iterator[str]:
-    """Yield the texts that are files, from the folder or from here, but for data's: jsonargparse would read settings
-    from them, which nobody has checked."""
-    if isinstance(config, str):
-        with suppress(OSError, ValueError):  # it cannot be the name of a file
-            if (folder / config).is_file() or Path(config).is_file():
-                yield config
-    elif isinstance(config, (dict, list)):
-        items = config.items() if isinstance(config, dict) else enumerate(config)
-        for name, value in items:
-            of_data = name in ("source", "tokenizer") and isinstance(value, str)
-            if not of_data:
-                yield from _files(value, folder)
+    config = read_config(path)
+    check_trusted(files.name, config, given.trust, path.parent)
+    # A tokenizer that was a file on the machine of the training is the one that was saved with the model.
+    stated, own = get_nested(config, "data", "init_args").get("tokenizer"), files.tokenizer()
+    tokenizer = [f"--data.tokenizer={own}"] if own and str(stated).endswith(".json") else []
+    return [f"--config={path}", f"--ckpt_path={name}", *tokenizer, *rest]
 
 
 class StartingWeights:
-    """What --init_from names, or the saved model of a command's --ckpt_path.
+    """The weights that --init_from names, or the saved model of a command's --ckpt_path.
 
     new_head: keep the task's own head if the weights have another one, or none: a fit trains it.
     """
@@ -86,12 +56,12 @@ class StartingWeights:
 
     @cached_property
     def files(self) -> ModelFiles | None:
-        """Of a saved model; wandb's are fetched here. None for a checkpoint."""
-        of_a_checkpoint = Path(self.name).is_file() or self.name.endswith(".ckpt")
-        return None if of_a_checkpoint else ModelFiles(self.name)
+        """The files of a saved model, which are downloaded here; None for a checkpoint."""
+        is_checkpoint = Path(self.name).is_file() or self.name.endswith(".ckpt")
+        return None if is_checkpoint else ModelFiles(self.name)
 
     def load(self, task: Any) -> None:
-        """Gives them to a task, or its network. Raises InputError: there are none, or they do not fit."""
+        """Load the weights into a task. Raises InputError if they do not exist or do not fit."""
         if self.files is None:
             path = existing(self.name)
             state = self._with_head(task.state_dict(), load_checkpoint(path)["state_dict"])
@@ -114,7 +84,7 @@ class StartingWeights:
                 print(to_one_line(f"note: {self.files.name} was made with other settings: {differing}"))
 
     def _with_head(self, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-        """The weights, with the task's own head if theirs does not fit it and may be left out."""
+        """Return their weights, with the task's own head if theirs does not fit it and may be left out."""
         names = {name for name in ours.keys() | theirs.keys() if name.removeprefix("network.").startswith("head.")}
         fits = all(n in ours and n in theirs and ours[n].shape == theirs[n].shape for n in names)
         if fits or not self.new_head:
@@ -124,36 +94,28 @@ class StartingWeights:
         return kept | {name: value for name, value in ours.items() if name in names}
 
     def check_tokenizer(self, data: Any) -> None:
-        """See `check_start_tokenizer`."""
-        check_start_tokenizer(self.name, self.files, data)
+        """Check that the data's tokenizer is that of the weights, as far as both name theirs.
 
-
-def check_start_tokenizer(given: str, files: ModelFiles | None, data: Any) -> None:
-    """The data's tokenizer is that of the weights, as far as both name theirs; of a checkpoint there are no files.
-
-    Raises InputError where a model of ours has another. Other layouts may write the same tokenizer otherwise: there
-    it is a warning.
-    """
-    if files is None:
-        check_tokenizer(Path(given), data)
-        return
-    path = files.tokenizer() if hasattr(data, "tokenizer_digest") else None
-    if path is None:
-        return
-    theirs, ours = sha256(path), data.tokenizer_digest
-    if theirs == ours:
-        return
-    its = f"its tokenizer ({path.name}, sha256 {theirs[:12]}…)"
-    said = f"{files.name}: {its} is not the data's ({data.tokenizer_file}, sha256 {ours[:12]}…)"
-    if files.config().get("format") == FORMAT:
-        raise InputError(f"{said}: prepare the data with the model's")
-    print(to_one_line(f"warning: {said}: unless they give the same tokens, the weights are of others"))
+        Raises InputError if a model of ours has another one. Other layouts may write the same tokenizer differently:
+        there it is a warning.
+        """
+        if self.files is None:
+            check_tokenizer(Path(self.name), data)
+            return
+        path = self.files.tokenizer() if hasattr(data, "tokenizer_digest") else None
+        if path is None or sha256(path) == data.tokenizer_digest:
+            return
+        theirs, ours = (f"{digest[:12]}…" for digest in (sha256(path), data.tokenizer_digest))
+        its = f"its tokenizer ({path.name}, sha256 {theirs}) is not the data's ({data.tokenizer_file}, sha256 {ours})"
+        if self.files.config().get("format") == FORMAT:
+            raise InputError(f"{self.files.name}: {its}: prepare the data with the model's")
+        print(to_one_line(f"warning: {self.files.name}: {its}: the weights fit only if both give the same tokens"))
 
 
 def with_own_tokenizer(data: Any, model: ModelFiles | Path, folder: Path) -> Any:
     """Return data for a model to be scored on, with the model's own tokenizer if the data would train another one.
 
-    Says so. folder: takes the tokenizer's file, which is read until the data is prepared.
+    Prints that it does so. folder: takes the tokenizer's file, which is read until the data is prepared.
     """
     if not isinstance(data, LanguageDataModule) or not data.spec.is_trained:
         return data

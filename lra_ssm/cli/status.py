@@ -1,19 +1,20 @@
 """`lra-ssm status`: how far runs are, of sweeps and of folders, in one table."""
 
+import glob
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from json import dumps
+from pathlib import Path
 from typing import Any, Self
 
-from lra_ssm.cli.sweeps import collect_runs
 from lra_ssm.errors import InputError
 from lra_ssm.results.settings import differing, format_value, short_names
 from lra_ssm.runs.identity import SEED
-from lra_ssm.runs.record import RunRecord
-from lra_ssm.sweeps.local import last_line
-from lra_ssm.sweeps.submit import FolderRun, queue_of, ranges
+from lra_ssm.runs.record import RunRecord, find_runs
+from lra_ssm.shipped import name_of
+from lra_ssm.sweeps.submit import FolderRun, SweepFolder, queue_of, ranges
 from lra_ssm.tables import duration, table, terminal_width, wrapped
 
 _MAX_SETTINGS = 4  # shown of a run
@@ -43,26 +44,39 @@ def status(*runs: str, json: bool = False) -> None:
         except InputError as error:
             print(f"{error}; the table is without it", file=sys.stderr)
         own = [None] * len(records) if sweep is None else sweep.runs
-        states += [_State.of(record, run, queue) for record, run in zip(records, own, strict=True)]
+        states += [State.of(record, run, queue) for record, run in zip(records, own, strict=True)]
     if json:
         print(dumps([one.as_json() for one in states], indent=1))
         return
-    print(_table(states, terminal_width()))
-    reasons: dict[tuple[str, str], list[_State]] = {}
+    print(states_table(states, terminal_width()))
+    reasons: dict[str, list[State]] = defaultdict(list)
     for one in states:
         if one.reason:
-            reasons.setdefault((one.state, one.reason), []).append(one)
-    for (state, reason), same in reasons.items():
+            text = one.reason if one.reason.startswith(one.state) else f"{one.state}: {one.reason}"
+            reasons[text].append(one)
+    for text, same in reasons.items():
         numbers = ranges(one.number for one in same if one.number)
-        ids = [one.record.path.name for one in same if not one.number]
-        told = reason if reason.startswith(state) else f"{state}: {reason}"
-        print(wrapped(f"{', '.join(filter(None, [numbers, *ids]))} {told}"))
+        print(wrapped(f"{', '.join([numbers] * bool(numbers) + [one.name for one in same if not one.number])} {text}"))
     counts = Counter(one.state for one in states)
     print(f"{len(states)} in all: {', '.join(f'{count} {state}' for state, count in counts.items())}")
 
 
+def collect_runs(given: Iterable[str]) -> Iterator[tuple[SweepFolder | None, list[RunRecord]]]:
+    """Yield for each argument its sweep, if it is one, and its runs. Raises InputError if there are none."""
+    for name in given:
+        paths = [Path(name)] if Path(name).exists() else [Path(path) for path in sorted(glob.glob(name))]
+        if name_of("sweep", name) or (len(paths) == 1 and (paths[0].is_file() or (paths[0] / "runs.txt").is_file())):
+            folder = SweepFolder.find(name)
+            yield folder, [run.record for run in folder.runs]
+            continue
+        found = [RunRecord.read(run) for path in paths for run in find_runs(path)]
+        if not found:
+            raise InputError(f"{name}: no runs there; give run directories, folders of runs, or a sweep")
+        yield None, sorted(found, key=lambda record: (record.experiment, record.path.name))
+
+
 @dataclass(frozen=True)
-class _State:
+class State:
     """How far a run is, from its directory, its log and Slurm's queue."""
 
     record: RunRecord
@@ -70,11 +84,6 @@ class _State:
     state: str
     reason: str
     settings: dict[str, Any]  # by which it may differ from others
-
-    def as_json(self) -> dict[str, Any]:
-        record = self.record
-        of = {"state": self.state, "reason": self.reason, "step": record.step, "of": record.planned_steps}
-        return {"run": str(record.path), **of}
 
     @classmethod
     def of(cls, record: RunRecord, run: FolderRun | None, queue: dict[int, str]) -> Self:
@@ -89,39 +98,53 @@ class _State:
         if run.index in queue and state != "done":
             state, reason = ("waiting", queue[run.index]) if queue[run.index] else ("running", "")
         elif state not in ("done", "running") and run.log.exists():
-            record_file = record.path / "run.json"
+            written = record.path / "run.json"
             state = "failed" if state == "not started" else state
-            if not record_file.exists() or run.log.stat().st_mtime > record_file.stat().st_mtime - 1:
-                reason = reason or last_line(run)  # why the last attempt ended before or after the run's own record
+            if not written.exists() or run.log.stat().st_mtime > written.stat().st_mtime - 1:
+                reason = reason or run.last_line()  # why the last attempt ended before or after the run's own record
         return cls(record, run.index, state, reason, run.changes)
 
+    @property
+    def name(self) -> str:
+        return str(self.number or self.record.path.name)
 
-def _table(states: Sequence[_State], width: int | None) -> str:
-    columns: dict[str, list[str]] = {
-        "run": [str(one.number or one.record.path.name) for one in states],
-        "experiment": [one.record.experiment for one in states],
-        "settings": _settings(states),
-        "state": [one.state for one in states],
-        "step": [_step(one.record) for one in states],
-        "left": [_left(one) for one in states],
-        "validation": [_validation(one.record) for one in states],
-        "test": [_test(one.record) for one in states],
-        "time": ["" if one.record.seconds is None else duration(*one.record.seconds) for one in states],
-    }
-    columns = {name: cells for name, cells in columns.items() if any(cells)}
-    for name in ("time", "left"):
-        if width is not None and sum(max(map(len, [name, *cells])) + 1 for name, cells in columns.items()) > width:
-            columns.pop(name, None)
-    rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    return table([*columns], rows, list(columns).index("state") + 1, width)
+    def as_json(self) -> dict[str, Any]:
+        how_far = {"step": self.record.step, "of": self.record.planned_steps}
+        return {"run": str(self.record.path), "state": self.state, "reason": self.reason, **how_far}
+
+    def cells(self) -> dict[str, str]:
+        """The columns after the settings; empty where there is nothing to say."""
+        record, step, planned = self.record, self.record.step, self.record.planned_steps
+        rate, metrics = record.progress.get("rate"), {} if record.missing else record.tested.get("metrics") or {}
+        tested = [f"test/{name}" for name in ("accuracy", "perplexity", "loss") if f"test/{name}" in metrics]
+        best = (record.record.get("metrics") or {}).get(f"best {record.monitor}")
+        validation = "" if best is None else _figure(record.monitor, best)
+        if best is None and (curve := record.curve(record.monitor)):
+            validation = f"… {_figure(record.monitor, curve[max(curve)])}"
+        is_open = step is not None and planned is not None and not record.finished
+        left = max(0, planned - step) / rate if is_open and rate and self.state == "running" else None  # type: ignore[operator]
+        return {
+            "state": self.state,
+            "step": ("" if step is None else f"{step:,}") + (f"/{planned:,}" if is_open else ""),
+            "left": "" if left is None else duration(left),
+            "validation": validation,
+            "test": _figure(tested[0], metrics[tested[0]]) if tested else "",
+            "time": "" if record.seconds is None else duration(*record.seconds),
+        }
 
 
-def _settings(states: Sequence[_State]) -> list[str]:
-    """What distinguishes each run from others of its experiment, the seed first."""
-    groups: dict[str, list[_State]] = {}
+def _figure(metric: str, value: float) -> str:
+    """63.85 %, loss 2.31"""
+    name = metric.rpartition("/")[2]
+    return f"{100 * value:.2f} %" if name == "accuracy" else f"{name} {value:.4g}"
+
+
+def states_table(states: Sequence[State], width: int | None) -> str:
+    """Return a line per run, with the settings in which it differs from others of its experiment, the seed first."""
+    groups: dict[str, list[State]] = defaultdict(list)
     for one in states:
-        groups.setdefault(one.record.experiment, []).append(one)
-    found = {}
+        groups[one.record.experiment].append(one)
+    settings = {}
     for same in groups.values():
         differ = differing(one.settings for one in same)
         short = short_names({key for one in same for key in one.settings})
@@ -129,39 +152,10 @@ def _settings(states: Sequence[_State]) -> list[str]:
         for i, one in enumerate(same):
             values = {key: one.record.all_settings.get(key, differ[key][i]) for key in keys[:_MAX_SETTINGS]}
             told = [f"{short[key]} {format_value(value)}" for key, value in values.items()]
-            found[id(one)] = ", ".join(told) + (", …" if len(keys) > _MAX_SETTINGS else "")
-    return [found[id(one)] for one in states]
-
-
-def _step(record: RunRecord) -> str:
-    if record.step is None or record.finished or not record.planned_steps:
-        return "" if record.step is None else f"{record.step:,}"
-    return f"{record.step:,}/{record.planned_steps:,}"
-
-
-def _left(one: _State) -> str:
-    rate, of, step = one.record.progress.get("rate"), one.record.planned_steps, one.record.step
-    if one.state != "running" or not rate or of is None or step is None:
-        return ""
-    return duration(max(0.0, (of - step) / rate))
-
-
-def _validation(record: RunRecord) -> str:
-    """The best monitored metric of a run that has ended, else the last one with …"""
-    best = (record.record.get("metrics") or {}).get(f"best {record.monitor}")
-    if isinstance(best, (int, float)):
-        return _figure(record.monitor, best)
-    curve = record.curve(record.monitor)
-    return f"… {_figure(record.monitor, curve[max(curve)])}" if curve else ""
-
-
-def _test(record: RunRecord) -> str:
-    metrics = {} if record.missing else record.tested.get("metrics") or {}
-    names = [f"test/{name}" for name in ("accuracy", "perplexity", "loss") if f"test/{name}" in metrics]
-    return _figure(names[0], metrics[names[0]]) if names else ""
-
-
-def _figure(metric: str, value: float) -> str:
-    """accuracy 63.85 %, loss 2.31"""
-    name = metric.rpartition("/")[2]
-    return f"{name} {100 * value:.2f} %" if name == "accuracy" else f"{name} {value:.4g}"
+            settings[id(one)] = ", ".join(told + ["…"] * (len(keys) > _MAX_SETTINGS))
+    lines = [
+        {"run": one.name, "experiment": one.record.experiment, "settings": settings[id(one)], **one.cells()}
+        for one in states
+    ]
+    columns = [name for name in lines[0] if any(line[name] for line in lines)]
+    return table(columns, [[line[name] for name in columns] for line in lines], columns.index("state") + 1, width)

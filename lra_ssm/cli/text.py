@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jsonargparse.typing import PositiveInt
 
-from lra_ssm.cli.text_stream import TextStream
 from lra_ssm.errors import InputError, printable, to_one_line
 
 if TYPE_CHECKING:
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
     from lra_ssm.datamodules.language.tokenizer import TextTokenizer
     from lra_ssm.datamodules.language.windows import TokenWindows
     from lra_ssm.models import LanguageModel
-    from lra_ssm.models.generation import Generation
-    from lra_ssm.tasks.metrics import TokenLoss
 
 _LENGTH = 2048  # tokens of a window if no run says: what Mamba's public models were trained on
 _TOKENS = 8192  # scored at a time
@@ -46,15 +41,6 @@ def _device(name: str | None) -> torch.device:
         reason = str(error).partition("\n")[0]
         raise InputError(f"--device {name}: there is no such device here ({reason})") from error
     return device
-
-
-@contextmanager
-def _naming(model: str) -> Iterator[None]:
-    """Name the model in an error about something that it cannot do."""
-    try:
-        yield
-    except ValueError as error:
-        raise error if isinstance(error, InputError) else InputError(f"{model}: {error}") from error
 
 
 def _read_input(file: str) -> tuple[str, bytes]:
@@ -126,11 +112,9 @@ def generate(
     if "" in stop:
         raise InputError("--stop is empty: every text would end at once")
     prompts = [*prompt, *(_read_prompts(prompt_file) if prompt_file else [])] or [""]
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
     from lra_ssm.cli.find_model import load_language_model
-    from lra_ssm.models.generation import MAX_SEED, Generation, check_settings, row_seeds
+    from lra_ssm.models.generation import MAX_SEED, check_settings, row_seeds
+    from lra_ssm.text_generation import continue_prompts
 
     penalty, top_p_ = repetition_penalty, None if top_p == 1 else top_p
     settings: Any = dict(temperature=temperature, top_k=top_k or None, top_p=top_p_, repetition_penalty=penalty)
@@ -142,33 +126,29 @@ def generate(
         raise InputError(f"--{str(error).replace('_', '-', 1)}") from error
     place = _device(device)
     loaded = load_language_model(model, tokenizer, allow_pickle, trust)
-    before = loaded.before
-    if begin_document is not None:
-        before = (loaded.tokenizer.end_of_text,) if begin_document else ()
     for number, given in enumerate(prompts, 1):
         if unknown := _unknown([given], loaded.tokenizer):
             raise InputError(f"prompt {number}: the model's vocabulary has no {unknown}")
-    texts = [_Text(given, loaded, before, stop) for given in prompts for _ in range(num_samples)]
+    texts = [text for text in prompts for _ in range(num_samples)]
+    ids = [_prompt_ids(text, loaded, begin_document) for text in texts]
     loaded.model.to(place)
-    began, made = time.perf_counter(), 0
-    with _naming(model):
-        for begin in range(0, len(texts), batch_size):
-            batch = texts[begin : begin + batch_size]
-            own = seeds[begin : begin + batch_size]
-            ids = pad_sequence([torch.tensor(text.prompt_ids) for text in batch], batch_first=True).to(place)
-            lengths = torch.tensor([len(text.prompt_ids) for text in batch])
-            generation = Generation(
-                loaded.model, ids, max_new_tokens, lengths=lengths, seed=own, stop=loaded.stop, **settings
-            )
-            _run(generation, batch, live=len(texts) == 1)
-            made += int(generation.lengths.sum() - lengths.sum())
-            for number, text in enumerate(batch, begin + 1):
-                if len(texts) > 1:
-                    _show(f"{chr(10) * (number > 1)}=== {number} of {len(texts)} ===\n")
-                text.show()
+    live, began, made = len(texts) == 1, time.perf_counter(), 0
+    if live:
+        _show(texts[0])
+    for begin in range(0, len(texts), batch_size):
+        batch = slice(begin, begin + batch_size)
+        continued = continue_prompts(
+            loaded.model, loaded.tokenizer, ids[batch], max_new_tokens, end_tokens=loaded.stop, stops=stop,
+            show=_show if live else None, seed=seeds[batch], **settings,
+        )  # fmt: skip
+        made += sum(text.count for text in continued)
+        for number, (given, text) in enumerate(zip(texts[batch], continued, strict=True), begin + 1):
+            if not live:
+                _show(f"{chr(10) * (number > 1)}=== {number} of {len(texts)} ===\n{given}{text.text}")
+            _show("\n")
     seconds = time.perf_counter() - began
-    told = f"{made:,} tokens in {seconds:.2f} s ({made / seconds:,.0f} tokens/s)"
-    print(f"{told}; seed {drawn}" if temperature else told, file=sys.stderr)
+    speed = f"{made:,} tokens in {seconds:.2f} s ({made / seconds:,.0f} tokens/s)"
+    print(f"{speed}; seed {drawn}" if temperature else speed, file=sys.stderr)
     return 0
 
 
@@ -184,82 +164,18 @@ def _read_prompts(file: str) -> list[str]:
     return lines
 
 
-def _run(generation: Generation, texts: list[_Text], live: bool) -> None:
-    """Generate a batch of texts; with `live`, show the only one as it comes."""
-    import torch
-
-    if live:
-        texts[0].show()
-    try:
-        for tokens in generation:
-            for text, token in zip(texts, tokens.tolist(), strict=True):
-                text.add(token)
-            generation.ended |= torch.tensor([text.ended for text in texts], device=tokens.device)
-            if live:
-                texts[0].show()
-    except KeyboardInterrupt:
-        print()  # the error begins its own line
-        raise
-    for text in texts:
-        text.end()
-
-
-class _Text:
-    """A prompt, whose tokens are `prompt_ids`, and what is made of it.
-
-    ended: it has its end-of-text token, a stop, or as many tokens as it may have.
-    """
-
-    def __init__(self, prompt: str, loaded: LoadedLanguageModel, before: tuple[int, ...], stops: list[str]) -> None:
-        ids = loaded.tokenizer.encode([prompt], [False]).tokens.tolist()
-        # An empty prompt begins with the end-of-text token, as in transformers.
-        self.prompt_ids = [*before, *ids] or [loaded.tokenizer.end_of_text]
-        self.ended = False
-        self._prompt, self._ends, self._stops = prompt, loaded.stop, stops
-        self._stream = TextStream(loaded.tokenizer, self.prompt_ids)
-        self._made, self._shown = "", 0  # what was generated, and how many characters of it are shown
-        self._begun = False
-
-    def add(self, token: int) -> None:
-        if self.ended:
-            return
-        if token in self._ends:
-            self.end()
-        else:
-            self._take(self._stream.add(token))
-
-    def end(self) -> None:
-        """No further token comes."""
-        if not self.ended:
-            self._take(self._stream.rest())
-            self.ended = True
-            self._made += "\n"
-
-    def _take(self, new: str) -> None:
-        searched = max(0, len(self._made) - max(map(len, self._stops), default=0) + 1)  # a stop may lie across tokens
-        self._made += new
-        ends = [at + len(stop) for stop in self._stops if (at := self._made.find(stop, searched)) >= 0]
-        if ends:
-            self._made, self.ended = f"{self._made[: min(ends)]}\n", True
-
-    def show(self) -> None:
-        """Print what is new of the text; the prompt, which comes first, is bold in a terminal."""
-        if not self._begun and self._prompt:
-            bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-            sys.stdout.write("\033[1m" * bold)
-            _show(self._prompt)
-            sys.stdout.write("\033[0m" * bold)
-        self._begun = True
-        _show(self._made[self._shown :])
-        self._shown = len(self._made)
-        sys.stdout.flush()
+def _prompt_ids(prompt: str, loaded: LoadedLanguageModel, begin_document: bool | None) -> list[int]:
+    end_of_text = loaded.tokenizer.end_of_text
+    before = loaded.before if begin_document is None else (end_of_text,) if begin_document else ()
+    # An empty prompt begins with the end-of-text token, as in transformers.
+    return [*before, *loaded.tokenizer.encode([prompt], [False]).tokens.tolist()] or [end_of_text]
 
 
 def _show(text: str) -> None:
     """Write a text to the standard output; a terminal must not obey what it says."""
     if sys.stdout.isatty():
         text = "".join(c if c in "\n\t" else printable(c) for c in text)
-    sys.stdout.write(text)
+    print(text, end="", flush=True)
 
 
 # --- score ---
@@ -310,11 +226,10 @@ def score(
     texts = [_tokenized(name, data, loaded.tokenizer) for name, data in contents]
     loaded.model.to(place)
     sums, evaluation = list[tuple[float, int, int]](), ""
-    with _naming(model), Bar("scoring", sum(len(text.tokens) for text in texts), unit="tokens") as bar:
+    with Bar("scoring", sum(len(text.tokens) for text in texts), unit="tokens") as bar:
         for text in texts:
             windows, carries, evaluation = _windows(text.tokens, loaded)
-            nll, tokens = (float(value) for value in _scored(loaded.model, windows, carries, place, bar).compute())
-            sums.append((nll, int(tokens), text.size))
+            sums.append((_loss(loaded.model, windows, carries, place, bar), len(text.tokens), text.size))
     rows = [_cells(text.name, *row) for text, row in zip(texts, sums, strict=True)]
     if len(rows) > 1:
         rows.append(_cells("all", *(sum(column) for column in zip(*sums, strict=True))))
@@ -341,8 +256,8 @@ def _tokenized(name: str, data: bytes, tokenizer: TextTokenizer) -> _Tokens:
     """Raises InputError, naming the line, if it is not UTF-8."""
     from lra_ssm.datamodules.language.corpus import ReadOptions, read_text, segments
 
-    found = read_text(io.BytesIO(data), name, "file", "test")
-    parts = [segment.text for segment in segments(found, ReadOptions())]
+    documents = read_text(io.BytesIO(data), name, "file", "test")
+    parts = [segment.text for segment in segments(documents, ReadOptions())]
     tokens = tokenizer.encode(parts, [False] * len(parts)).tokens
     return _Tokens(name, tokens, sum(len(part.encode()) for part in parts), _unknown(parts, tokenizer))
 
@@ -367,17 +282,16 @@ def _windows(tokens: Any, loaded: LoadedLanguageModel) -> tuple[TokenWindows, bo
     return Windows(stream, first, length, isolate=False, stride=stride), False, f"windows of {length:,} tokens, {each}"
 
 
-def _scored(model: LanguageModel, windows: TokenWindows, carries: bool, device: torch.device, bar: Any) -> TokenLoss:
-    """−log p of all tokens, and their number."""
+def _loss(model: LanguageModel, windows: TokenWindows, carries: bool, device: torch.device, bar: Any) -> float:
+    """−log p of all tokens, in nats."""
     import numpy as np
     import torch
 
     from lra_ssm.models.language_model import NOT_SCORED
-    from lra_ssm.tasks.metrics import TokenLoss
 
-    metric, state = TokenLoss().to(device), None
+    total, state = 0.0, None
     size = 1 if carries else max(1, _TOKENS // windows.length)
-    with torch.no_grad():
+    with torch.inference_mode():
         for begin in range(0, len(windows), size):
             batch = windows.batch(np.arange(begin, min(begin + size, len(windows))), 0)
             inputs, targets = batch.inputs.to(device), batch.targets.to(device)
@@ -386,9 +300,9 @@ def _scored(model: LanguageModel, windows: TokenWindows, carries: bool, device: 
                 inputs, targets, lengths, initial_state=state, return_last_state=carries
             )
             state = after if carries else None
-            metric.update(nll, targets != NOT_SCORED)
+            total += float(nll.sum(dtype=torch.float64))
             bar.advance(int((batch.targets != NOT_SCORED).sum()))
-    return metric
+    return total
 
 
 def _cells(name: str, nll: float, tokens: int, size: int) -> tuple[str, ...]:

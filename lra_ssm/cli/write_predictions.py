@@ -1,11 +1,10 @@
 """What `predict` writes: a callback that makes a CSV file of the predictions of a data module's split."""
 
-import csv
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
@@ -27,25 +26,12 @@ def check_output_path(file: str, option: str = "--output") -> Path:
     return path
 
 
-def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> str:
-    """Writes rows, the first of which names the columns; returns where they are, as it is said."""
-    before = ", in place of the one before" if path.exists() else ""
-    with replacing(path, newline="", encoding="utf-8", errors="backslashreplace") as file:
-        csv.writer(file).writerows(rows)
-    return f"{path}{before}"
-
-
-def shown(values: Tensor) -> list[str]:
-    """The cells of values (n,)."""
-    return [f"{value:.6g}" for value in values.tolist()]
-
-
 class WritePredictions(BasePredictionWriter):
-    """Writes a CSV file: one row per example with its label, its most probable class and the probabilities, classes by
-    the names that the data module has for them (`class_names`), else by number; of a task whose `predicts_classes` is
-    false with its values, one row per position where it has some at each.
+    """Writes a CSV file: one row per example with its label, its most probable class and the probabilities.
 
-    A batch is (inputs, labels) or (inputs, lengths, labels), labels (B,) integers; of other batches there is no label.
+    Classes have the data module's names for them (`class_names`), else numbers. A batch is (inputs, labels) or
+    (inputs, lengths, labels), labels (B,) integers; other batches have no label. For a task whose `predicts_classes`
+    is false the rows are the predicted values, one row per position if there are some at each.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,32 +59,30 @@ class WritePredictions(BasePredictionWriter):
         shapes = "(batch, classes)" if classes else "(batch, outputs) or (batch, length, outputs)"
         if not all(isinstance(p, Tensor) and (p.dim() == 2 or (p.dim() == 3 and not classes)) for p in predictions):
             raise InputError(f"predictions.csv takes what predict_step returns as a tensor {shapes}, nothing else")
-        if not classes:
-            self._write_values([p.float().cpu() for p in predictions])
-            return
-        rows = torch.cat(list(predictions)).float().cpu()
-        predicted = rows.argmax(1)
-        known = [labels for labels in self._labels if labels is not None]
-        labels = torch.cat(known) if known and len(known) == len(self._labels) else None
+        batches = [p.float().cpu() for p in predictions]
         names = getattr(getattr(trainer, "datamodule", None), "class_names", None) or ()
-        if len(names) != rows.shape[1]:
-            names = range(rows.shape[1])
-        written: list[list[object]] = [["example", *([] if labels is None else ["label"]), "prediction"]]
-        written[0] += [f"p_{name}" for name in names]
-        for i, row in enumerate(rows):
-            label = [] if labels is None else [names[int(labels[i])]]
-            written.append([i, *label, names[int(predicted[i])], *shown(row)])
-        place = write_csv(self.path, written)
-        right = "" if labels is None else f", {(predicted == labels).float().mean().item():.2%} of them right,"
-        print(f"{len(rows)} predictions{right} in {place}")
+        rows, right = self._classes(torch.cat(batches), names) if classes else (_values(batches), "")
+        existed = ", in place of the one before" if self.path.exists() else ""
+        with replacing(self.path, newline="", encoding="utf-8", errors="backslashreplace") as file:
+            rows.to_csv(file, float_format="%.6g")
+        print(f"{sum(map(len, batches))} predictions{right} in {self.path}{existed}")
 
-    def _write_values(self, batches: list[Tensor]) -> None:
-        """Batches (B, K) or (B, L, K)."""
-        examples = [example for batch in batches for example in batch]
-        by_position = examples[0].dim() == 2
-        written: list[list[object]] = [["example", *(["position"] if by_position else [])]]
-        written[0] += [f"y{i}" for i in range(examples[0].shape[-1])]
-        for number, example in enumerate(examples):
-            for position, row in enumerate(example if by_position else example[None]):
-                written.append([number, *([position] if by_position else []), *shown(row)])
-        print(f"predictions of {len(examples)} examples in {write_csv(self.path, written)}")
+    def _classes(self, probabilities: Tensor, class_names: Any) -> tuple[pd.DataFrame, str]:
+        """Return a row per example of probabilities (examples, classes), and in words how many are right."""
+        names = class_names if len(class_names) == probabilities.shape[1] else range(probabilities.shape[1])
+        predicted = probabilities.argmax(1)
+        rows = pd.DataFrame(probabilities.numpy(), columns=[f"p_{name}" for name in names]).rename_axis("example")
+        rows.insert(0, "prediction", [names[i] for i in predicted.tolist()])
+        if not self._labels or any(labels is None for labels in self._labels):
+            return rows, ""
+        labels = torch.cat(self._labels)  # type: ignore[arg-type]
+        rows.insert(0, "label", [names[i] for i in labels.tolist()])
+        return rows, f", {(predicted == labels).float().mean().item():.2%} of them right,"
+
+
+def _values(batches: list[Tensor]) -> pd.DataFrame:
+    """Return a row per example of batches (B, K), or per position of batches (B, L, K)."""
+    examples = [example for batch in batches for example in batch]
+    frames = [pd.DataFrame(torch.atleast_2d(example).numpy()).add_prefix("y") for example in examples]
+    rows = pd.concat(frames, keys=range(len(frames)), names=["example", "position"])
+    return rows if examples[0].dim() == 2 else rows.droplevel("position")

@@ -142,13 +142,15 @@ class Attention(nn.Module):
         at = self._document_positions(x, reset, cache)
         if self.position_embedding is None:
             return at
-        most, L = self.position_embedding.num_embeddings, x.shape[1]
-        if self.window is None and L + (0 if cache is None else cache[0].shape[1]) <= most:
+        max_length, L = self.position_embedding.num_embeddings, x.shape[1]
+        if self.window is None and L + (0 if cache is None else cache[0].shape[1]) <= max_length:
             return at  # decided by shapes: reading a tensor would wait for the GPU
         real = at if lengths is None else at.masked_fill(torch.arange(L, device=x.device) >= lengths[:, None], 0)
-        if (longest := int(real.max()) + 1) > most:
-            raise ValueError(f"a document has {longest} positions or more, and Attention learns max_length {most}")
-        return at.clamp(max=most - 1)  # only padding is clamped
+        if (longest := int(real.max()) + 1) > max_length:
+            raise ValueError(
+                f"a document has {longest} positions or more, and Attention learns max_length {max_length}"
+            )
+        return at.clamp(max=max_length - 1)  # only padding is clamped
 
     def _document_positions(self, x: Tensor, reset: Tensor | None, cache: Cache | None) -> Tensor:
         steps = torch.arange(x.shape[1], device=x.device)[None]

@@ -154,14 +154,6 @@ class B2S6(RecurrentLayer):
             C = as_complex(C.unflatten(-1, (self.N, 2)))
         return B.permute(0, 2, 3, 1), C.permute(0, 2, 3, 1)
 
-    def extra_repr(self) -> str:
-        D, N = self.state_shape
-        return (
-            f"d_model={D}, num_blocks={self.H}, d_state={2 * N if self.complex_state else N},"
-            f" bias={self.B_bias is not None}, complex_A={self.complex_state}, complex_C={self.complex_C},"
-            f" bidirectional={self.bidirectional}"
-        )
-
     def roles(self) -> dict[str, Role]:
         roles: dict[str, Role] = {"A_log": "recurrent", "delta_weight": "delta", "delta_bias": "delta", "D": "no_decay"}
         if self.A_imag is not None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, linear_recurrence
 from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import Form, Parameterization
-from lra_ssm.ops.deep_linear import OneLayer, Stack, diagonal, one_layer
 
 
 class DeepLinearSSM(RecurrentLayer):
@@ -85,30 +84,6 @@ class DeepLinearSSM(RecurrentLayer):
         B = (1 - eigenvalues.square()).abs().sqrt() * self.B if self.normalize else self.B
         return eigenvalues, B, self.C
 
-    def stack(self) -> Stack:
-        """Return eigenvalues, B and C of every channel's stack, (D, K, N), as `ops.deep_linear` takes them."""
-        return Stack(*(x.transpose(0, 1) for x in self._system()))
-
-    def one_layer(self) -> OneLayer:
-        """Return every channel's stack as one layer of K N states (eq. 7-8): A (D, KN, KN), B and C (D, KN).
-
-        Raises ValueError with a ReLU between the layers.
-        """
-        self._refuse_relu()
-        return one_layer(*self.stack())
-
-    def diagonal(self) -> OneLayer:
-        """Return `one_layer` in its eigenbasis (eq. 9): A, B and C (D, KN).
-
-        Raises ValueError with a ReLU between the layers, or if there is no eigenbasis.
-        """
-        self._refuse_relu()
-        return diagonal(*self.stack())
-
-    def _refuse_relu(self) -> None:
-        if self.relu:
-            raise ValueError("DeepLinearSSM has a ReLU between its layers: no linear layer equals it")
-
     def scan(self, x: Tensor, context: ScanContext) -> tuple[Tensor, Tensor | None]:
         """See `RecurrentLayer.scan`; state (batch, K, D, N)."""
         eigenvalues, B, C = self._system()
@@ -124,10 +99,6 @@ class DeepLinearSSM(RecurrentLayer):
             if end is not None:
                 last.append(end.unflatten(-1, (D, N)))
         return y, torch.stack(last, 1) if last else None
-
-    def extra_repr(self) -> str:
-        K, D, N = self.state_shape
-        return f"d_model={D}, n_layers={K}, d_state={N}, bidirectional={self.bidirectional}"
 
     def roles(self) -> dict[str, Role]:
         return {"eigenvalue_weight": "recurrent"}

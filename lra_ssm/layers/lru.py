@@ -88,10 +88,6 @@ class LRU(RecurrentLayer):
         y = F.linear(torch.view_as_real(states).flatten(-2).to(x.dtype), C) + self.D * x
         return y, last
 
-    def extra_repr(self) -> str:
-        N, D, _ = self.B.shape
-        return f"d_model={D}, d_state={N}, bidirectional={self.bidirectional}"
-
     def roles(self) -> dict[str, Role]:
         """C and D train at the base rate, with decay, as in minimal-LRU."""
         return dict.fromkeys(("modulus_weight", "theta_log", "gamma_log", "B"), "recurrent")

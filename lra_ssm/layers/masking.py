@@ -16,11 +16,11 @@ def check_sequence(x: Tensor, module: object) -> None:
         )
 
 
-def check_lengths(lengths: Tensor | None, x: Tensor, least: int = 0) -> None:
-    """Check that lengths (B,) are whole numbers from `least` to L for x (B, L, …). Raises ValueError.
+def check_lengths(lengths: Tensor | None, x: Tensor, minimum: int = 0) -> None:
+    """Check that lengths (B,) are whole numbers from `minimum` to L for x (B, L, …). Raises ValueError.
 
     Length 0 is a sequence that has ended in an earlier slice: its state does not change. A caller that needs one
-    vector or label per sequence passes `least=1`. The values are only read on the CPU, because reading them on a GPU
+    vector or label per sequence passes `minimum=1`. The values are only read on the CPU, because reading them on a GPU
     would wait for it; there they are what they were when the batch was made, and `tasks` checks them before the batch
     is moved.
     """
@@ -34,11 +34,11 @@ def check_lengths(lengths: Tensor | None, x: Tensor, least: int = 0) -> None:
     if lengths.device.type != "cpu" or torch.compiler.is_compiling():
         return
     try:
-        wrong = next((n for n in lengths.tolist() if not least <= n <= L), None)
+        wrong = next((n for n in lengths.tolist() if not minimum <= n <= L), None)
     except RuntimeError:  # fake tensors and vmap have no values to read
         return
     if wrong is not None:
-        raise ValueError(f"lengths: {wrong} among them; expected {least} to L = {L}, the real positions of each")
+        raise ValueError(f"lengths: {wrong} among them; expected {minimum} to L = {L}, the real positions of each")
 
 
 def valid_mask(lengths: Tensor, L: int) -> Tensor:

@@ -45,9 +45,6 @@ class MLP(nn.Module):
             y = F.gelu(y, approximate="tanh")
         return self.fc2(self.dropout(y))
 
-    def extra_repr(self) -> str:
-        return f"activation={self.activation}"
-
     def width_roles(self) -> dict[str, WidthRole]:
         """F grows with the channels."""
         return linear_roles(fc1=(self.fc1, "hidden"), fc2=(self.fc2, "hidden"))

@@ -73,7 +73,7 @@ class BatchNorm(nn.Module):
 
     def _normalize(self, rows: Tensor) -> Tensor:
         """Normalize rows (positions, D)."""
-        if self.training and processes() > 1:
+        if self.training and world_size() > 1:
             return _batch_norm(self.norm, rows)
         if self.training and _frozen:
             norm = self.norm
@@ -95,12 +95,12 @@ def _batch_norm(norm: nn.BatchNorm1d, rows: Tensor, valid: Tensor | None = None)
     y, mean, variance, count = _Normalized.apply(rows, norm.weight, norm.bias, valid, norm.eps)
     if _frozen:
         return y
-    if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-        momentum = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
-        with torch.no_grad():
-            norm.running_mean.lerp_(mean.to(norm.running_mean), momentum)
-            norm.running_var.lerp_((variance * (count / (count - 1).clamp(min=1))).to(norm.running_var), momentum)
+    assert norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None
+    assert norm.momentum is not None
+    norm.num_batches_tracked.add_(1)
+    with torch.no_grad():
+        norm.running_mean.lerp_(mean.to(norm.running_mean), norm.momentum)
+        norm.running_var.lerp_((variance * (count / (count - 1).clamp(min=1))).to(norm.running_var), norm.momentum)
     return y
 
 
@@ -149,12 +149,12 @@ def _where_valid(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def _all_reduce(sums: Tensor) -> Tensor:
-    if processes() > 1:
+    if world_size() > 1:
         dist.all_reduce(sums)
     return sums
 
 
-def processes() -> int:
+def world_size() -> int:
     """Return the number of processes that train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
@@ -207,9 +207,6 @@ class GatedRMSNorm(nn.Module):
             return functional.rms_norm(y, weight.shape, weight, self.eps)
         parts = y.unflatten(-1, (self.groups, -1))
         return functional.rms_norm(parts, parts.shape[-1:], None, self.eps).flatten(-2) * weight
-
-    def extra_repr(self) -> str:
-        return f"{len(self.weight)}, groups={self.groups}, eps={self.eps}"
 
     def optim_roles(self) -> dict[str, Role]:
         return {"weight": "norm"}

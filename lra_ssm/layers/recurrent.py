@@ -148,8 +148,8 @@ class RecurrentLayer(KeepsArguments, ABC):
         return roles
 
     def extra_repr(self) -> str:
-        """Describe the layer by its state's shape; a subclass names its own arguments instead."""
-        return f"state_shape={self.state_shape}, bidirectional={self.bidirectional}"
+        """Name the arguments that the layer was built with."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.constructor_arguments().items())
 
     def _refuse_state(self) -> None:
         raise ValueError(

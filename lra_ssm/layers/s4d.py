@@ -165,10 +165,6 @@ class S4D(RecurrentLayer):
         """Return Δ at every position, always the same: x (batch, L, D) -> (batch, L, D)."""
         return self.log_delta.exp().expand_as(x)
 
-    def extra_repr(self) -> str:
-        D, N = self.state_shape
-        return f"d_model={D}, d_state={2 * N}, bidirectional={self.bidirectional}"
-
     def roles(self) -> dict[str, Role]:
         roles: dict[str, Role] = {"A_log": "recurrent", "A_imag": "recurrent", "log_delta": "delta"}
         return {**roles, "B": "recurrent"} if isinstance(self.B, nn.Parameter) else roles

@@ -116,10 +116,6 @@ class S5(RecurrentLayer):
         states, last = linear_recurrence(A_bar, inputs, context)
         return F.linear(torch.view_as_real(states).flatten(-2).to(x.dtype), C), last
 
-    def extra_repr(self) -> str:
-        N, D, _ = self.B.shape
-        return f"d_model={D}, d_state={2 * N}, bidirectional={self.bidirectional}"
-
     def roles(self) -> dict[str, Role]:
         """C and D train at the base rate, with decay, as in the public code's standard setting."""
         roles: dict[str, Role] = {"A_weight": "recurrent", "A_imag": "recurrent", "log_delta": "delta"}

@@ -67,6 +67,3 @@ class S5Block(S4Block):
     def final_norm(self, d_model: int) -> None:
         """Return None: the stack ends with the residual itself."""
         return None
-
-    def extra_repr(self) -> str:
-        return f"activation={self.activation}, {super().extra_repr()}"

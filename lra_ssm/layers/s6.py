@@ -127,10 +127,6 @@ class S6(RecurrentLayer):
         """Return Δ of the scan from the left at every position: x (batch, L, D) -> (batch, L, D)."""
         return F.softplus(self._delta(x) + self.delta_bias)
 
-    def extra_repr(self) -> str:
-        (D, N), R = self.state_shape, len(self.delta_down)
-        return f"d_model={D}, d_state={N}, delta_rank={R}, bidirectional={self.bidirectional}"
-
     def roles(self) -> dict[str, Role]:
         delta: dict[str, Role] = dict.fromkeys(("delta_down", "delta_up", "delta_bias"), "delta")
         return {"A_log": "recurrent", "D": "no_decay", **delta}

@@ -177,16 +177,11 @@ _NESTED = {LayerFactory: _OneArgument, BlockFactory: BlockSpec, HeadFactory: _Tw
 
 
 def annotations(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return annotations by parameter, also those written as text, without those that cannot be resolved."""
-    own = function.__init__ if inspect.isclass(function) else function
+    """Return annotations by parameter, also those written as text; none if one of them cannot be resolved."""
     try:
-        return get_type_hints(own)
+        return get_type_hints(function.__init__ if inspect.isclass(function) else function)
     except (NameError, AttributeError, TypeError):  # a name imported only for type checkers; a C function
-        resolved = {}
-        for name, hint in getattr(own, "__annotations__", {}).items():
-            with suppress(Exception):
-                resolved[name] = eval(hint, getattr(own, "__globals__", {})) if isinstance(hint, str) else hint
-        return resolved
+        return {}
 
 
 def wants_specification(hint: Any) -> bool:

@@ -144,13 +144,6 @@ class SSD(RecurrentLayer):
         """Return Δ of the scan from the left at every position and head: x (batch, L, D) -> (batch, L, H)."""
         return self._softplus(self._projections(x)[-1])
 
-    def extra_repr(self) -> str:
-        _, P, N = self.state_shape
-        return (
-            f"d_model={self.d_model}, d_state={N}, head_dim={P}, n_groups={self.n_groups},"
-            f" bidirectional={self.bidirectional}"
-        )
-
     def roles(self) -> dict[str, Role]:
         roles: dict[str, Role] = {"A_log": "recurrent", "delta_bias": "delta", "D": "no_decay"}
         return roles if self.delta_weight is None else {**roles, "delta_weight": "delta"}

@@ -89,9 +89,6 @@ class StableSSM(RecurrentLayer):
         """See `RecurrentLayer.bidirectional_scan`."""
         return self.system.bidirectional_scan(x, lengths, reset)
 
-    def extra_repr(self) -> str:
-        return ""  # the system describes itself
-
     def roles(self) -> dict[str, Role]:
         return {f"system.{name}": role for name, role in self.system.optim_roles().items()}
 
@@ -134,10 +131,6 @@ class _RealDiagonal(RecurrentLayer):
         inputs = F.linear(x, B_bar[:, None] * self.U, B_bar * self.b)
         states, last = linear_recurrence(A_bar, inputs, context)
         return F.linear(self.readout(states).to(self.C.dtype), self.C), last
-
-    def extra_repr(self) -> str:
-        N, D = self.U.shape
-        return f"d_model={D}, d_state={N}, delta={self.delta}, bidirectional={self.bidirectional}"
 
     def roles(self) -> dict[str, Role]:
         return {"eigenvalue_weight": "recurrent", "b": "no_decay"}

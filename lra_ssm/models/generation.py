@@ -7,38 +7,17 @@ Shapes: B batch, L length of the prompts, V vocabulary.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lra_ssm.layers.masking import check_lengths
 
-Stop = Sequence[int | Sequence[int]]
-
 MAX_SEED = 2**32 - 1  # the range of Lightning's seed_everything
 _MIN_TEMPERATURE = 1e-30  # lower ones draw the same tokens
 _CANDIDATES = 1024  # top-p seldom keeps more; sorting only so many takes a tenth of the time of a whole vocabulary
 _STEPS_PER_DRAW = 64  # uniform numbers are drawn for so many steps at a time
-
-
-class Steps(Protocol):
-    """The part of a `LanguageModel` that generation uses."""
-
-    vocab_size: int
-
-    def hidden(
-        self,
-        ids: Tensor,
-        lengths: Tensor | None = None,
-        reset: Tensor | None = None,
-        initial_state: Any = None,
-        return_last_state: bool = False,
-    ) -> tuple[Tensor, Any]: ...
-
-    def logits(self, x: Tensor) -> Tensor: ...
-
-    def step(self, ids_t: Tensor, state: Any) -> tuple[Tensor, Any]: ...
 
 
 class Generation(Iterator[Tensor]):
@@ -51,7 +30,7 @@ class Generation(Iterator[Tensor]):
     (Keskar et al. 2019, CTRL), temperature, top-k (Fan et al. 2018), top-p (Holtzman et al. 2020).
 
     Args:
-        model: a `LanguageModel`, in evaluation mode if it has dropout.
+        model: a `LanguageModel` (whose file imports this one), in evaluation mode if it has dropout.
         ids: prompts (B, L) int64 of at least one token; the end-of-text token starts a new text.
         max_new_tokens: the maximum number of steps.
         lengths: (B,), the lengths of left-aligned prompts; ids beyond them are ignored.
@@ -62,7 +41,7 @@ class Generation(Iterator[Tensor]):
             negative ones multiplied.
         seed: 0 to 2³² − 1; row i's random numbers only depend on (seed, i). Or one seed per row, as from `row_seeds`.
             None draws it from torch's global generator.
-        stop: tokens, or sequences of tokens, that end a row; a sequence counts if all of it is new.
+        stop: tokens that end a row, such as the end of text.
 
     Attributes:
         ended: (B,) bool, the rows that have ended. A caller may set it too: such a row gets no further tokens.
@@ -73,7 +52,7 @@ class Generation(Iterator[Tensor]):
 
     def __init__(
         self,
-        model: Steps,
+        model: Any,
         ids: Tensor,
         max_new_tokens: int,
         *,
@@ -83,13 +62,13 @@ class Generation(Iterator[Tensor]):
         top_p: float | None = None,
         repetition_penalty: float = 1.0,
         seed: int | Sequence[int] | None = None,
-        stop: Stop = (),
+        stop: Sequence[int] = (),
     ) -> None:
         _require(ids.dim() == 2 and ids.shape[1] > 0, f"ids: shape {tuple(ids.shape)}; expected (B, L) with L >= 1")
         _require(ids.dtype in (torch.int32, torch.int64), f"ids: dtype {ids.dtype}; expected int64")
         _require(max_new_tokens >= 0, f"max_new_tokens is {max_new_tokens}; it must be at least 0")
         check_settings(temperature, top_k, top_p, repetition_penalty)
-        check_lengths(lengths, ids, least=1)
+        check_lengths(lengths, ids, minimum=1)
         (B, L), V = ids.shape, model.vocab_size
         full = torch.full((B,), L, device=ids.device)
         self._prompt_lengths = full if lengths is None else lengths.to(ids.device, torch.int64)
@@ -101,7 +80,9 @@ class Generation(Iterator[Tensor]):
         self._model, self._state, self._count = model, None, 0
         self._temperature, self._top_k, self._top_p = temperature, top_k, top_p
         self._penalty = repetition_penalty
-        self._stop_tokens, self._stop_sequences = _stops(stop, V, ids.device)
+        known = isinstance(stop, Sequence) and all(isinstance(token, int) and 0 <= token < V for token in stop)
+        _require(known, f"stop is {stop}; expected tokens, 0 to {V - 1}, such as (3,)")
+        self._stop = torch.tensor(stop, dtype=torch.int64, device=ids.device)
         self._generators = [torch.Generator().manual_seed(one) for one in _seeds(seed, B)] if temperature else []
         self._new = torch.full((B, max_new_tokens), -1, device=ids.device)
         self._seen: Tensor | None = None
@@ -132,7 +113,7 @@ class Generation(Iterator[Tensor]):
             tokens = self._choose(self._next_logits()[:, : self._model.vocab_size])
             self._new[:, t] = tokens.masked_fill_(self.ended, -1)
             self._count = t + 1
-            self.ended |= self._stops()
+            self.ended |= torch.isin(self._new[:, t], self._stop)
         return self._new[:, t].clone()
 
     def _next_logits(self) -> Tensor:
@@ -171,15 +152,6 @@ class Generation(Iterator[Tensor]):
             rows = [torch.rand(_STEPS_PER_DRAW, dtype=torch.float64, generator=one) for one in self._generators]
             self._drawn = torch.stack(rows).to(self._new.device)
         return self._drawn[:, self._count % _STEPS_PER_DRAW]
-
-    def _stops(self) -> Tensor:
-        """Return the rows whose new tokens end with a stop, (B,) bool."""
-        stopped = torch.isin(self._new[:, self._count - 1], self._stop_tokens)
-        for sequence in self._stop_sequences:
-            begin = self._count - len(sequence)
-            if begin >= 0:
-                stopped |= (self._new[:, begin : self._count] == sequence).all(1)
-        return stopped
 
 
 def check_settings(temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float) -> None:
@@ -237,18 +209,6 @@ def _seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
     for one in seed:
         _require(0 <= one <= MAX_SEED, f"seed: {one} among them; each must be 0 to {MAX_SEED}")
     return list(seed)
-
-
-def _stops(stop: Stop, V: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Split the stops into single tokens and longer sequences."""
-    _require(not isinstance(stop, int), f"stop is {stop}; expected tokens or sequences of tokens, such as ({stop},)")
-    sequences = [(one,) if isinstance(one, int) else tuple(one) for one in stop]
-    for one in sequences:
-        known = one and all(isinstance(token, int) and 0 <= token < V for token in one)
-        _require(bool(known), f"stop: {list(one)} among them; expected tokens, 0 to {V - 1}, or sequences of them")
-    tokens = [one[0] for one in sequences if len(one) == 1]
-    longer = [torch.tensor(one, device=device) for one in sequences if len(one) > 1]
-    return torch.tensor(tokens, dtype=torch.int64, device=device), longer
 
 
 def _require(holds: bool, otherwise: str) -> None:

@@ -14,7 +14,7 @@ from lra_ssm.layers import MambaBlock, mask_padding
 from lra_ssm.layers.roles import WidthRole
 from lra_ssm.layers.spec import Blocks, Layers
 from lra_ssm.models.backbone import Backbone, State
-from lra_ssm.models.generation import Generation, Stop
+from lra_ssm.models.generation import Generation
 from lra_ssm.models.pretrained import Pretrained
 from lra_ssm.ops import linear_cross_entropy, step_linear
 
@@ -178,7 +178,7 @@ class LanguageModel(Pretrained):
         top_p: float | None = None,
         repetition_penalty: float = 1.0,
         seed: int | Sequence[int] | None = None,
-        stop: Stop = (),
+        stop: Sequence[int] = (),
     ) -> Tensor:
         """Continue prompts: ids (B, L) int64 -> (B, L + max_new_tokens) int64, prompts included.
 
@@ -206,6 +206,3 @@ class LanguageModel(Pretrained):
         if self.backbone.norm is None:
             raise ValueError("the head is tied to the embedding, and no norm in front of it could scale it: untie them")
         return [f"backbone.norm.{name}" for name, _ in self.backbone.norm.named_parameters()]
-
-    def extra_repr(self) -> str:
-        return f"vocab_size={self.vocab_size}, tie_embeddings={self.head is None}"

@@ -19,7 +19,7 @@ class MeanPooling(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        check_lengths(lengths, x, least=1)
+        check_lengths(lengths, x, minimum=1)
         return x.sum(1) / (x.shape[1] if lengths is None else lengths[:, None])
 
 
@@ -30,7 +30,7 @@ class FirstPooling(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        check_lengths(lengths, x, least=1)
+        check_lengths(lengths, x, minimum=1)
         return x[:, 0]
 
 
@@ -41,7 +41,7 @@ class LastPooling(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        check_lengths(lengths, x, least=1)
+        check_lengths(lengths, x, minimum=1)
         return x[:, -1] if lengths is None else x[torch.arange(x.shape[0], device=x.device), lengths - 1]
 
 
@@ -52,5 +52,5 @@ class MaxPooling(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        check_lengths(lengths, x, least=1)
+        check_lengths(lengths, x, minimum=1)
         return (x if lengths is None else x.masked_fill(~valid_mask(lengths, x.shape[1]), -torch.inf)).amax(1)

@@ -74,7 +74,7 @@ class Pretrained(KeepsArguments):
         self,
         folder: str | Path,
         *,
-        tokenizer: SavedTokenizer | str | Path | None = None,
+        tokenizer: SavedTokenizer | None = None,
         source: Mapping[str, Any] | None = None,
         format: SavedFormat = "lra_ssm",
     ) -> None:
@@ -82,8 +82,7 @@ class Pretrained(KeepsArguments):
 
         Args:
             folder: created if it is missing.
-            tokenizer: saved next to it: what `load_tokenizer` returns, or the path of a vocabulary.json or
-                tokenizer.json.
+            tokenizer: saved next to it: what `load_tokenizer` of the data modules returns.
             source: where the network comes from (data, commit, metrics), for config.json; JSON values.
             format: "lra_ssm"; or "hf", which transformers' MambaForCausalLM and Mamba2ForCausalLM load: for a
                 `LanguageModel` of S6 in MambaBlocks, or of SSD in Mamba2Blocks.
@@ -98,26 +97,26 @@ def save_network(
     folder: str | Path,
     network: Mapping[str, Any],
     state: Mapping[str, Tensor],
-    tokenizer: SavedTokenizer | str | Path | None = None,
+    tokenizer: SavedTokenizer | None = None,
     source: Mapping[str, Any] | None = None,
     format: SavedFormat = "lra_ssm",
-    beside: Mapping[str, bytes] | None = None,
+    other_files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Do what `Pretrained.save_pretrained` does for a network of any class, given its specification and state_dict.
 
-    beside: other files for the folder, by name; with them "source" in config.json has digests of all but the card.
+    other_files: their content by name; with them "source" in config.json has digests of all files but the card.
     """
-    files, end = tokenizer_files(tokenizer)
     if format == "hf":
-        number = None if end is None else getattr(tokenizer, "end_of_text", None)
-        config, state = hf_config(network, number, str(folder)), to_mamba(state)
+        end_of_text = None if tokenizer is None else tokenizer.end_of_text
+        config, state = hf_config(network, end_of_text, str(folder)), to_mamba(state)
         if source:
             config["source"] = dict(source)
     elif format == "lra_ssm":
         config = {"format": FORMAT, "network": network, "lra_ssm_version": __version__, "source": dict(source or {})}
     else:
         raise InputError(f"format is {format!r}; it must be lra_ssm or hf")
-    write_model(folder, config, state, {**files, **(beside or {})}, digests=beside is not None)
+    files = {**tokenizer_files(tokenizer), **(other_files or {})}
+    write_model(folder, config, state, files, digests=other_files is not None)
 
 
 def load_pretrained(
@@ -197,12 +196,16 @@ def _network_of(config: Mapping[str, Any], trust: Collection[str], where: str) -
 
 def import_paths(value: Any) -> Iterator[str]:
     """Yield every text in the settings that could be imported; a specification may be just its path."""
+    return filter(_IMPORT_PATH.fullmatch, texts(value))
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Yield every text in the settings, except for their names."""
     if isinstance(value, str):
-        if _IMPORT_PATH.fullmatch(value):
-            yield value
+        yield value
     elif isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from import_paths(item)
+            yield from texts(item)
 
 
 def is_known(path: str, kinds: tuple[type, ...] = (nn.Module,)) -> bool:

@@ -118,83 +118,56 @@ def _losses(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tensor | No
     return losses.masked_fill_(ignored, 0)
 
 
-class _PerPosition(torch.autograd.Function):
-    """Losses by position; backward makes the logits a second time."""
+class _Losses(torch.autograd.Function):
+    """Losses by position, whose backward makes the logits a second time; or their sum.
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignored: Tensor,
-        product: torch.dtype, chunk_bytes: int,
-    ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(x, weight, bias, targets, ignored)
-        ctx.product, ctx.chunk_bytes = product, chunk_bytes
-        head = _Head(x, weight, bias, product)
-        losses = x.new_empty(len(x), dtype=head.exact)
-        with without_autocast(x.device):
-            for rows in _parts(len(x), len(weight), chunk_bytes):
-                losses[rows] = _losses(head.part(rows), targets[rows], ignored[rows])
-        return losses
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, targets, ignored = ctx.saved_tensors
-        gradients = _recomputed(x, weight, bias, targets, ignored, grad, ctx)
-        return (*_typed(gradients, x, weight, bias), None, None, None, None)
-
-
-def _recomputed(
-    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignored: Tensor, grad: Tensor, ctx: Any
-) -> Gradients:
-    """Gradients of x, weight and bias for those of the losses (n,)."""
-    head = _Head(x, weight, bias, ctx.product)
-    gradients = head.gradients(ctx.needs_input_grad)
-    with without_autocast(x.device):
-        for rows in _parts(len(x), len(weight), ctx.chunk_bytes):
-            logits = head.part(rows)
-            scale = grad[rows].to(head.exact).masked_fill(ignored[rows], 0)
-            _losses(logits, targets[rows], ignored[rows], scale)
-            head.add(gradients, rows, logits)
-    return gradients
-
-
-class _Sum(torch.autograd.Function):
-    """The sum of the losses; the gradients are made in forward, of the logits that are there already.
-
-    Backward multiplies them, in place, by what the sum is multiplied by; a second one makes them anew.
+    The sum's gradients are made in forward from the logits that are there already. Backward multiplies them, in place,
+    by what the sum is multiplied by; a second backward makes them again.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignored: Tensor,
-        product: torch.dtype, chunk_bytes: int,
+        product: torch.dtype, chunk_bytes: int, summed: bool,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, weight, bias, targets, ignored)
         ctx.product, ctx.chunk_bytes = product, chunk_bytes
-        head, wanted = _Head(x, weight, bias, product), any(ctx.needs_input_grad)
-        gradients, total = head.gradients(ctx.needs_input_grad), x.new_zeros((), dtype=head.exact)
-        with without_autocast(x.device):
-            for rows in _parts(len(x), len(weight), chunk_bytes):
-                logits = head.part(rows)
-                scale = (~ignored[rows]).to(head.exact) if wanted else None
-                total += _losses(logits, targets[rows], ignored[rows], scale).sum()
-                if wanted:
-                    head.add(gradients, rows, logits)
-        ctx.gradients = gradients
-        return total
+        scale = (~ignored).to(torch.promote_types(product, torch.float32))
+        at_once = summed and any(ctx.needs_input_grad)
+        losses, ctx.gradients = _run(ctx, x, weight, bias, targets, ignored, scale if at_once else None)
+        return losses.sum() if summed else losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, targets, ignored = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:  # given away
-            gradients = _recomputed(x, weight, bias, targets, ignored, grad.expand(len(x)), ctx)
+        if gradients is None:
+            _, gradients = _run(ctx, x, weight, bias, targets, ignored, grad.expand(len(x)))
+            assert gradients is not None
         elif grad.device.type != "cpu" or grad != 1:  # asking a GPU would wait for it
             for gradient in gradients:
                 if gradient is not None:
                     gradient *= grad
-        return (*_typed(gradients, x, weight, bias), None, None, None, None)
+        return (*_typed(gradients, x, weight, bias), None, None, None, None, None)
+
+
+def _run(
+    ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignored: Tensor, scale: Tensor | None
+) -> tuple[Tensor, Gradients | None]:
+    """(losses (n,), gradients of x, weight and bias for those of the losses, scale (n,), if it is given)."""
+    head = _Head(x, weight, bias, ctx.product)
+    losses = x.new_empty(len(x), dtype=head.exact)
+    gradients = None if scale is None else head.gradients(ctx.needs_input_grad)
+    with without_autocast(x.device):
+        for rows in _parts(len(x), len(weight), ctx.chunk_bytes):
+            logits, slope = head.part(rows), None
+            if scale is not None:
+                slope = scale[rows].to(head.exact).masked_fill(ignored[rows], 0)
+            losses[rows] = _losses(logits, targets[rows], ignored[rows], slope)
+            if gradients is not None:
+                head.add(gradients, rows, logits)
+    return losses, gradients
 
 
 def _typed(gradients: Gradients, *inputs: Tensor | None) -> Iterator[Tensor | None]:
@@ -271,6 +244,6 @@ def linear_cross_entropy(
         x.reshape(-1, x.shape[-1]), weight, bias, flat.masked_fill(ignored, 0), ignored, product, chunk_bytes
     )  # fmt: skip
     if reduction == "sum" and not torch.compiler.is_compiling():
-        return _Sum.apply(*arguments)
-    losses = _PerPosition.apply(*arguments).view(targets.shape)
+        return _Losses.apply(*arguments, True)
+    losses = _Losses.apply(*arguments, False).view(targets.shape)
     return losses.sum() if reduction == "sum" else losses

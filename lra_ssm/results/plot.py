@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
@@ -29,12 +30,12 @@ def draw_curves(groups: Sequence[Group], path: Path) -> None:
     drawn = [g for g in groups if any(run.curve(run.monitor) for run in g.runs.run)]
     if not drawn:
         raise InputError("no run has logged a validation metric yet: nothing to draw")
-    figure, panels = _panels(dict.fromkeys(g.task for g in drawn))
+    figure, panels = _panels([g.task for g in drawn])
     for task, axes in panels.items():
         own = [g for g in drawn if g.task == task]
         metric = own[0].first.monitor
         for g, look in zip(own, _looks(len(own)), strict=True):
-            curves = [pd.Series(_curve(run, metric)) for run in g.counted.run]
+            curves = [_curve(run, metric) for run in g.counted.run]
             label = f"{g.label} {_seeds([len(curves)])}"
             frame = pd.concat(curves, axis=1).dropna().sort_index() if curves else pd.DataFrame()
             if len(frame):
@@ -46,44 +47,44 @@ def draw_curves(groups: Sequence[Group], path: Path) -> None:
                 best = curve.idxmax() if g.first.highest_is_best else curve.idxmin()
                 axes.plot([best], [curve[best]], "*", color=look["color"], markersize=9, markeredgecolor="white")
             for run in g.runs.run[g.runs.why != ""]:
-                thin = pd.Series(_curve(run, metric), dtype=float).sort_index()
-                name = None if len(frame) else label
+                thin, name = _curve(run, metric), None if len(frame) else label
                 axes.plot(thin.index, thin, marker=".", markersize=3, linewidth=0.8, alpha=0.7, label=name, **look)
         axes.set(title=task, xlabel="training step", ylabel=_axis_name(metric))
         if metric.endswith("perplexity"):
             axes.set_yscale("log")
-        _tidy(axes)
     figure.suptitle("mean over seeds; band: ± one standard deviation; star: best checkpoint; thin: not counted", size=9)
     _save(figure, path)
 
 
 def draw_settings(groups: Sequence[Group], by: list[str], path: Path) -> None:
-    """Draw the metric over the first setting of `by`, a line per model, variant and value of the second setting.
+    """Draw the metric over the first setting of `by`, a line for each of what else distinguishes the table's rows.
 
     An error bar is one standard deviation over seeds. Raises InputError if no row has a value.
     """
     drawn = [g for g in groups if g.mean is not None]
     if not drawn:
         raise InputError("no run that counts is finished and tested: nothing to draw")
-    name, *others = by
-    figure, panels = _panels(dict.fromkeys((g.task, g.metric) for g in drawn))
+    name = by[0]
+    figure, panels = _panels([(g.task, g.metric) for g in drawn])
     for (task, metric), axes in panels.items():
-        own = [g for g in drawn if (g.task, g.metric) == (task, metric)]
-        values = sorted({format_value(g.by[name]): g.by[name] for g in own}.values(), key=sort_key)
+        own = sorted(
+            (g for g in drawn if (g.task, g.metric) == (task, metric)), key=lambda g: sort_key(g.settings[name])
+        )
+        values = list({format_value(g.settings[name]): g.settings[name] for g in own}.values())
         numbers = all(map(is_number, values))
         place = {format_value(value): value if numbers else i for i, value in enumerate(values)}
         lines: dict[str, list[Group]] = {}
         for g in own:
-            more = [f"{other}={format_value(g.by[other])}" for other in others]
-            lines.setdefault(", ".join(filter(None, (g.model, *more, g.variant))), []).append(g)
+            others = [f"{other}={format_value(value)}" for other, value in g.settings.items() if other != name]
+            lines.setdefault(", ".join([g.model, *others]), []).append(g)
         for (label, its), look in zip(lines.items(), _looks(len(lines)), strict=True):
-            its.sort(key=lambda g: sort_key(g.by[name]))
-            x = [place[format_value(g.by[name])] for g in its]
-            std = [math.nan if g.std is None else g.std for g in its]
-            shape = {**look, "linestyle": look["linestyle"] if numbers else "none"}
-            label = f"{label} {_seeds(len(g.counted) for g in its)}"
-            errors = std if np.isfinite(std).any() else None
-            axes.errorbar(x, [g.mean for g in its], errors, marker="o", markersize=4, capsize=3, label=label, **shape)
+            x = [place[format_value(g.settings[name])] for g in its]
+            errors = [math.nan if g.std is None else g.std for g in its]
+            axes.errorbar(
+                x, [g.mean for g in its], errors if np.isfinite(errors).any() else None, marker="o", markersize=4,
+                capsize=3, label=f"{label} {_seeds(len(g.counted) for g in its)}",
+                **look | ({} if numbers else {"linestyle": "none"}),
+            )  # fmt: skip
             rows = [(at, g.row.value) for at, g in zip(x, its, strict=True) if g.row and name in dict(g.row.settings)]
             if rows:
                 axes.plot(*zip(*rows, strict=True), "D", color=look["color"], markerfacecolor="white",
@@ -95,7 +96,6 @@ def draw_settings(groups: Sequence[Group], by: list[str], path: Path) -> None:
             axes.minorticks_off()
         axes.set_title(task + ("; ± one standard deviation over seeds" if any(g.std for g in own) else ""), size=9)
         axes.set(xlabel=name, ylabel=_axis_name(metric))
-        _tidy(axes)
     _save(figure, path)
 
 
@@ -110,10 +110,10 @@ def spacing(values: Sequence[float]) -> str:
     return "linear" if not is_log else "symlog" if values[0] == 0 else "log"
 
 
-def _curve(run: RunRecord, metric: str) -> dict[int, float]:
+def _curve(run: RunRecord, metric: str) -> "pd.Series[float]":
     """Finite values by step, accuracies in percent."""
-    scale = 100 if metric.endswith("accuracy") else 1
-    return {step: scale * value for step, value in run.curve(metric).items() if math.isfinite(value)}
+    curve = pd.Series(run.curve(metric), dtype=float).sort_index()
+    return curve[np.isfinite(curve)] * (100 if metric.endswith("accuracy") else 1)
 
 
 def _looks(count: int) -> list[dict[str, Any]]:
@@ -127,18 +127,13 @@ def _seeds(counts: Iterable[int]) -> str:
     return f"({least} to {most} seeds)" if least != most else "(1 seed)" if most == 1 else f"({most} seeds)"
 
 
-def _panels(keys: Iterable[Any]) -> tuple[Any, dict[Any, Any]]:
-    """A figure with a panel for each key, at most three next to each other."""
-    from matplotlib.figure import Figure
-
-    names = [*keys]
+def _panels(keys: Iterable[Any]) -> tuple[Figure, dict[Any, Any]]:
+    """A figure with a panel for each different key, at most three next to each other."""
+    names = list(dict.fromkeys(keys))
     columns = min(len(names), 3)
     rows = -(-len(names) // columns)
     figure = Figure(figsize=(max(7.0, 5.2 * columns), 0.6 + 4.0 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes in panels[len(names) :]:
-        axes.set_visible(False)
-    return figure, dict(zip(names, panels, strict=False))
+    return figure, {name: figure.add_subplot(rows, columns, i) for i, name in enumerate(names, 1)}
 
 
 def _axis_name(metric: str) -> str:
@@ -148,16 +143,14 @@ def _axis_name(metric: str) -> str:
     return f"{words} {name.replace('_', ' ')}{', %' if name.endswith('accuracy') else ''}".strip()
 
 
-def _tidy(axes: Any) -> None:
-    """A grid, no frame, and a legend: next to the panel if it would cover much of it."""
-    axes.grid(color="#e5e5e5", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    outside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-    count = len(axes.get_legend_handles_labels()[1])
-    axes.legend(frameon=False, fontsize=8, **(outside if count > _MAX_INSIDE else {}))
-
-
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: Figure, path: Path) -> None:
+    """Write the figure; a legend stands next to its panel if it would cover much of it."""
+    for axes in figure.axes:
+        axes.grid(color="#e5e5e5", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        is_long = len(axes.get_legend_handles_labels()[1]) > _MAX_INSIDE
+        outside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if is_long else {}
+        axes.legend(frameon=False, fontsize=8, **outside)
     with replacing(path, "wb") as file:
         figure.savefig(file, format="png", dpi=110, metadata={"Software": None})

@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.results.settings import ABSENT, format_value, matching
+from lra_ssm.runs.identity import _NONE_MEANS, PRECISIONS, SEED
 from lra_ssm.runs.record import RunRecord, flatten, load_yaml, result_settings
 from lra_ssm.shipped import FOLDERS, PACKAGE
 
 LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
+_STD_FROM = {
+    "variance": "the square root of the printed variance",
+    "standard_error": "the printed standard error times the square root of the number of seeds",
+}
 
 
 def plus_minus(value: float, std: float | None, decimals: int) -> str:
@@ -29,11 +34,10 @@ class Row:
     settings: tuple[tuple[str, Any], ...]
     step: int | None
     metric: str
-    percent: bool
     decimals: int
     where: str
     config: str  # whether our config has its settings: see published.yaml
-    std_from: str  # what is printed in place of the deviation: "variance", "standard_error" or nothing
+    std_from: str  # how std was computed, if it is not printed
     unmatched: str  # why no run can be compared with it; empty if one can
 
     @property
@@ -54,36 +58,28 @@ def rows() -> dict[tuple[str, str], list[Row]]:
     """Return every published figure that a run measures, by task and model, in the file's order."""
     found: dict[tuple[str, str], list[Row]] = {}
     for table in published()["tables"]:
-        paper = published()["papers"][table["paper"]]
-        metric = table["metric"] if "/" in table["metric"] else f"test/{table['metric']}"
+        paper, metric = published()["papers"][table["paper"]], table["metric"]
         for row in table["rows"]:
+            std, printed = row.get("std"), next((name for name in _STD_FROM if name in row), "")
+            if printed:
+                std = row["variance"] ** 0.5 if printed == "variance" else row[printed] * table["seeds"] ** 0.5
             task, model = row.get("experiment", table.get("experiment", f"{row['task']}/{row['model']}")).split("/")
-            found.setdefault((task, model), []).append(
-                Row(
-                    row["task"],
-                    row["model"],
-                    float(row["value"]),
-                    _deviation(row, table),
-                    tuple(row.get("settings", {}).items()),
-                    row.get("step"),
-                    metric,
-                    table.get("unit") == "percent",
-                    table["decimals"],
-                    f"{paper['authors']} {paper['year']}, {table['where']}",
-                    table.get("settings") or published()["models"][row["model"]].get("settings", ""),
-                    next((name for name in ("variance", "standard_error") if name in row), ""),
-                    row.get("unmatched", table.get("unmatched", "")),
-                )
+            made = Row(
+                task=row["task"],
+                model=row["model"],
+                value=float(row["value"]),
+                std=std,
+                settings=tuple(row.get("settings", {}).items()),
+                step=row.get("step"),
+                metric=metric if "/" in metric else f"test/{metric}",
+                decimals=table["decimals"],
+                where=f"{paper['authors']} {paper['year']}, {table['where']}",
+                config=table.get("settings") or published()["models"][row["model"]].get("settings", ""),
+                std_from=_STD_FROM.get(printed, ""),
+                unmatched=row.get("unmatched", table.get("unmatched", "")),
             )
+            found.setdefault((task, model), []).append(made)
     return found
-
-
-def _deviation(row: dict[str, Any], table: dict[str, Any]) -> float | None:
-    """The standard deviation between seeds, if it is printed or follows from what is."""
-    if "standard_error" in row:
-        error: float = row["standard_error"] * table["seeds"] ** 0.5
-        return error
-    return row["variance"] ** 0.5 if "variance" in row else row.get("std")
 
 
 def rows_for(task: str, model: str, settings: Mapping[str, Any]) -> list[Row]:
@@ -95,21 +91,15 @@ def rows_for(task: str, model: str, settings: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def row_for(task: str, model: str, settings: Mapping[str, Any], steps: int | None = None) -> Row | None:
-    """Return the row of a run or config: the first that can be compared, else the first.
-
-    steps: the planned optimizer steps. In a table over steps the row at that step is taken, else its last.
-    """
-    found = sorted(rows_for(task, model, settings), key=lambda row: row.unmatched != "")
-    over_steps = [row for row in found if row.step is not None]
-    if over_steps:
-        return next((row for row in over_steps if row.step == steps), over_steps[-1])
-    return found[0] if found else None
-
-
 def row_of(run: RunRecord) -> Row | None:
-    """Return the row that a run is compared with."""
-    return row_for(run.task, run.model, run.all_settings, run.planned_steps)
+    """Return the row that a run is compared with: the first that can be compared, else the first.
+
+    In a table over steps it is the row at the run's planned step, else the last.
+    """
+    found = sorted(rows_for(run.task, run.model, run.all_settings), key=lambda row: row.unmatched != "")
+    over_steps = [row for row in found if row.step is not None]
+    at_its_end = [row for row in over_steps if row.step == run.planned_steps]
+    return next(iter(at_its_end or over_steps[-1:] or found), None)
 
 
 def row_of_config(config: dict[str, Any]) -> Row | None:
@@ -119,47 +109,50 @@ def row_of_config(config: dict[str, Any]) -> Row | None:
 
 def _named(settings: Mapping[str, Any], row: Row) -> list[tuple[str | None, Any]]:
     """What a row fixes, by the dotted names of these settings; None for a name that none or several of them have."""
-    found = []
-    for name, value in row.settings:
-        keys = matching(name, settings.keys())
-        found.append((keys[0] if len(keys) == 1 else None, value))
-    return found
+    keys = [(matching(name, settings.keys()), value) for name, value in row.settings]
+    return [(found[0] if len(found) == 1 else None, value) for found, value in keys]
 
 
-def config_of(task: str, model: str) -> Path | None:
-    """Return the shipped config of a task and model."""
-    return next(iter(sorted(FOLDERS["config"].glob(f"**/{task}/{model}.yaml"))), None)
-
-
-def differences(run: RunRecord, row: Row) -> tuple[str, list[str]] | None:
+def differences(run: RunRecord, row: Row) -> tuple[str, dict[str, str]] | None:
     """Compare a run's settings with those of the row's config; None if there is no such config.
 
-    Returns the config's name, and texts such as "trainer.max_steps 1000 instead of 80000". What the config leaves out
-    is the default there; `run.settings` are those that the run has beyond the defaults.
+    Returns the config's name, and by setting a text such as "trainer.max_steps 1000 instead of 80000". What the config
+    leaves out is the default there; `run.settings` are those that the run has beyond the defaults.
     """
-    file = config_of(run.task, run.model)
+    file = next(iter(sorted(FOLDERS["config"].glob(f"**/{run.task}/{run.model}.yaml"))), None)
     if file is None:
         return None
     expected = flatten(result_settings(load_yaml(file), run.record.get("neutral")))
     expected |= {key: value for key, value in _named(expected, row) if key is not None}
     ours = run.settings | {key: run.all_settings[key] for key in expected if key in run.all_settings}
-    told = []
-    for key in sorted(expected.keys() | ours.keys()):
-        mine, theirs = ours.get(key, ABSENT), expected.get(key, ABSENT)
-        if mine != theirs and key not in (*data_of(run.task), "seed_everything", "experiment"):
-            told.append(f"{key} {format_value(mine)} instead of {format_value(theirs)}")
+    told: dict[str, str] = {}
+    for key in sorted({*expected, *ours} - {*_data_of(run.task), SEED, "experiment"}):
+        mine, theirs = (_as_lightning_reads(key, its.get(key, ABSENT)) for its in (ours, expected))
+        # What only one of two classes has is said by the classes.
+        if mine != theirs and not (ABSENT in (mine, theirs) and any(key.startswith(f"{above}.") for above in told)):
+            told[key] = f"{key} {format_value(mine)} instead of {format_value(theirs)}"
     return f"{file.parent.name}/{file.name}", told
 
 
-def data_of(task: str) -> dict[str, Any]:
-    """Return the data settings that a task's published figures have, where the shipped configs have others."""
+def _as_lightning_reads(key: str, value: Any) -> Any:
+    """A setting of the Trainer in Lightning's own spelling, and what Lightning makes of None."""
+    section, _, name = key.rpartition(".")
+    if section != "trainer":
+        return value
+    return (
+        _NONE_MEANS.get(name) if value is None else PRECISIONS.get(str(value), value) if name == "precision" else value
+    )
+
+
+def _data_of(task: str) -> dict[str, Any]:
+    """The data settings that a task's published figures have, where the shipped configs have others."""
     return {f"data.{key}": value for key, value in published()["data"].get(task, {}).items()}
 
 
-def data_differences(task: str, settings: Mapping[str, Any]) -> list[str]:
+def data_differences(run: RunRecord) -> list[str]:
     """Return how a run's data differs from the data of the published figure."""
     return [
-        f"{key} is {format_value(settings.get(key, ABSENT))}, the published figure has {format_value(value)}"
-        for key, value in data_of(task).items()
-        if settings.get(key) != value
+        f"{key} is {format_value(run.all_settings.get(key, ABSENT))}, the published figure has {format_value(value)}"
+        for key, value in _data_of(run.task).items()
+        if run.all_settings.get(key) != value
     ]

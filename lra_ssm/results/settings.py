@@ -3,13 +3,14 @@
 import difflib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from lra_ssm.errors import InputError
 from lra_ssm.runs.identity import SEED
 
 ABSENT = "default"  # shown for a setting that a run does not set
+_LIBRARIES = ("lra_ssm.", "torch.", "lightning.")
 
 
 def differing(several: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -30,17 +31,15 @@ def differing(several: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def format_value(value: Any) -> str:
-    """Return a value as tables show it: a class by its name, a number in six digits."""
+    """Return a value as tables show it: different values look different. A library's class is shown by its name."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
     if isinstance(value, list):
         return f"[{', '.join(map(format_value, value))}]"
     if isinstance(value, dict):
         return format_value(value["class_path"]) if "class_path" in value else str(value)
     name = str(value).rpartition(".")[2]
-    return name if isinstance(value, str) and "/" not in value and name[:1].isupper() else str(value)
+    return name if str(value).startswith(_LIBRARIES) and name[:1].isupper() else str(value)
 
 
 def exact(value: Any) -> str:
@@ -84,6 +83,6 @@ def matching(name: str, keys: Collection[str]) -> list[str]:
 
 def _ends(key: str) -> list[str]:
     """A dotted name's ends, the shortest first. A role's rate is `recurrent.lr`; `lr` is only the optimizer's."""
-    parts: Sequence[str] = key.split(".")
+    parts = key.split(".")
     shortest = 2 if ".roles." in key else 1
     return [".".join(parts[i:]) for i in range(len(parts) - shortest, -1, -1)]

@@ -3,8 +3,10 @@
 A run is a row of one DataFrame (`runs_frame`); runs that differ only in the seed are a row of the table (`Group`).
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import pandas as pd
@@ -15,65 +17,56 @@ from lra_ssm.runs.record import RunRecord
 from lra_ssm.tables import duration, table, wrapped
 
 NONE = "–"
-_MAX_NAMED = 4  # of the settings that differ, a cell names this many, or more to be unique; a note has the others
-_KEYS = ["task", "model", "by", "settings", "data", "weights"]  # runs of one row have the same
-# What published.yaml's `settings` says of the config of a row.
-_CONFIG_HAS = {
-    "yes": "the row's settings",
-    "where published": "the row's settings where they are published",
-    "believed": "the settings of the code that is believed to have produced the row",
-    "public code": "the settings of the authors' public code",
-    "its authors' code's": "the settings of its authors' code",
-    "not published": "settings of our own: the row's are not published",
-    "no": "other settings than the row's",
-}
-_DEVIATION = {
-    "variance": "the square root of the printed variance",
-    "standard_error": "the printed standard error times the square root of the number of seeds",
-}
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "≥": r"$\geq$",
-          "±": r"$\pm$", "–": "--", "…": r"\dots{}", "×": r"$\times$", "Δ": r"$\Delta$", "−": "$-$",
-          **{c: f"\\{c}" for c in "&%$#_{}"}}  # fmt: skip
+_MAX_COLUMNS = 4  # of settings; a note names further ones
 
 
 def runs_frame(runs: Sequence[RunRecord], metric: str | None = None, by: Sequence[str] = ()) -> pd.DataFrame:
     """Return a row per run whose settings are known, in the order of LRA's tasks and of published.yaml's models.
 
-    Columns: run, task, model, seed, metric, published (the Row, or None), the keys of a table's row, value (accuracies
-    in percent), parameters, steps, seconds, at_least, why (the reason if the run does not count, else empty), and a
-    column "by NAME" per name of `by`: settings that separate rows. Raises InputError for a name that no run has.
+    Columns: run, task, model, seed, metric, value (accuracies in percent), why (the reason if the run does not count,
+    else empty), parameters, steps, seconds, at_least, published (the Row, or None), settings (what separates rows, the
+    data and the starting weights included), by (the settings named in `by`) and key (equal in runs of one row of the
+    table). Raises InputError for a name that no run has.
     """
     known = [run for run in runs if run.config.get("model")]
     names = {name: resolve(name, {key for run in known for key in run.all_settings}) for name in by}
+    models = list(published()["models"])
     lines = []
     for run in known:
-        row, values = row_of(run), {name: run.all_settings.get(key, ABSENT) for name, key in names.items()}
+        row = row_of(run)
         used = metric or (row.metric if row and run.value(row.metric) is not None else _default_metric(run))
         value = run.value(used)
-        why = run.missing or (f"has no {used}" if value is None else "")
-        value = value if value is None or not used.endswith("accuracy") else 100 * value
         seconds, at_least = run.seconds or (None, False)
-        own = {"run": run, "task": run.task, "model": run.model, "seed": format_value(run.seed), "metric": used,
-               "published": row, "by": exact([*values.values()]), "settings": exact(run.settings),
-               "data": run.data[1], "weights": run.weights[1], "value": value, "parameters": run.parameters,
-               "steps": run.step, "seconds": seconds, "at_least": at_least, "why": why}  # fmt: skip
-        lines.append(own | {f"by {name}": each for name, each in values.items()})
+        lines.append({
+            "run": run, "task": run.task, "model": run.model, "seed": format_value(run.seed), "metric": used,
+            "value": value if value is None or not used.endswith("accuracy") else 100 * value,
+            "why": run.missing or (f"has no {used}" if value is None else ""), "parameters": run.parameters,
+            "steps": run.step, "seconds": seconds, "at_least": at_least, "published": row,
+            "data": _labels("data files", *run.data), "settings": run.settings | _labels("started from", *run.weights),
+            "by": {name: run.all_settings.get(key, ABSENT) for name, key in names.items()},
+            "order": (LRA.index(run.task) if run.task in LRA else 6, run.task,
+                      models.index(run.model) if run.model in models else 999, run.model),
+        })  # fmt: skip
     frame = pd.DataFrame(lines, dtype=object)
     if frame.empty:
         return frame
-    same = frame.groupby(_KEYS[:4]).data.transform("max")  # a run that failed early does not know its data
-    frame["data"] = frame.data.where((frame.data != "") | (frame.why == ""), same)
-    models = list(published()["models"])
-    frame["order"] = [
-        (LRA.index(task) if task in LRA else 6, task, models.index(model) if model in models else 999, model)
-        for task, model in zip(frame.task, frame.model, strict=True)
-    ]
-    frame = frame.sort_values("order", kind="stable").drop(columns="order")
-    started = [str(run.last_start.get("time")) for run in frame.run]
-    counted = frame.assign(started=started)[frame.why == ""].sort_values("started", kind="stable")
-    again = counted[counted.duplicated([*_KEYS, "seed"], keep="last")]
-    frame.loc[again.index, "why"] = "the same seed again: a later run counts"
-    return frame.reset_index(drop=True)
+    frame = frame.sort_values("order", kind="stable", ignore_index=True).drop(columns="order")
+    keys = [exact([*each]) for each in zip(frame.task, frame.model, frame.settings, frame.by, strict=True)]
+    data = dict(sorted(zip(keys, frame.data, strict=True), key=lambda pair: bool(pair[1])))
+    # A run that failed early does not know its data: that of others with its settings.
+    frame["data"] = [own or data[key] for key, own in zip(keys, frame.data, strict=True)]
+    frame["settings"] = [data | settings for data, settings in zip(frame.data, frame.settings, strict=True)]
+    frame["key"] = [exact([key, data]) for key, data in zip(keys, frame.data, strict=True)]
+    counted = frame[frame.why == ""]
+    counted = counted.iloc[counted.run.map(lambda run: str(run.last_start.get("time"))).argsort(kind="stable")]
+    again = counted[counted.duplicated(["key", "seed"], keep="last")].index
+    frame.loc[again, "why"] = "the same seed again: a later run counts"
+    return frame
+
+
+def _labels(name: str, words: str, digest: str) -> dict[str, str]:
+    """What a run began with, as a setting: its words, and six digits that distinguish it."""
+    return {name: f"{words} {hashlib.sha256(digest.encode()).hexdigest()[:6]}"} if digest else {}
 
 
 def _default_metric(run: RunRecord) -> str:
@@ -86,47 +79,46 @@ def _default_metric(run: RunRecord) -> str:
 
 
 class Group:
-    """One row of the table: runs that differ only in their seeds.
+    """One row of the table: runs that differ only in their seeds, as rows of `runs_frame`."""
 
-    Args:
-        runs: their rows in `runs_frame`.
-        metric: its metric.
-        by: the values of the settings that separate rows, by the user's names.
-    """
-
-    def __init__(self, runs: pd.DataFrame, metric: str, by: dict[str, Any]) -> None:
-        self.runs, self.metric, self.by = runs, metric, by
-        self.variant = ""  # the settings that distinguish it from others of its task and model
-        self.order = [sort_key(value) for value in by.values()]  # among them
-        self.first: RunRecord = self.runs.run.iloc[0]
+    def __init__(self, runs: pd.DataFrame) -> None:
+        self.first: RunRecord = runs.run.iloc[0]
         self.task, self.model = self.first.task, self.first.model
+        scored = runs[runs.why == ""]
+        self.metric: str = (scored if len(scored) else runs).metric.iloc[0]
+        self.runs = runs.assign(
+            why=runs.why.where((runs.why != "") | (runs.metric == self.metric), "has another metric")
+        )
         self.counted = self.runs[self.runs.why == ""]
         values = self.counted.value.astype(float)
         self.mean = None if values.empty else float(values.mean(skipna=False))
         self.std = None if len(values) < 2 else float(values.std(skipna=False))
-        self.row: Row | None = next((row for row in self.runs.published if row is not None), None)
-        if self.row and (self.row.metric != self.metric or self.row.unmatched):
-            self.row = None
+        self.settings: dict[str, Any] = runs.by.iloc[0]  # that distinguish it, by short name; `_set_apart` adds some
+        published_row: Row | None = next((row for row in self.runs.published if row is not None), None)
+        comparable = published_row and published_row.metric == self.metric and not published_row.unmatched
+        self.row = published_row if comparable else None
         self.difference = None if self.mean is None or self.row is None else self.mean - self.row.value
         fallback = 2 if self.metric.endswith(("accuracy", "perplexity")) else 4
         self.decimals = self.row.decimals if self.row else fallback
-        self.differences = differences(self.first, self.row) if self.row else None
         self.parameters = next((count for count in self.runs.parameters if count is not None), None)
-        steps, seconds = (self.counted[name].dropna() for name in ("steps", "seconds"))
-        self.steps = None if steps.empty else round(steps.astype(float).mean())
-        self.seconds = None if seconds.empty else float(seconds.astype(float).mean())
-        self.at_least = bool(self.counted.at_least.any())
         self.notes = self._notes()
+        if published_row and published_row.unmatched:
+            figure = f"{published_row.where}, {published_row.value:g}"
+            self.notes.append(f"not compared with {figure}: {published_row.unmatched}")
 
     @property
     def label(self) -> str:
         """The model and what distinguishes the row."""
-        values = [f"{name}={format_value(value)}" for name, value in self.by.items()]
-        return ", ".join(filter(None, (self.model, *values, self.variant)))
+        return ", ".join([self.model, *(f"{name}={format_value(value)}" for name, value in self.settings.items())])
 
     @property
     def figure(self) -> str:
         return NONE if self.mean is None else plus_minus(self.mean, self.std, self.decimals)
+
+    def average(self, column: str) -> float | None:
+        """Return the mean of a column over the runs that count and have a value."""
+        values = self.counted[column].dropna().astype(float)
+        return None if values.empty else float(values.mean())
 
     def _notes(self) -> list[str]:
         """What is incomplete or mixed in the row."""
@@ -139,105 +131,45 @@ class Group:
             if len(texts) > 1 or any(", then " in text for text in texts.index):
                 told = "; ".join(f"{text}: seeds {seeds}" for text, seeds in texts.items())
                 notes.append(f"not all with the same {what}: {told}")
-        for run in self.counted.run:
-            notes += [f"seed {run.seed} {run.record['stop']}"] if run.record.get("stop") else []
+        notes += [f"seed {run.seed} {run.record['stop']}" for run in self.counted.run if run.record.get("stop")]
         if self.first.weights[0]:
             notes.append(f"started from {self.first.weights[0]}")
-        unmatched = next((row for row in self.runs.published if row is not None and row.unmatched), None)
-        if unmatched:
-            notes.append(f"not compared with {unmatched.where}, {unmatched.value:g}: {unmatched.unmatched}")
-        return notes + (data_differences(self.task, self.first.all_settings) if self.row else [])
+        return notes + (data_differences(self.first) if self.row else [])
 
 
-def groups_of(frame: pd.DataFrame, by: Sequence[str] = ()) -> list[Group]:
+def groups_of(frame: pd.DataFrame) -> list[Group]:
     """Return the rows of the table."""
     if frame.empty:
         return []
     groups = []
-    known = frame[frame.why == ""].groupby("task").metric.first()  # for rows that have no score yet
-    for _, members in frame.groupby(_KEYS, sort=False):
-        counted = members[members.why == ""]
-        metric = counted.metric.iloc[0] if len(counted) else known.get(members.task.iloc[0], members.metric.iloc[0])
-        others = members[(members.why == "") & (members.metric != metric)]
-        members = members.assign(why=members.why.where(~members.index.isin(others.index), f"has no {metric}"))
-        groups.append(Group(members, metric, {name: members[f"by {name}"].iloc[0] for name in by}))
-    several = _by_task_and_model(groups).values()
-    for same in several:
-        _name_variants(same, by)
-        _note_differences(same)
-    groups = [g for same in several for g in sorted(same, key=lambda g: g.order)]
-    for task in dict.fromkeys(g.task for g in groups):
-        counts = {g.label: g.parameters for g in groups if g.task == task and g.parameters}
-        if counts and max(counts.values()) > 1.1 * min(counts.values()):
-            least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
-            note = f"{task}: {most} has {counts[most] / counts[least]:.2f} times as many parameters as {least}"
-            next(g for g in groups if g.label == most and g.task == task).notes.append(note)
+    for _, own in frame.groupby(["task", "model"], sort=False):
+        same = [Group(runs) for _, runs in own.groupby("key", sort=False)]
+        _set_apart(same)
+        groups += sorted(same, key=lambda g: [sort_key(value) for value in g.settings.values()])
+    for task, several in groupby(groups, key=lambda g: g.task):
+        sized = sorted((g for g in several if g.parameters), key=lambda g: g.parameters or 0)
+        if sized and (ratio := sized[-1].parameters / sized[0].parameters) > 1.1:  # type: ignore[operator]
+            sized[-1].notes.append(
+                f"{task}: {sized[-1].label} has {ratio:.2f} times as many parameters as {sized[0].label}"
+            )
     return groups
 
 
-def _note_differences(same: Sequence[Group]) -> None:
-    """Name the settings that differ from the row's config: those of all rows in one note, which they share."""
-    compared = [(g, *g.differences) for g in same if g.differences]
-    common = [text for text in compared[0][2] if all(text in told for _, _, told in compared)] if compared else []
-    for g, config, told in compared:
-        for texts in filter(None, (common, [text for text in told if text not in common])):
+def _set_apart(same: Sequence[Group]) -> None:
+    """Give rows of one task and model the settings that distinguish them; note what else the published row has not."""
+    found = differing(g.runs.settings.iloc[0] for g in same)
+    short = short_names({key for g in same for key in g.first.settings} | found.keys())
+    given = {resolve(name, {key for g in same for key in g.first.all_settings}) for name in same[0].settings}
+    for i, g in enumerate(same):
+        columns = {key: values[i] for key, values in found.items() if key not in given}
+        # A default is only in the whole configuration.
+        columns = {
+            key: g.first.all_settings.get(key, value) if value == ABSENT else value for key, value in columns.items()
+        }
+        g.settings = g.settings | {short[key]: value for key, value in columns.items()}
+        config, differ = (differences(g.first, g.row) if g.row else None) or ("", {})
+        if texts := [text for key, text in differ.items() if key not in columns and key not in given]:
             g.notes.append(f"other settings than configs/…/{config}: {'; '.join(texts)}")
-
-
-def _by_task_and_model(groups: Sequence[Group]) -> dict[tuple[str, str], list[Group]]:
-    found: dict[tuple[str, str], list[Group]] = {}
-    for g in groups:
-        found.setdefault((g.task, g.model), []).append(g)
-    return found
-
-
-def _name_variants(same: Sequence[Group], by: Sequence[str]) -> None:
-    """Write into each row what distinguishes it from the others of its task and model."""
-    columns = []
-    for what, values in (("data", [g.first.data for g in same]), ("weights", [g.first.weights for g in same])):
-        if len({digest for _, digest in values}) > 1:
-            columns.append(
-                [f"{what}: {words or 'unknown'}{_digest(words, digest, values)}" for words, digest in values]
-            )
-    found = differing(g.first.settings for g in same)
-    short = short_names({key for g in same for key in g.first.settings})
-    given = {resolve(name, {key for g in same for key in g.first.all_settings}) for name in by}
-    for key, values in found.items():
-        if key not in given:
-            # A default is only in the whole configuration.
-            pairs = zip(same, values, strict=True)
-            values = [g.first.all_settings.get(key, ABSENT) if value == ABSENT else value for g, value in pairs]
-            columns.append([f"{short[key]}={text}" for text in disambiguate(values)])
-            for g, value in zip(same, values, strict=True):
-                g.order.append(sort_key(value))
-
-    def labels(count: int) -> list[str]:
-        return [", ".join(column[i] for column in columns[:count]) for i in range(len(same))]
-
-    # More than _MAX_NAMED if two rows are the same in the first ones: the grid has a line per label.
-    by_values = [exact([*g.by.values()]) for g in same]
-    enough = (n for n in range(_MAX_NAMED, len(columns)) if len({*zip(by_values, labels(n), strict=True)}) == len(same))
-    named = next(enough, len(columns))
-    for i, (g, variant) in enumerate(zip(same, labels(named), strict=True)):
-        g.variant = variant
-        if more := [column[i] for column in columns[named:]]:
-            g.variant += f", {len(more)} more"
-            g.notes.append(f"differs also in {', '.join(more)}")
-
-
-def _digest(words: str, digest: str, values: Sequence[tuple[str, str]]) -> str:
-    """Six digits that distinguish data from other data with the same words."""
-    import hashlib
-
-    alone = len({other for its, other in values if its == words}) == 1
-    return "" if alone else f" {hashlib.sha256(digest.encode()).hexdigest()[:6]}"
-
-
-def disambiguate(values: Sequence[Any]) -> list[str]:
-    """Return values as tables show them, or in full if two that differ look the same (two classes of one name)."""
-    short = [format_value(value) for value in values]
-    full = [exact(value) for value in values]
-    return short if len({*short}) == len({*full}) else full
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
@@ -253,7 +185,8 @@ class Table:
 
     def text(self, width: int | None = None) -> str:
         rows = self.frame.to_numpy().tolist()
-        return "\n".join([table(list(self.frame.columns), rows, self.left, width), *map(wrapped, self.notes)])
+        lines = [] if self.frame.empty else [table(list(self.frame.columns), rows, self.left, width)]
+        return "\n".join([*lines, *map(wrapped, self.notes)])
 
     def markdown(self) -> str:
         lines = [list(self.frame.columns), *self.frame.to_numpy().tolist()]
@@ -262,99 +195,93 @@ class Table:
         return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *(f"- {note}" for note in self.notes)])
 
     def latex(self) -> str:
-        """For the package booktabs."""
-        escaped = self.frame.map(_latex).set_axis(self.frame.columns.map(_latex), axis=1)
-        form = "l" * self.left + "r" * (len(escaped.columns) - self.left)
-        drawn = escaped.to_latex(index=False, escape=False, column_format=form).rstrip("\n")
-        return "\n".join([drawn, *[rf"\par\footnotesize {_latex(note)}" for note in self.notes]])
-
-    def csv(self) -> str:
-        return str(self.frame.to_csv(index=False, lineterminator="\n"))
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(c, c) for c in text)
+        """Return a table for the package booktabs; the notes are comments."""
+        form = "l" * self.left + "r" * (len(self.frame.columns) - self.left)
+        styled = self.frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
+        drawn = str(styled.to_latex(hrules=True, column_format=form))
+        for sign, command in {"±": r"$\pm$", "≥": r"$\geq$", NONE: "--"}.items():
+            drawn = drawn.replace(sign, command)
+        return "\n".join([drawn.rstrip("\n"), *(f"% {note}" for note in self.notes)])
 
 
-def results_table(groups: Sequence[Group], more: Sequence[str] = ()) -> Table:
-    """Return a row per task, model and whatever else differs. more: further notes."""
-    metrics = list(dict.fromkeys(metric_name(g.metric) for g in groups))
+def results_table(groups: Sequence[Group], records: Iterable[RunRecord]) -> Table:
+    """Return a row per task, model and whatever else differs. records: of all runs, also those that have not begun."""
+    scored = [g for g in groups if g.mean is not None]
+    metrics = list(dict.fromkeys(_metric_name(g.metric) for g in scored or groups))
     figure = f"{metrics[0] if len(metrics) == 1 else 'value'} ± std"
+    columns = list(dict.fromkeys(name for g in groups for name in g.settings))[:_MAX_COLUMNS]
+    for g in groups:
+        if more := [f"{name}={format_value(value)}" for name, value in g.settings.items() if name not in columns]:
+            g.notes.append(f"differs also in {', '.join(more)}")
     letters = _letters(groups)
     lines = []
     for g in groups:
-        wanted, seeds = g.runs.seed.nunique(), len(g.counted)
-        time = "?" if g.seconds is None else duration(g.seconds, g.at_least)
-        differ = g.differences and len(g.differences[1])
-        line = {"task": g.task, "model": g.model, **{name: format_value(value) for name, value in g.by.items()},
-                "settings that differ": g.variant, "metric": metric_name(g.metric), figure: g.figure,
-                "seeds": f"{seeds}" if seeds == wanted else f"{seeds} of {wanted}", "parameters": _count(g.parameters),
-                "steps": _count(g.steps), "time a run": time, "published": g.row.figure if g.row else NONE,
-                "difference": NONE if g.difference is None else f"{g.difference:+.{g.decimals}f}",
-                "settings": "?" if differ is None else f"{differ} differ" if differ else "as config",
-                "notes": ", ".join(letters[note] for note in g.notes)}  # fmt: skip
-        lines.append(line)
+        wanted, counted, seconds, steps = (
+            g.runs.seed.nunique(),
+            len(g.counted),
+            g.average("seconds"),
+            g.average("steps"),
+        )
+        settings = {name: format_value(g.settings[name]) if name in g.settings else "" for name in columns}
+        lines.append({
+            "task": g.task, "model": g.model, **settings, "metric": _metric_name(g.metric), figure: g.figure,
+            "seeds": f"{counted}" if counted == wanted else f"{counted} of {wanted}",
+            "parameters": _count(g.parameters), "steps": _count(steps),
+            "time a run": "?" if seconds is None else duration(seconds, bool(g.counted.at_least.any())),
+            "published": g.row.figure if g.row else NONE,
+            "difference": NONE if g.difference is None else f"{g.difference:+.{g.decimals}f}",
+            "notes": ",".join(letters[note] for note in g.notes),
+        })  # fmt: skip
     frame = pd.DataFrame(lines)
-    if len(metrics) == 1:
-        frame = frame.drop(columns="metric")
-    if not any(g.variant for g in groups):
-        frame = frame.drop(columns="settings that differ")
-    if not any(g.row for g in groups):
-        frame = frame.drop(columns=["published", "difference", "settings"])
-    return Table(frame, list(frame.columns).index(figure), _below(letters, groups, more))
+    unused = ["metric"] * (len(metrics) == 1) + ["published", "difference"] * (not any(g.row for g in groups))
+    frame = frame.drop(columns=unused) if lines else frame
+    return Table(frame, list(frame.columns).index(figure) if lines else 0, _below(letters, groups, records))
 
 
-def grid(groups: Sequence[Group], more: Sequence[str] = ()) -> Table:
+def grid_table(groups: Sequence[Group], records: Iterable[RunRecord]) -> Table:
     """Return models down and tasks across, as papers print LRA, with the average if all six tasks are there."""
-    letters = _letters(groups)
     cells: dict[str, dict[str, str]] = {}
-    means: dict[str, dict[str, float]] = {}
+    values: dict[str, dict[str, float]] = {}
     for g in groups:
-        name = g.label
-        seeds = f" ({len(g.counted)})" if len(g.counted) else ""
-        text = f"{g.figure}{seeds} {', '.join(letters[note] for note in g.notes)}".rstrip()
-        cells.setdefault(name, {})[g.task] = text
-        cells.setdefault(f"{g.model}, published", {})[g.task] = g.row.figure if g.row else NONE
-        for line, value in ((name, g.mean), (f"{g.model}, published", g.row.value if g.row else None)):
+        figures = [(g.label, g.mean, f"{g.figure} ({len(g.counted)})")]
+        figures += [(f"{g.model}, published", g.row.value, g.row.figure)] if g.row else []
+        for name, value, text in figures:
             if value is not None:
-                means.setdefault(line, {})[g.task] = value
-    cells = {name: line for name, line in cells.items() if {*line.values()} != {NONE} or name in means}
+                cells.setdefault(name, {})[g.task] = text
+                values.setdefault(name, {})[g.task] = value
     tasks = list(dict.fromkeys(g.task for g in groups))
     frame = pd.DataFrame.from_dict(cells, orient="index").reindex(columns=tasks).fillna(NONE)
     if set(LRA) <= set(tasks):
-        frame["average"] = [_average(means.get(name, {})) for name in cells]
+        means = pd.DataFrame.from_dict(values, orient="index")[list(LRA)].mean(axis=1, skipna=False)
+        frame["average"] = [NONE if pd.isna(mean) else f"{mean:.2f}" for mean in means]
     frame.insert(0, "mean ± std (seeds)", frame.index)
-    return Table(frame, 1, _below(letters, groups, more))
+    return Table(frame, 1, _below(_letters(groups), groups, records))
 
 
-def _average(values: Mapping[str, float]) -> str:
-    found = [values[task] for task in LRA if task in values]
-    return f"{sum(found) / 6:.2f}" if len(found) == 6 else NONE
-
-
-def runs_to_csv(frame: pd.DataFrame) -> str:
-    """Return a row per run, counted or not, with every setting that differs."""
-    drop = ["run", "published", "by", "settings", "data", "weights"]
-    found = frame.drop(columns=drop).assign(
+def runs_csv(frame: pd.DataFrame) -> str:
+    """Return a CSV row per run, counted or not, in numbers, with every setting that differs."""
+    if frame.empty:
+        return ""
+    found = frame.drop(columns=["data", "settings", "by", "key"]).assign(
         run=[str(run.path) for run in frame.run],
+        published=[row and row.value for row in frame.published],
         status=[run.status for run in frame.run],
-        source=[run.data[0] for run in frame.run],
         code=[run.code for run in frame.run],
         hardware=[run.hardware for run in frame.run],
     )
-    for key, values in differing(run.settings for run in frame.run).items():
+    for key, values in differing(frame.settings).items():
         found[key] = [format_value(value) for value in values]
     # As text: pandas writes a value that is nan and one that is missing alike.
     texts = found.map(lambda cell: None if cell is None else str(cell))
     return str(texts.to_csv(index=False, lineterminator="\n"))
 
 
-def metric_name(metric: str) -> str:
+def _metric_name(metric: str) -> str:
     return f"{metric}, %" if metric.endswith("accuracy") else metric
 
 
-def _count(value: int | None) -> str:
-    return "?" if value is None else f"{value:,}"
+def _count(value: float | None) -> str:
+    return "?" if value is None else f"{round(value):,}"
 
 
 def _letters(groups: Sequence[Group]) -> dict[str, str]:
@@ -363,22 +290,22 @@ def _letters(groups: Sequence[Group]) -> dict[str, str]:
     return {note: chr(97 + i % 26) * (1 + i // 26) for i, note in enumerate(notes)}
 
 
-def _below(letters: dict[str, str], groups: Sequence[Group], more: Sequence[str]) -> list[str]:
-    """The notes, where the published figures come from, and what the runs were made with."""
-    told = [f"{letter}: {note}" for note, letter in letters.items()] + list(more)
-    compared = [g for g in groups if g.row]
+def _below(letters: dict[str, str], groups: Sequence[Group], records: Iterable[RunRecord]) -> list[str]:
+    """The notes, the runs without settings, where the published figures come from, and what the runs were made with."""
+    told = [f"{letter}: {note}" for note, letter in letters.items()]
+    unknown = [record for record in records if not record.config.get("model")]
+    told += [f"{record.path}: {record.problem}" for record in unknown if record.problem]
+    if waiting := [record.name for record in unknown if not record.problem]:
+        told.append(f"not started: {', '.join(waiting[:4])}" + f" and {len(waiting) - 4} more" * (len(waiting) > 4))
+    compared = [(g.model, g.row) for g in groups if g.row]
     if compared:
-        told.append(f"published: {'; '.join(dict.fromkeys(g.row.where for g in compared if g.row))}")
-    for g in compared:
-        assert g.row is not None
-        if g.row.std_from:
-            told.append(f"± of {g.row.where}: {_DEVIATION[g.row.std_from]}")
-        if g.row.config:
-            told.append(f"the config of {g.model} has {_CONFIG_HAS[g.row.config]} (docs/reproduction.md)")
+        told.append(f"published: {'; '.join(dict.fromkeys(row.where for _, row in compared))}")
+        told += [f"± of {row.where}: {row.std_from}" for _, row in compared if row.std_from]
+        states = dict.fromkeys(f"{model} {row.config}" for model, row in compared if row.config)
+        told.append(f"our config has the row's settings: {', '.join(states)} (docs/reproduction.md)")
     runs = [run for g in groups for run in g.counted.run]
-    data = dict.fromkeys(f"{run.task}: {run.data[0]}" for run in runs if run.data[0])
-    told += [f"data: {'; '.join(data)}"] if data else []
-    for what, texts in (("code", [run.code for run in runs]), ("hardware", [run.hardware for run in runs])):
-        if len({*texts}) == 1:
-            told.append(f"{what}: {texts[0]}")
+    if data := dict.fromkeys(f"{run.task}: {run.data[0]}" for run in runs if run.data[0]):
+        told.append(f"data: {'; '.join(data)}")
+    for what, texts in (("code", {run.code for run in runs}), ("hardware", {run.hardware for run in runs})):
+        told += [f"{what}: {text}" for text in texts if len(texts) == 1]
     return list(dict.fromkeys(told))

@@ -248,11 +248,11 @@ def try_network(task: Any, data: Any, trainer: Trainer) -> None:
     """Send the first training examples through the network, on the device and in the precision that will train.
 
     Leaves no trace: no gradient, no random number drawn, no buffer changed. Raises what the network raises. Tasks
-    without `try_batch`, data without `sample`, and FSDP meet their first batch in the Trainer.
+    without `dry_run`, data without `sample`, and FSDP meet their first batch in the Trainer.
     """
-    if hasattr(task, "try_batch") and hasattr(data, "sample") and _runs_plainly(trainer):
+    if hasattr(task, "dry_run") and hasattr(data, "sample") and _runs_plainly(trainer):
         with _dry_run(task, trainer) as to_device:
-            task.try_batch(to_device(data.sample(EXAMPLES)), getattr(data, "num_classes", None))
+            task.dry_run(to_device(data.sample(EXAMPLES)), getattr(data, "num_classes", None))
 
 
 def check_layers(task: Any, data: Any, trainer: Trainer) -> None:

@@ -18,7 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -29,11 +29,11 @@ from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import new_folder, replacing, sha256
 from lra_ssm.runs.provenance import now
 from lra_ssm.runs.record import RunRecord
-from lra_ssm.sweeps.sweep import Sweep, SweepRun, read_sweep
+from lra_ssm.sweeps.sweep import Sweep, read_sweep
 
-_OURS = ("job-name", "J", "array", "a", "output", "o", "chdir", "D")  # sbatch's options that a sweep decides
-_ANSWERS_S = 120.0  # for sbatch: a busy controller may need long
-_RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"}
+# sbatch's options that a sweep decides
+_OURS = {"job-name", "J", "array", "a", "output", "o", "chdir", "D"}
+_PATIENCE_S = 120.0  # with Slurm's commands: a busy controller may need long
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,16 @@ class FolderRun:
         found.config.setdefault("experiment", self.experiment)  # of a run that has not begun
         return found
 
+    def last_line(self) -> str:
+        """Return the last line of ours in the log of the last attempt, else its last line; empty without a log."""
+        try:
+            text = self.log.read_text(errors="replace").rpartition("== attempt")[2]
+        except OSError:
+            return ""
+        lines = text.strip().splitlines()[1:]  # the first one is the rest of the attempt's
+        ours = [line for line in lines if line.startswith("lra-ssm: ")]  # srun repeats its exit code after it
+        return (ours or lines or [""])[-1].removeprefix("lra-ssm: ").removeprefix("error: ")
+
 
 class SweepFolder:
     """A sweep's folder on the disk. Raises InputError if `path` is not one."""
@@ -79,7 +89,7 @@ class SweepFolder:
 
         Raises InputError if the sweep was not submitted from here.
         """
-        if Path(given).is_dir() and not shipped.name_of("sweep", given):
+        if is_folder(given):
             return cls(Path(given))
         sweep = read_sweep(given)
         path = folder_of(sweep)
@@ -90,24 +100,27 @@ class SweepFolder:
         return cls(path)
 
     @classmethod
-    def make(cls, sweep: Sweep, check: Callable[[Iterable[SweepRun]], Iterable[Path]]) -> "SweepFolder":
-        """Write the folder, all of it or nothing; an existing one stays as it is.
+    def make(cls, sweep: Sweep, directories: Sequence[Path]) -> "SweepFolder":
+        """Write the folder, all of it or nothing; an existing one stays as it is. directories: of the sweep's runs.
 
-        check: yields for each run its directory, or raises InputError if its options are wrong.
+        Raises InputError if two runs have the same directory.
         """
         path = folder_of(sweep)
         if path.is_dir():
             return cls(path)
-        copies: dict[Path, str] = {}
-        for config in dict.fromkeys(run.config for run in sweep.runs):
-            name = _copy_name(config)  # ../my.yaml and my.yaml have the same
-            copies[config] = f"{len(copies)}-{name}" if name in copies.values() else name
-        lines: dict[Path, list[str]] = {}
-        for number, (run, directory) in enumerate(zip(sweep.runs, check(sweep.runs), strict=True), 1):
-            if directory in lines:
-                raise InputError(f"sweep {sweep.file}: run {number} is the same as run {[*lines].index(directory) + 1}")
-            copy = path.absolute() / "configs" / copies[run.config]
-            lines[directory] = [str(directory.relative_to(sweep.runs_dir)), *run.options(copy, sweep.runs_dir)]
+        again = next((number for number, each in enumerate(directories) if each in directories[:number]), None)
+        if again is not None:
+            first = directories.index(directories[again]) + 1
+            raise InputError(f"sweep {sweep.file}: run {again + 1} is the same as run {first}")
+        configs = list(dict.fromkeys(run.config for run in sweep.runs))
+        copies = {
+            config: f"{i}-{config.parent.name}-{config.name}".replace("--", "-") for i, config in enumerate(configs, 1)
+        }
+        lines = [
+            [str(directory.relative_to(sweep.runs_dir)),
+             *run.options(path.absolute() / "configs" / copies[run.config], sweep.runs_dir)]
+            for run, directory in zip(sweep.runs, directories, strict=True)
+        ]  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(path) as partial:
             for name in ("logs", "configs"):
@@ -115,18 +128,18 @@ class SweepFolder:
             for config, name in copies.items():
                 shutil.copyfile(config, partial / "configs" / name)
             shutil.copyfile(sweep.file, partial / "sweep.yaml")
-            (partial / "runs.txt").write_text("".join(f"{shlex.join(line)}\n" for line in lines.values()))
+            (partial / "runs.txt").write_text("".join(f"{shlex.join(line)}\n" for line in lines))
         return cls(path)
 
 
-def _copy_name(config: Path) -> str:
-    """lra-listops-s4d.yaml for configs/lra/listops/s4d.yaml."""
-    return "-".join(part for part in shipped.in_a_checkout(config).parts if part not in ("configs", "..", "/"))
+def is_folder(given: str) -> bool:
+    """Whether a sweep is given as its folder, and not as a file or a shipped sweep's name."""
+    return Path(given).is_dir() and not shipped.name_of("sweep", given)
 
 
 def folder_of(sweep: Sweep) -> Path:
     """Return where a sweep's folder is, or will be."""
-    contents = {run.config: sha256(run.config) for run in sweep.runs}
+    contents = {config: sha256(config) for config in {run.config for run in sweep.runs}}
     what = [
         [contents[run.config], run.options(shipped.in_a_checkout(run.config), sweep.runs_dir)] for run in sweep.runs
     ]
@@ -137,52 +150,62 @@ def folder_of(sweep: Sweep) -> Path:
 # -- Slurm -------------------------------------------------------------------------------------------------------------
 
 
-def array_script(
+def write_script(
     template: Path, folder: SweepFolder, indices: Sequence[int], sbatch: str = "", at_once: int | None = None
 ) -> str:
-    """Return a template as an array's script: one task for each of these runs.
+    """Make a template the script of an array with one task for each of these runs; write it and return it.
 
-    The template is a script for `sbatch` that trains one run with the options that it is given, as "$@". sbatch:
-    further options of sbatch; they replace the template's. Raises InputError if it has no #SBATCH line.
+    Args:
+        template: a script for `sbatch` that trains one run with the options that it is given, as "$@".
+        sbatch: further options of sbatch, which replace the template's.
+        at_once: tasks that run at the same time, at most.
+
+    Raises:
+        InputError: the template has no #SBATCH line, or an option of sbatch is not one that a user may set.
     """
     lines = template.read_text().splitlines()
     places = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
     if not places:
         raise InputError(f"{template} has no #SBATCH line: copy slurm/one-gpu.sbatch and change it")
-    more = re.findall(r"-\S.*?(?=\s+-|$)", sbatch)  # an option with its value
-    ours = {_option(line) for line in more} | {*_OURS}
-    asked = [line for i in places if _option((line := lines[i]).partition(" ")[2].strip()) not in ours]
+    given: list[str] = []  # each an option with its value
+    for word in sbatch.split():
+        if word.startswith("-"):
+            given.append(word)
+        elif not given:
+            raise InputError(f"--sbatch={sbatch}: an option of sbatch begins with -, such as --partition=gpu")
+        else:
+            given[-1] += f" {word}"
+    if ours := [option for option in given if _name(option) in _OURS]:
+        raise InputError(
+            f"--sbatch={sbatch}: {ours[0]} is set by the sweep (--concurrency limits how many run at a time)"
+        )
+    replaced = _OURS | {_name(option) for option in given}
+    kept = [lines[i] for i in places if _name(lines[i].removeprefix("#SBATCH").strip()) not in replaced]
     array = ranges(indices) + (f"%{at_once}" if at_once else "")
-    head = {
-        "job-name": folder.path.name,
-        "array": array,
-        "output": folder.path / "logs" / "%a.log",
-        "chdir": Path.cwd(),
-    }
-    options = shlex.quote(str(folder.path / "runs.txt"))
-    return "\n".join([
+    output, here = folder.path / "logs/%a.log", Path.cwd()
+    head = [f"--job-name={folder.path.name}", f"--array={array}", f'--output="{output}"', f'--chdir="{here}"']
+    script = "\n".join([
         "#!/bin/bash",
         f"# {folder.path.name}: {len(indices):,} runs, a task each. Written by lra-ssm submit from {template}.",
-        *(f"#SBATCH --{name}={_quoted(str(value))}" for name, value in head.items()),
-        *asked,
-        *(f"#SBATCH {option}" for option in more),
+        *(f"#SBATCH {option}" for option in head),
+        *kept,
+        *(f"#SBATCH {option}" for option in given),
         "",
         "# This task's run is a line of runs.txt: its directory, and the options of `lra-ssm fit`.",
-        f'eval "set -- $(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {options})" && shift',
+        f'eval "set -- $(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(folder.path / "runs.txt"))})" && shift',
         'echo "== attempt at $(date -u +%FT%TZ) on $(hostname)"',
         f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
         *lines[places[-1] + 1 :],
         "",
     ])  # fmt: skip
+    with replacing(folder.path / "submit.sbatch") as file:
+        file.write(script)
+    return script
 
 
-def _option(text: str) -> str:
+def _name(option: str) -> str:
     """The name of an option of sbatch: time for --time=1:00, t for -t 60."""
-    return re.split(r"[=\s]", text.lstrip("-"))[0]
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"' if " " in text else text
+    return re.split(r"[=\s]", option.lstrip("-"))[0]
 
 
 def submit_array(folder: SweepFolder, indices: Sequence[int]) -> str:
@@ -193,41 +216,31 @@ def submit_array(folder: SweepFolder, indices: Sequence[int]) -> str:
     if shutil.which("sbatch") is None:
         raise InputError("there is no sbatch here: submit from a machine of the cluster, or use --local N")
     folder.logs.mkdir(exist_ok=True)  # without it every task fails silently
-    job = _ask(["sbatch", "--parsable", str(folder.path / "submit.sbatch")], _ANSWERS_S).strip().partition(";")[0]
+    job = _ask(["sbatch", "--parsable", str(folder.path / "submit.sbatch")]).strip().partition(";")[0]
     with open(folder.path / "jobs.txt", "a") as file:
         file.write(f"{now()} job {job}: runs {ranges(indices)}\n")
     return job
 
 
-def write_script(folder: SweepFolder, script: str) -> Path:
-    """Write the array's script into the sweep's folder."""
-    path = folder.path / "submit.sbatch"
-    with replacing(path) as file:
-        file.write(script)
-    return path
-
-
 def queue_of(folder: SweepFolder) -> dict[int, str]:
-    """Ask squeue once for the sweep's tasks; return by run "" if it runs, else the reason why it waits.
+    """Ask squeue once for the sweep's tasks; return by run the reason why it waits, or "" if it runs.
 
     Empty without a Slurm. Raises InputError if squeue fails.
     """
     if shutil.which("squeue") is None or not (folder.path / "jobs.txt").exists():
         return {}
-    out = _ask(["squeue", "--noheader", "--array", "--me", f"--name={folder.path.name}", "--format=%K|%T|%r"], 20.0)
+    out = _ask(["squeue", "--noheader", "--array", "--me", f"--name={folder.path.name}", "--format=%K|%T|%r"])
     found = re.findall(r"^(\d+)\|(.*?)\|(.*)$", out, re.MULTILINE)
-    return {int(index): "" if state in _RUNNING else reason or state for index, state, reason in found}
+    return {int(index): reason if state == "PENDING" else "" for index, state, reason in found}
 
 
-def _ask(command: list[str], patience_s: float) -> str:
+def _ask(command: list[str]) -> str:
     """Return what a command of Slurm prints. Raises InputError with Slurm's words if it fails or is too slow."""
     name = command[0]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=patience_s, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S)
     except subprocess.TimeoutExpired:
-        raise InputError(f"{name} did not answer within {patience_s:g} s") from None
+        raise InputError(f"{name} did not answer within {_PATIENCE_S:g} s") from None
     if done.returncode:
         words = re.sub(rf"^{name}: (?:error: )?", "", done.stderr or done.stdout, flags=re.MULTILINE)
         raise InputError(f"{name} refuses: {to_one_line(words) or f'exit code {done.returncode}'}")

@@ -12,14 +12,14 @@
       one-block: {model.network.layer.num_blocks: 1}
       whole: {}
     runs_dir: runs
-    groups: [{configs: …, seeds: …}, …]         # several of these; what stands next to it holds for all of them
+    groups: [{configs: …, seeds: …}, …]         # several of these; what stands next to `groups` holds for all of them
 
 Seeds vary slowest, so that the first runs are one of everything.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -32,7 +32,6 @@ from lra_ssm.errors import InputError, hint
 from lra_ssm.runs.identity import SEED
 
 _PARTS = ("configs", "seeds", "experiment", "set", "grid", "variants")
-_ADDED = ("set", "grid")  # a group adds to those next to it; its other parts replace theirs
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ class SweepRun:
 
     def options(self, config: Path, runs_dir: str) -> list[str]:
         """Return the options of `lra-ssm fit`, with `config` in place of the run's own."""
-        changes = self.changes | ({"runs_dir": runs_dir} if runs_dir != "runs" else {})
-        return [f"--config={config}", *(f"--{key}={as_option(value)}" for key, value in changes.items())]
+        changes = self.changes | {"runs_dir": runs_dir}
+        return [f"--config={config}", *(f"--{key}={_as_option(value)}" for key, value in changes.items())]
 
 
 @dataclass(frozen=True)
@@ -63,21 +62,19 @@ def read_sweep(given: str | Path) -> Sweep:
     """
     file = shipped.find("sweep", given)
     try:
-        content = _mapping(yaml.safe_load(file.read_bytes()), "the file")
+        content = _mapping(yaml.safe_load(file.read_bytes()), "the file", ("name", "runs_dir", "groups", *_PARTS))
         name = str(content.get("name", file.stem))
         if not re.fullmatch(r"[\w-][\w.-]*", name):
             raise InputError(f"name is {name!r}; it becomes a folder: use letters, digits, - and _")
-        _check_keys(content, ("name", "runs_dir", "groups", *_PARTS), "the file")
         groups = content.get("groups", [{}])
         if not isinstance(groups, list) or not groups:
             raise InputError("groups is not a list; each group has configs, seeds, set, grid or variants")
+        shared = {part: content[part] for part in _PARTS if part in content}
         runs: list[SweepRun] = []
         for number, group in enumerate(groups, 1):
-            where = f"groups[{number}]." if "groups" in content else ""
-            group = _mapping(group, f"groups[{number}]")
-            _check_keys(group, _PARTS, f"groups[{number}]")
-            shared = {part: content[part] for part in _PARTS if part in content}
-            added = {p: _mapping(shared.get(p), p) | _mapping(group.get(p), f"{where}{p}") for p in _ADDED}
+            group, where = _mapping(group, f"groups[{number}]", _PARTS), f"groups[{number}]." * ("groups" in content)
+            # A group adds to `set` and `grid`; its other parts replace the shared ones.
+            added = {p: _mapping(shared.get(p), p) | _mapping(group.get(p), f"{where}{p}") for p in ("set", "grid")}
             runs += _runs(shared | group | added, where)
         return Sweep(name, file, str(content.get("runs_dir", "runs")), runs)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -99,12 +96,19 @@ def _runs(group: Mapping[str, Any], where: str) -> Iterator[SweepRun]:
         for settings in product(*grid):
             changes: dict[str, Any] = {}
             if experiment := group.get("experiment"):
-                changes["experiment"] = _experiment(str(experiment), config, variant, where)
+                names_here = {"config": config.stem} | ({"variant": variant} if variant else {})
+                try:
+                    changes["experiment"] = str(experiment).format(**names_here)
+                except (LookupError, ValueError, AttributeError):
+                    known = " and ".join(f"{{{name}}}" for name in names_here)
+                    raise InputError(f"{where}experiment is {experiment!r}; use only {known} in it") from None
             if seed is not None:
                 changes[SEED] = seed
             for setting in (fixed, *settings):
                 changes |= setting
-            yield SweepRun(config, _classes_first(changes))
+            # A class before its settings: a new class starts from its own defaults.
+            ordered = sorted(changes, key=lambda key: key.removesuffix(".class_path").count("."))
+            yield SweepRun(config, {key: changes[key] for key in ordered})
 
 
 def _settings(keys: str, values: Any, where: str) -> Iterator[dict[str, Any]]:
@@ -117,45 +121,26 @@ def _settings(keys: str, values: Any, where: str) -> Iterator[dict[str, Any]]:
         yield dict(zip(names, each, strict=True))
 
 
-def _classes_first(changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes with each class before its settings: a new class starts from its own defaults."""
-    ordered: dict[str, Any] = {}
-    for key in changes:
-        above = [other for other in changes if key.startswith(f"{other.removesuffix('.class_path')}.")]
-        for name in [*sorted(above, key=len), key]:
-            ordered.setdefault(name, changes[name])
-    return ordered
-
-
-def _experiment(given: str, config: Path, variant: str, where: str) -> str:
-    known = {"{config}": config.stem} | ({"{variant}": variant} if variant else {})
-    for name in re.findall(r"\{.*?\}", given):
-        if name not in known:
-            raise InputError(f"{where}experiment is {given!r}; {name} is unknown, use {' and '.join(known)}")
-    return re.sub(r"\{.*?\}", lambda name: known[name[0]], given)
-
-
-def as_option(value: Any) -> str:
-    """Return a value from YAML as the command line takes it."""
+def _as_option(value: Any) -> str:
+    """A value from YAML as the command line takes it."""
     is_json = value is None or isinstance(value, (bool, int, float, list, dict))  # a date is its text
     return json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
 
 
-def _mapping(value: Any, where: str) -> dict[str, Any]:
+def _mapping(value: Any, where: str, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """The value if it is a mapping with text keys, which are among `names`; of None an empty one."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise InputError(f"{where} is {value!r}; it takes settings and their values")
+    if unknown := next((key for key in value if names and key not in names), None):
+        raise InputError(f"{where} has {unknown!r}; {hint(unknown, names or (), 'it takes')}")
     return value
 
 
 def _list(value: Any, where: str, kind: type, what: str) -> list[Any]:
-    if not isinstance(value, list) or not value or not all(isinstance(item, kind) for item in value):
-        raise InputError(f"{where} is {value!r}; give {what}")
-    return value
-
-
-def _check_keys(given: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
-    for key in given:
-        if key not in names:
-            raise InputError(f"{where} has {key!r}; {hint(key, names, 'it takes')}")
+    """The value if it is a list of `kind` that is not empty; True and False are not whole numbers."""
+    refused = bool if kind is int else ()
+    if isinstance(value, list) and value and all(isinstance(v, kind) and not isinstance(v, refused) for v in value):
+        return value
+    raise InputError(f"{where} is {value!r}; give {what}")

@@ -1,4 +1,4 @@
-"""Which optimizer makes the steps: one of torch's, Muon for matrices next to AdamW, or a class of one's own."""
+"""Optimizers by name: torch's, Muon for matrices next to AdamW, or a user's class."""
 
 from collections.abc import Callable, Mapping
 from inspect import signature
@@ -16,17 +16,17 @@ from lra_ssm.width.parameterizations import Optimizer as Rule
 
 ALGORITHMS: dict[str, type[Optimizer]] = {"AdamW": AdamW, "SGD": SGD, "Muon": Muon}
 USUAL_BETAS = (0.9, 0.999)
-# By class what its steps are like in the theory of width.
+# Class name -> update rule in the theory of width.
 _RULES: dict[str, Rule] = {
     "SGD": "sgd", **dict.fromkeys(("AdamW", "Adam", "NAdam", "RAdam", "Adamax", "RMSprop"), "adam"),
     "Adafactor": "adafactor", "Muon": "muon",
 }  # fmt: skip
-# Settings of their own, for every role.
+# Settings of `OptimizerSettings` and its roles, so not arguments of a class.
 _SETTINGS = ("lr", "weight_decay", "betas")
 
 
 def check_algorithm(name: str) -> None:
-    """Whether there is such an optimizer; a class is not imported yet. Raises ValueError."""
+    """Check that the name is known or is an import path, which is not imported yet. Raises ValueError."""
     if name in ALGORITHMS or "." in name:
         return
     if name in torch.optim.__all__:
@@ -35,27 +35,31 @@ def check_algorithm(name: str) -> None:
 
 
 def default_eps(name: str, arguments: Mapping[str, Any]) -> float | None:
-    """The epsilon beside gradients' second moments that the optimizer of that name has; None: it has none, or Muon's
-    own for matrices beside AdamW's."""
+    """Return the epsilon next to the gradients' second moments.
+
+    None if the optimizer has none, and for Muon, whose own epsilon is another quantity than AdamW's.
+    """
     cls = ALGORITHMS[name] if name in ALGORITHMS else named_class(name, "algorithm")
     found = arguments.get("eps", signature(cls).parameters["eps"].default if "eps" in taken_by(cls) else None)
     return found if isinstance(found, float) and cls is not Muon else None
 
 
 def update_rule(name: str, arguments: Mapping[str, Any]) -> Rule:
-    """How the steps of the optimizer of that name go with gradients and weights. Raises InputError where theory has
-    nothing on it."""
+    """Return how the optimizer's steps depend on gradients and weights.
+
+    Raises InputError if the theory of width does not cover the optimizer.
+    """
     rule = _RULES.get(name.rpartition(".")[2])
     if rule is None:
         known = ", ".join(_RULES)
-        raise InputError(f"width: there are no learning rates of algorithm {name} by width; there are of {known}")
+        raise InputError(f"width: no scaling of learning rates is known for algorithm {name}; use one of {known}")
     if rule == "muon" and arguments.get("adjust_lr_fn", "match_rms_adamw") != "match_rms_adamw":
-        return "muon_original"  # MuonWithAdamW refuses any third
+        return "muon_original"  # MuonWithAdamW refuses other values
     return rule
 
 
 def muon_names(model: nn.Module, name: str) -> set[str]:
-    """Full names of the parameters that Muon trains, where the algorithm of that name is Muon; else none."""
+    """Return the full names of the parameters that Muon trains; empty if the algorithm is not Muon."""
     if name.rpartition(".")[2] != "Muon":
         return set()
     matrices = hidden_matrices(model)
@@ -69,41 +73,41 @@ def optimizer_of(
     arguments: Mapping[str, Any] | None = None,
     betas: tuple[float, float] = USUAL_BETAS,
 ) -> Optimizer:
-    """The optimizer of that name or import path over groups of `model`'s parameters, each with its lr and weight decay.
+    """Build the optimizer of that name or import path over groups of `model`'s parameters, each with its lr and decay.
 
-    Raises InputError for arguments that its class does not take, and for settings that it has no place for.
+    Raises InputError for arguments that its class does not take, and for settings that it does not support.
     """
     cls = ALGORITHMS[name] if name in ALGORITHMS else named_class(name, "algorithm")
     if not issubclass(cls, Optimizer):
-        raise InputError(f"algorithm {name} is no torch.optim.Optimizer")
+        raise InputError(f"algorithm {name} is not a torch.optim.Optimizer")
     arguments, takes = dict(arguments or {}), taken_by(cls)
     for setting in _SETTINGS:
         if setting in arguments:
-            raise InputError(f"arguments.{setting}: {setting} is a setting of its own, optimizer.{setting}")
+            raise InputError(f"arguments.{setting}: set optimizer.{setting} instead")
     check_arguments(cls, arguments, f"algorithm {name}", "arguments", given=("params", *_SETTINGS))
     if cls is not Muon and "betas" not in takes and betas != USUAL_BETAS:
-        raise InputError(f"betas is {list(betas)}, but algorithm {name} takes none")
+        raise InputError(f"betas is {list(betas)}, but algorithm {name} does not take betas")
     if "weight_decay" not in takes and any(group["weight_decay"] for group in groups):
-        raise InputError(f"algorithm {name} takes no weight decay: set every weight_decay to 0")
+        raise InputError(f"algorithm {name} does not take weight_decay: set every weight_decay to 0")
     if cls is Muon:
         parted = _by_algorithm(groups, hidden_matrices(model))
         return built(MuonWithAdamW, f"algorithm {name}", parted, arguments, betas, _fused(model))
-    # Groups have their own; what a class wants for those that have none is never used.
+    # Some classes require these arguments, but every group has its own values.
     arguments |= {name: groups[0][name] for name in ("lr", "weight_decay") if name in takes}
     if "betas" in takes:
         arguments["betas"] = betas
     if issubclass(cls, (Adam, SGD)) and "fused" in takes and not {"fused", "foreach", "differentiable"} & {*arguments}:
         arguments["fused"] = _fused(model)
     optimizer = built(cls, f"algorithm {name}", groups, **arguments)
-    # It could unscale gradients itself, which we do not ask of it; Lightning refuses to clip where this says so.
+    # Lightning refuses to clip if the optimizer could unscale gradients itself, which is not used here.
     optimizer._step_supports_amp_scaling = False
     return optimizer
 
 
 def _fused(model: nn.Module) -> bool | None:
-    """One pass over memory; on a CPU a fifth of the time of torch's default there. None: as torch chooses.
+    """Return whether to use torch's fused step: one pass over memory, a fifth of the default's time on a CPU.
 
-    torch's fused optimizers take neither complex nor sharded parameters.
+    None leaves the choice to torch, whose fused optimizers take neither complex nor sharded parameters.
     """
     devices = {p.device.type if type(p) is nn.Parameter else "sharded" for p in model.parameters()}
     real = all(p.is_floating_point() for p in model.parameters())
@@ -111,10 +115,11 @@ def _fused(model: nn.Module) -> bool | None:
 
 
 def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
-    """The weights of linear maps with role "base" inside the blocks of a `Backbone`; of a network without one, all.
+    """Return the weights of linear maps with role "base" inside the blocks of a `Backbone`, or of a network without
+    one.
 
-    Embeddings, heads and a map of features to D are no hidden ones. B and C of a recurrence are vectors of its states,
-    each channel's own, and have AdamW, as have complex weights, which Muon refuses, and all that is no `nn.Linear`.
+    Embeddings, heads and a map of features to D are not hidden. AdamW trains everything else: B and C of a recurrence,
+    which are vectors for each state, complex weights, which Muon refuses, and whatever is not an `nn.Linear`.
     """
     roles = parameter_roles(model)
     blocks: list[nn.Module] = [module.blocks for module in model.modules() if isinstance(module, Backbone)]
@@ -124,7 +129,7 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
 
 
 def _by_algorithm(groups: list[dict[str, Any]], matrices: set[nn.Parameter]) -> list[dict[str, Any]]:
-    """The groups, matrices parted from the rest of theirs, each with its algorithm."""
+    """Split each group into Muon's matrices and AdamW's parameters, and name the algorithm in it."""
     parted = []
     for group in groups:
         of_muon = [p for p in group["params"] if p in matrices]
@@ -139,15 +144,15 @@ def _by_algorithm(groups: list[dict[str, Any]], matrices: set[nn.Parameter]) -> 
 class MuonWithAdamW(Optimizer):
     """Muon (Jordan et al. 2024) for some groups and AdamW for the others, as one optimizer: `torch.optim` has both.
 
-    Its groups and states are what is saved, loaded, scheduled and clipped; the two work on them. A step of Muon is
-    scaled by 0.2·√max(rows, columns), so that its root mean square is as AdamW's (Liu et al. 2025, "Muon is scalable
-    for LLM training", eq. 4), whose rates and decay then serve both; `adjust_lr_fn: original` has Jordan's
-    √max(1, rows/columns).
+    Groups and states of this optimizer are saved, loaded, scheduled and clipped; the two inner ones work on them. A
+    step of Muon is scaled by 0.2·√max(rows, columns), so that its root mean square is about AdamW's (Liu et al. 2025,
+    "Muon is scalable for LLM training", eq. 4), and one rate and decay serves both. `adjust_lr_fn: original` is
+    Jordan's √max(1, rows/columns).
 
     Args:
         groups: dicts with params, lr, weight_decay and algorithm, "Muon" or "AdamW".
-        arguments: of Muon: momentum, nesterov, ns_steps, ns_coefficients, eps, adjust_lr_fn.
-        betas, fused: of AdamW.
+        arguments: Muon's momentum, nesterov, ns_steps, ns_coefficients, eps, adjust_lr_fn.
+        betas, fused: AdamW's.
     """
 
     def __init__(
@@ -160,21 +165,21 @@ class MuonWithAdamW(Optimizer):
         of_muon = [group for group in groups if group["algorithm"] == "Muon"]
         others = [group for group in groups if group["algorithm"] == "AdamW"]
         if not of_muon:
-            raise InputError("algorithm Muon: there is no hidden matrix, an nn.Linear of role base in a block")
-        # Each writes its own defaults into its groups, which are ours too.
+            raise InputError("algorithm Muon: no hidden matrix found, an nn.Linear of role base in a block")
+        # Each writes its defaults into its groups, which are also this optimizer's.
         self._parts: list[Optimizer] = [Muon(of_muon, **{"adjust_lr_fn": "match_rms_adamw", **arguments})]
         if others:
             self._parts.append(AdamW(others, betas=betas, fused=fused))
         super().__init__(groups, {"fused": fused})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of each, after the closure, which computes loss and gradients; returns the loss."""
+        """Make one step of each, after the closure, which computes loss and gradients; return the loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for part in self._parts:
-            # What was loaded since is in other objects.
+            # Loading a state replaces the groups and the state by new objects.
             name = type(part).__name__
             part.param_groups = [group for group in self.param_groups if group["algorithm"] == name]
             part.state = self.state

@@ -1,4 +1,4 @@
-"""Classes that settings name by import path, and the arguments that settings hand to them."""
+"""Classes that settings name by import path, and their arguments."""
 
 import inspect
 import sys
@@ -10,7 +10,7 @@ from lra_ssm.layers.spec import import_object
 
 
 def named_class(path: str, kind: str) -> type[Any]:
-    """The class of an import path. Raises InputError if nothing can be imported from it, or not a class."""
+    """Return the class of an import path. Raises InputError if it cannot be imported or is not a class."""
     try:
         found = import_object(path, kind)
     except ValueError as error:
@@ -18,12 +18,12 @@ def named_class(path: str, kind: str) -> type[Any]:
         near = hint(name, getattr(sys.modules.get(module), "__all__", ()))
         raise InputError(f"{error}{f'; {near}' if near.startswith('did') else ''}") from error
     if not inspect.isclass(found):
-        raise InputError(f"{kind} {path} is no class")
+        raise InputError(f"{kind} {path} is not a class")
     return found
 
 
 def taken_by(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a class or a function that are given by name."""
+    """Return the parameters of a class or function that can be given by name."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name: p for name, p in inspect.signature(function).parameters.items() if p.kind in kinds}
 
@@ -31,22 +31,23 @@ def taken_by(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def check_arguments(
     function: Callable[..., Any], arguments: Mapping[str, Any], what: str, setting: str, given: Collection[str]
 ) -> None:
-    """Check that a function takes these arguments next to those that it is given anyway, and lacks none.
+    """Check that a function takes these arguments next to the ones that are always given, and that none is missing.
 
-    what, setting: what it is, and where its arguments stand, for messages. Raises InputError."""
+    what, setting: names of the function and of the setting that holds the arguments, for messages. Raises InputError.
+    """
     taken = taken_by(function)
     own = [name for name in taken if name not in given]
     any_name = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
     for name in arguments:
         if name in given or not (name in own or any_name):
-            raise InputError(f"{what} takes no {setting}.{name}; {hint(name, own, 'it takes')}")
+            raise InputError(f"{what} does not take {setting}.{name}; {hint(name, own, 'it takes')}")
     missing = [name for name in own if taken[name].default is inspect.Parameter.empty and name not in arguments]
     if missing:
         raise InputError(f"{what} needs {', '.join(f'{setting}.{name}' for name in missing)}")
 
 
 def built(cls: Callable[..., Any], what: str, *given: Any, **arguments: Any) -> Any:
-    """An instance. Raises InputError where its constructor refuses a value."""
+    """Build an instance. Raises InputError if the constructor refuses a value."""
     try:
         return cls(*given, **arguments)
     except InputError:

@@ -1,49 +1,49 @@
-"""Averages of weights over a training: what is validated, tested and exported in the place of the last weights."""
+"""Averages of weights over training, which are validated, tested and exported in place of the last weights."""
 
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lra_ssm.errors import InputError
 
-_CURRENT = "current_model_state"  # in a checkpoint: what trains, where state_dict has the averages, as in Lightning's
+_CURRENT = "current_model_state"  # in a checkpoint: the weights in training, named as in Lightning's WeightAveraging
 
 
 class AverageWeights(Callback):
     """Exponential moving averages of all weights and buffers: after each step decay · average + (1 − decay) · weight.
 
-    They start from the first weights, are in the model while it is validated and after the fit, and are a checkpoint's
-    `state_dict`; the weights that train are stored next to them, so that a run that is resumed has both again.
-    Complex weights are averaged too. Integers (a norm's count of batches) are taken over. Averages of
-    bfloat16 and float16 weights are float32: a step's share of a weight is below their rounding. The model has them
-    rounded to its own dtype.
+    They start from the first weights. They are in the model during validation and after the fit, and are a checkpoint's
+    `state_dict`; the weights in training are stored next to them, so that a resumed run has both. Complex weights are
+    averaged too; integers (a norm's count of batches) are copied. Averages of bfloat16 and float16 weights are float32,
+    because a step's share of a weight is below their rounding; the model gets them rounded to its own dtype.
 
-    (Lightning's WeightAveraging keeps a copy of the whole module: on the CPU, where DDP moves the module to a GPU
-    after it is made, and in float32, where the module becomes float64.)
+    (Lightning's WeightAveraging keeps a copy of the whole module: on the CPU if DDP moves the module to a GPU later,
+    and in float32 if the module becomes float64.)
 
     Args:
-        decay: how much of an average stays at a step; it has about the last 1/(1 − decay) of them.
+        decay: the share of an average that stays at a step; it averages about the last 1/(1 − decay) steps.
     """
 
     def __init__(self, decay: float = 0.999) -> None:
         self.decay = decay
         self._averages: dict[str, Tensor] = {}
-        self._current: dict[str, Tensor] = {}  # what trains, while the averages are in the model
+        self._current: dict[str, Tensor] = {}  # the weights in training, while the averages are in the model
         self._loaded: dict[str, Any] | None = None
         self._averaged_at = 0  # the step
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if isinstance(trainer.strategy, ModelParallelStrategy):
-            raise InputError("optimizer.ema_decay: there are no averages of sharded weights; use DDP, or leave it out")
+            raise InputError("optimizer.ema_decay: sharded weights cannot be averaged; use DDP, or leave it out")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._loaded = checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The model is on its device and has its dtype now."""
+        """Start or restore the averages; only now the model is on its device and has its dtype."""
         state, self._loaded = self._loaded, None
         weights, self._current = pl_module.state_dict(), {}
         self._averages = {name: weight.to(_dtype_of_average(weight), copy=True) for name, weight in weights.items()}
@@ -68,11 +68,14 @@ class AverageWeights(Callback):
         _copy({name: weights[name] for name in self._averages.keys() - set(averaged)}, self._averages)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._put_in(pl_module)
+        # `Trainer.validate` after a fit finds the averages in the model, or the weights of the checkpoint it names.
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._put_in(pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _copy(self._current, pl_module.state_dict())
-        self._current = {}
+        if trainer.state.fn == TrainerFn.FITTING:
+            _copy(self._current, pl_module.state_dict())
+            self._current = {}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._put_in(pl_module)

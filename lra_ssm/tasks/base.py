@@ -1,4 +1,4 @@
-"""What every task shares: a network, how its parameters are trained, and what a batch is.
+"""The base of all tasks: a network, the training of its parameters, and the form of a batch.
 
 Shapes: B batch, L length.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from lra_ssm.errors import InputError
 from lra_ssm.layers import NetworkSpec, check_lengths
 from lra_ssm.layers.contract import check_call
-from lra_ssm.layers.norms import processes
+from lra_ssm.layers.norms import world_size
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.algorithms import muon_names, update_rule
 from lra_ssm.tasks.averaging import AverageWeights
@@ -32,11 +32,11 @@ class NetworkTask(L.LightningModule):
     Args:
         network: a specification of any class whose instances map (inputs, lengths) to outputs.
         optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
-        width: a width parameterization, `WidthSettings` or its values by name: what was tuned at one width holds at
-            another. None: the model and its rates as they are.
+        width: a width parameterization, `WidthSettings` or its values by name, which transfers settings from one width
+            to another. None leaves the model and its rates as they are.
     """
 
-    own_metrics: tuple[str, ...] = ("loss",)  # what a task logs of a split without being asked
+    own_metrics: tuple[str, ...] = ("loss",)  # names that a task always logs for a split
 
     def __init__(
         self,
@@ -64,31 +64,32 @@ class NetworkTask(L.LightningModule):
         return self.network(inputs, lengths)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """The averages of weights in a fit, where they are asked for."""
+        """Return the callback that averages weights in a fit, if the settings ask for it."""
         decay = self.optimizer_settings.ema_decay
         return [] if decay is None or self.trainer.state.fn != "fit" else [AverageWeights(decay)]
 
     def configure_model(self) -> None:
-        """Shards the network where the strategy is Lightning's ModelParallelStrategy (FSDP2); else nothing."""
+        """Shard the network if the strategy is Lightning's ModelParallelStrategy (FSDP2)."""
         trainer = self._trainer  # None where a checkpoint is loaded without one
         if trainer is not None and isinstance(trainer.strategy, ModelParallelStrategy):
             lower = torch.bfloat16 if trainer.precision == "bf16-mixed" else None
             shard(self.network, trainer.strategy.device_mesh["data_parallel"], lower)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Numbers the parameters of optimizer states as the module does, and orders them as the optimizer does.
+        """Number the parameters of optimizer states by the module's order, and order the groups as the optimizer does.
 
-        torch takes states by their places in the groups, whatever their numbers; where weights are sharded Lightning
-        takes them by their numbers in the module, and writes the groups in that order. So any strategy reads all.
+        torch finds states by their places in the groups, whatever their numbers. With sharded weights Lightning finds
+        them by their numbers in the module, and writes the groups in that order. This way every strategy can read all
+        checkpoints.
         """
         sharded = isinstance(self.trainer.strategy, ModelParallelStrategy)
         if not sharded and not isinstance(self.trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
-            return  # what it writes, it alone reads
+            return  # only that strategy reads what it writes
         numbers = {id(p): number for number, p in enumerate(self.parameters())}
         for optimizer, state in zip(self.trainer.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
             ours = [[numbers.get(id(p), -1) for p in group["params"]] for group in optimizer.param_groups]
             theirs = [group["params"] for group in state.get("param_groups", ())]
-            if not theirs or -1 in sum(ours, []):  # another process saves; parameters that are not the module's
+            if not theirs or -1 in sum(ours, []):  # another process saves, or parameters are not the module's
                 continue
             new = dict(zip(sum(theirs, []), sum(theirs if sharded else ours, []), strict=True))
             state["state"] = {new[number]: values for number, values in state["state"].items()}
@@ -97,51 +98,56 @@ class NetworkTask(L.LightningModule):
                 group["params"] = order
 
     def take_metrics(self, metrics: Metrics | None) -> None:
-        """Builds further metrics of validation and test, from specifications by name, and keeps these. Raises
-        InputError for a name that the task logs itself, and ValueError for what is no specification."""
+        """Build further metrics of validation and test from specifications by name.
+
+        Raises InputError for a name that the task logs itself, and ValueError for an invalid specification.
+        """
         self.metric_specs = metric_specs(metrics, self.own_metrics)
         self.val_metrics, self.test_metrics = built(self.metric_specs), built(self.metric_specs)
         stored = {name: spec.as_dict() for name, spec in self.metric_specs.items()}
         self.save_hyperparameters({"metrics": stored or None})
 
     def log_metrics(self, split: str, predictions: Tensor, targets: Tensor) -> None:
-        """Of a batch; every example counts once, whatever the sizes of batches and the shares of devices."""
+        """Update the metrics with a batch, in which every example counts once on all devices."""
         metrics: Any = self.val_metrics if split == "val" else self.test_metrics
         for name, metric in metrics.items():
             metric.update(predictions, targets)
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True, batch_size=len(targets))
 
     def try_metrics(self, predictions: Tensor, targets: Tensor) -> None:
-        """Whether each metric takes such a batch, and gives one number. Raises InputError."""
+        """Check that each metric takes such a batch and gives a single number. Raises InputError."""
         for name, metric in built(self.metric_specs).to(targets.device).items():
             try:
                 value = metric(predictions, targets)
             except (ValueError, RuntimeError, TypeError) as error:
-                raise InputError(f"model.metrics.{name} does not take what is predicted: {error}") from error
+                raise InputError(f"model.metrics.{name} does not take the predictions: {error}") from error
             if not isinstance(value, Tensor) or value.numel() != 1:
-                raise InputError(f"model.metrics.{name} gives no single number: average its classes or outputs")
+                raise InputError(f"model.metrics.{name} does not give a single number: average its classes or outputs")
 
     def try_optimizer(self) -> None:
-        """Builds an optimizer and a schedule, for no steps. Raises InputError, or ValueError, for what they do not
-        take, and for roles that are none."""
+        """Build an optimizer and a schedule, without steps.
+
+        Raises InputError or ValueError for arguments that they do not take, and for unknown roles.
+        """
         optimizer_and_schedule(self.network, self.optimizer_settings, 1000, 100, self.width_factors)
 
     def inputs_of(self, batch: Any) -> tuple[Tensor, Tensor | None]:
-        """A batch's inputs, and their lengths or None. Raises TypeError for what is no batch of this task."""
+        """Return a batch's inputs, and its lengths or None. Raises TypeError for an invalid batch."""
         return unpack(batch)[:2]
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Looks at the lengths while they are still on the CPU: on a GPU every look would have to wait for it.
+        """Check the lengths while they are still on the CPU: reading them on a GPU would wait for it.
 
-        Lightning asks a task's hook in the place of the data module's, so that is asked from here.
-        Raises InputError for lengths that the inputs cannot have."""
+        Lightning calls a task's hook instead of the data module's, which is therefore called from here.
+        Raises InputError for lengths that the inputs cannot have.
+        """
         data = getattr(self._trainer, "datamodule", None)
         if data is not None:
             batch = data.on_before_batch_transfer(batch, dataloader_idx)
         inputs, lengths = self.inputs_of(batch)
         if isinstance(inputs, Tensor) and isinstance(lengths, Tensor) and inputs.dim() > lengths.dim() > 0:
             try:
-                check_lengths(lengths.flatten(), inputs.flatten(0, lengths.dim() - 1), least=1)
+                check_lengths(lengths.flatten(), inputs.flatten(0, lengths.dim() - 1), minimum=1)
             except ValueError as error:
                 raise InputError(f"a batch of the data has {error}") from error
         return batch
@@ -149,7 +155,7 @@ class NetworkTask(L.LightningModule):
     def configure_optimizers(self) -> Any:
         settings, total = self.optimizer_settings, int(self.trainer.estimated_stepping_batches)
         if settings.algorithm != "AdamW" and isinstance(self.trainer.strategy, ModelParallelStrategy):
-            raise InputError(f"optimizer.algorithm is {settings.algorithm}: sharded weights are trained by AdamW alone")
+            raise InputError(f"optimizer.algorithm is {settings.algorithm}: only AdamW trains sharded weights")
         if settings.warmup_of(total) >= total:
             rank_zero_warn(
                 f"the run has {total} steps, all within warmup_steps {settings.warmup_steps:g}: "
@@ -159,26 +165,29 @@ class NetworkTask(L.LightningModule):
         return optimizer_and_schedule(self.network, settings, total, epoch_steps, self.width_factors)
 
 
-def share(count: int | Tensor, like: Tensor) -> float | Tensor:
-    """What this process's mean loss over `count` counts for where the gradients of all are averaged: the last batch of
-    an epoch may not be shared out evenly. `like` is on the process's device."""
-    if processes() == 1:
+def ddp_loss_weight(count: int | Tensor, like: Tensor) -> float | Tensor:
+    """Return the weight of this process's mean loss over `count` examples, when DDP averages the gradients of all
+    processes.
+
+    The processes may have different counts in an epoch's last batch. `like` is a tensor on the process's device.
+    """
+    if world_size() == 1:
         return 1.0
-    (total,), several = summed(torch.tensor(float(count), device=like.device))
-    return count * several / total
+    (total,), size = all_reduce_sums(torch.tensor(float(count), device=like.device))
+    return count * size / total
 
 
-def summed(*values: Tensor) -> tuple[list[Tensor], int]:
-    """Sums of numbers () over all processes, made at once, and how many processes there are. Every process calls it."""
-    if processes() == 1:
+def all_reduce_sums(*values: Tensor) -> tuple[list[Tensor], int]:
+    """Return the sums of numbers () over all processes, from one collective call, and the number of processes."""
+    if world_size() == 1:
         return list(values), 1
     together = torch.stack([value.to(torch.float64) for value in values])  # in which counts are exact
     dist.all_reduce(together)
-    return [sum_.to(value.dtype) for sum_, value in zip(together, values, strict=True)], processes()
+    return [sum_.to(value.dtype) for sum_, value in zip(together, values, strict=True)], world_size()
 
 
 def unpack(batch: Any) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Inputs, lengths or None, and labels. Raises TypeError for what is no such batch."""
+    """Return inputs, lengths or None, and labels. Raises TypeError for another form of batch."""
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         raise TypeError(f"a batch is (inputs, lengths, labels) or (inputs, labels), not {type(batch).__name__}")
     return batch[0], batch[1] if len(batch) == 3 else None, batch[-1]

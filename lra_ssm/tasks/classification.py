@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lra_ssm.errors import InputError
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
-from lra_ssm.tasks.base import NetworkTask, share, summed, unpack
+from lra_ssm.tasks.base import NetworkTask, all_reduce_sums, ddp_loss_weight, unpack
 from lra_ssm.tasks.metrics import Mean, Metrics
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
 from lra_ssm.width.scaling import WidthSettings
@@ -31,11 +31,11 @@ class Classification(NetworkTask):
         optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
         label_smoothing: share of each label that is spread over all classes in the training loss (Szegedy et al. 2016,
             section 7); at least 0 and below 1. The loss of validation and test is plain cross-entropy.
-        class_weights: what an example of each class counts in the training loss, which is divided by their sum over
-            the batch; None: all the same.
-        metrics: further ones of validation and test by name, as specifications of torchmetrics' or other classes that
-            take (logits (B, num_classes), labels (B,)), such as MulticlassF1Score: val/<name>, test/<name>.
-        width: a width parameterization, `WidthSettings` or its values by name; None: the model as it is.
+        class_weights: weight of each class in the training loss, which is divided by the sum of the batch's weights;
+            None weights all equally.
+        metrics: further metrics of validation and test by name, as specifications of torchmetrics' or other classes
+            that take (logits (B, num_classes), labels (B,)), such as MulticlassF1Score: val/<name>, test/<name>.
+        width: a width parameterization, `WidthSettings` or its values by name; None leaves the model as it is.
 
     Raises:
         InputError: label_smoothing is out of range, a class weight is not above 0, or a metric is not valid.
@@ -74,15 +74,17 @@ class Classification(NetworkTask):
         return logits
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """What is trained without class weights, where a subclass may have another: logits (B, num_classes), labels
-        (B,) -> its mean ()."""
+        """Return the mean training loss () of logits (B, num_classes) and labels (B,), unless there are class weights.
+
+        A subclass may override it.
+        """
         return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
 
-    def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
-        """The network on a batch, and what its parameters are to the optimizer: no loss, no log.
+    def dry_run(self, batch: Any, num_classes: int | None = None) -> None:
+        """Run the network and the metrics on a batch and build the optimizer, without a loss or logs.
 
-        num_classes: of the data, where that says it. Raises InputError for logits of fewer classes, for class weights
-        of another number of them, and for metrics that do not take them.
+        num_classes: the data's number of classes, if known. Raises InputError for fewer logits than classes, for
+        another number of class weights, and for metrics that refuse the logits.
         """
         self.try_optimizer()
         inputs, lengths, labels = _examples(batch)
@@ -93,7 +95,7 @@ class Classification(NetworkTask):
         weights, classes = self.class_weights, logits.shape[1]
         if weights is not None and len(weights) != classes:
             raise InputError(
-                f"model.class_weights has {len(weights)} numbers, but there are logits of {classes} classes"
+                f"model.class_weights has {len(weights)} numbers, but the network has logits for {classes} classes"
             )
         self.try_metrics(logits, labels)
 
@@ -103,18 +105,18 @@ class Classification(NetworkTask):
         if self.class_weights is None:
             mean = self.loss(logits, labels)
             self.log("train/loss", mean, batch_size=len(labels))
-            loss = mean * share(len(labels), labels)
+            loss = mean * ddp_loss_weight(len(labels), labels)
         else:
             loss = self._weighted_loss(logits, labels, self.class_weights)
         self.log("train/accuracy", _right(logits, labels).mean(), batch_size=len(labels))
         return loss
 
     def _weighted_loss(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        """The mean by class weights over the batch of all devices, which do not have the same of them."""
+        """Return the weighted mean over the batch of all devices, whose sums of weights differ."""
         total = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=self.label_smoothing)
-        (loss, counts), processes = summed(total.detach(), weights[labels].sum())
+        (loss, counts), world_size = all_reduce_sums(total.detach(), weights[labels].sum())
         self.log("train/loss", loss / counts, batch_size=len(labels))
-        return total * (processes / counts)  # where the gradients of all are averaged
+        return total * (world_size / counts)  # DDP averages the gradients of all processes
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch, "val", self.val_loss, self.val_accuracy)
@@ -123,7 +125,7 @@ class Classification(NetworkTask):
         self._evaluate(batch, "test", self.test_loss, self.test_accuracy)
 
     def _evaluate(self, batch: Any, split: str, mean_loss: Mean, accuracy: Mean) -> None:
-        """Every example counts once, whatever the sizes of batches and the shares of devices."""
+        """Count every example once, whatever the sizes of batches and the shares of devices."""
         inputs, lengths, labels = _examples(batch)
         logits = self(inputs, lengths)
         size = len(labels)
@@ -134,13 +136,13 @@ class Classification(NetworkTask):
         self.log(f"{split}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Probabilities (B, num_classes)."""
+        """Return probabilities (B, num_classes)."""
         inputs, lengths, _ = unpack(batch)
         return self(inputs, lengths).softmax(-1)
 
 
 def _examples(batch: Any) -> tuple[Tensor, Tensor | None, Tensor]:
-    """See `unpack`. Raises InputError for real targets, which cross-entropy would take for shares of classes."""
+    """Unpack a batch. Raises InputError for real targets, which cross-entropy would read as shares of classes."""
     inputs, lengths, labels = unpack(batch)
     if labels.is_floating_point():
         raise InputError("the data has real targets, not classes: the task for them is Regression")
@@ -148,5 +150,5 @@ def _examples(batch: Any) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 def _right(logits: Tensor, labels: Tensor) -> Tensor:
-    """1 where the most probable class is the label, else 0: (B,) float."""
+    """Return 1 where the most probable class is the label, otherwise 0: (B,) float."""
     return (logits.argmax(-1) == labels).float()

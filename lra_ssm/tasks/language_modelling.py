@@ -17,10 +17,10 @@ from lra_ssm.layers.blocks import supported_kwargs
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.models.language_model import NOT_SCORED
-from lra_ssm.tasks.base import NetworkTask, summed
-from lra_ssm.tasks.carried import all_rows, own_rows
+from lra_ssm.tasks.base import NetworkTask, all_reduce_sums
 from lra_ssm.tasks.metrics import TokenLoss
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
+from lra_ssm.tasks.state_sync import gather_rows, local_rows
 from lra_ssm.width.scaling import WidthSettings
 
 
@@ -34,30 +34,30 @@ class Tokens(NamedTuple):
 
 
 class LanguageModelling(NetworkTask):
-    """Trains a network on the next token; reports perplexity. The loss is cross-entropy, perplexity exp(its mean).
+    """Trains a network on the next token; reports perplexity, exp of the mean cross-entropy.
 
     A batch is (inputs, targets, reset, lengths) or (inputs, targets): inputs and targets (B, L) int64, a target −100
     where nothing is scored, reset (B, L) bool or None, true where a document starts, lengths (B,) or None.
 
-    Data whose `carries_state` is true gives batches whose rows go on where those of the batch before ended: the states
-    are then kept from batch to batch, without gradient, dropped where reset says so, as it does where an epoch begins,
-    and saved in checkpoints. `eval_carries_state` says the same of evaluation, which starts without states.
+    Data whose `carries_state` is true gives batches whose rows continue those of the previous batch. The states are
+    then carried from batch to batch, without gradient; they are dropped where reset says so, as at the start of an
+    epoch, and saved in checkpoints. `eval_carries_state` says the same of evaluation, which starts without states.
 
-    The loss of a batch is the mean over its tokens, those of all devices; it is logged so. Gradients that accumulate
-    are averaged over batches: one with fewer tokens, such as the last of an epoch, counts as much as the others.
+    The loss of a batch, also as it is logged, is the mean over its tokens on all devices. Accumulated gradients are
+    averaged over batches: one with fewer tokens, such as an epoch's last, counts as much as the others.
 
-    Logged of validation and test, over all tokens that are scored: `loss`, nats per token, and `perplexity`; and over a
-    whole split of data that has `text_counts`, `bits_per_byte` of its UTF-8, and of word-level data (`is_word_level`)
+    Logged for validation and test, over all scored tokens: `loss`, in nats per token, and `perplexity`. Over a whole
+    split of data with `text_counts` also `bits_per_byte` of its UTF-8, and for word-level data (`is_word_level`)
     `word_perplexity`, exp(nats / words separated by whitespace): these compare across tokenizers.
 
     Args:
         network: a specification: a `LanguageModel`, or any class whose instances map (inputs, lengths) to logits
             (B, L, at least V).
         optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
-        width: a width parameterization, `WidthSettings` or its values by name; None: the model as it is.
+        width: a width parameterization, `WidthSettings` or its values by name; None leaves the model as it is.
     """
 
-    predicts_classes = False  # so predictions.csv has values: a log-likelihood per position
+    predicts_classes = False  # predictions.csv has values: a log-likelihood per position
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class LanguageModelling(NetworkTask):
     ) -> None:
         super().__init__(network, optimizer, width)
         self.val_tokens, self.test_tokens = TokenLoss(), TokenLoss()
-        self._carried: dict[str, Any] = {}  # states by what is going on, "train" or "eval"
+        self._carried: dict[str, Any] = {}  # states by mode, "train" or "eval"
 
     def tokens_of(self, batch: Any) -> Tensor | int:
-        """How many tokens this process's batch has, padding left out."""
+        """Return the number of tokens in this process's batch, without padding."""
         inputs, lengths = self.inputs_of(batch)
         return inputs.numel() if lengths is None else lengths.sum()
 
@@ -78,29 +78,32 @@ class LanguageModelling(NetworkTask):
         tokens = unpack_tokens(batch)
         return tokens.inputs, tokens.lengths
 
-    def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
-        """The network on a batch, with states where the data carries them, and what its parameters are to the
-        optimizer: no loss, no log. Raises InputError, or ValueError for what the network lacks."""
+    def dry_run(self, batch: Any, num_classes: int | None = None) -> None:
+        """Run the network on a batch, with states if the data carries them, and build the optimizer, without a loss or
+        logs.
+
+        Raises InputError, or ValueError for what the network lacks.
+        """
         self.try_optimizer()
         tokens, carries = unpack_tokens(batch), self._carries("train") or self._carries("eval")
         if carries:
-            self._check_that_states_are_bounded(tokens)
+            self._check_bounded_states(tokens)
         if getattr(self.network, "negative_log_likelihood", None) is not None:
             self._nll(tokens, None, carries)
             return
         logits, _ = self._logits(tokens, None, carries)
         if logits.shape[-1] <= (most := int(tokens.targets.max())):
-            rule = f"token {most} is among the targets, and each has a logit"
+            rule = f"token {most} is among the targets, and each needs a logit"
             raise wrong_output(self.network, logits, tokens.inputs, rule, "inputs")
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         tokens = unpack_tokens(batch)
         total = self._carry(tokens, "train", reduction="sum")
         scored = (tokens.targets != NOT_SCORED).sum()
-        (nll, count), processes = summed(total.detach(), scored)
+        (nll, count), world_size = all_reduce_sums(total.detach(), scored)
         count = count.clamp(min=1)
         self.log("train/loss", nll / count, batch_size=len(tokens.inputs))
-        return total * (processes / count)  # where the gradients of all are averaged
+        return total * (world_size / count)  # DDP averages the gradients of all processes
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch, self.val_tokens)
@@ -109,7 +112,7 @@ class LanguageModelling(NetworkTask):
         self._evaluate(batch, self.test_tokens)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """log p of the targets: (B, L, 1), 0 where nothing is scored."""
+        """Return log p of the targets: (B, L, 1), 0 where nothing is scored."""
         return -self._carry(unpack_tokens(batch), "eval").unsqueeze(-1)
 
     # -- states carried from batch to batch ------------------------------------------------------------------------
@@ -118,30 +121,30 @@ class LanguageModelling(NetworkTask):
         data = getattr(self._trainer, "datamodule", None)
         return bool(getattr(data, "carries_state" if mode == "train" else "eval_carries_state", False))
 
-    def _check_that_states_are_bounded(self, tokens: Tokens) -> None:
-        """Raises InputError for attention over everything since the stream's beginning."""
+    def _check_bounded_states(self, tokens: Tokens) -> None:
+        """Raise InputError for attention over everything since the stream's start."""
         data = getattr(self._trainer, "datamodule", None)
         if getattr(data, "isolate", tokens.reset is not None):
             return
         if any(isinstance(layer, Attention) and layer.window is None for layer in self.network.modules()):
             raise InputError(
-                "Attention has no window, and the data carries states over streams that no document's end resets: every"
-                " position would be kept, in memory and in checkpoints; set the layer's window, or data.isolate=true,"
-                " or read windows (data.order=shuffled, data.evaluation=windows)"
+                "Attention has no window, and the data carries states over streams without resets between documents:"
+                " every position would be kept, in memory and in checkpoints; set the layer's window, or"
+                " data.isolate=true, or read windows (data.order=shuffled, data.evaluation=windows)"
             )
 
     def _carry(self, tokens: Tokens, mode: str, reduction: str = "none") -> Tensor:
-        """−log p of a batch that goes on where the last one of this mode ended, if the data says so."""
+        """Return −log p of a batch, which continues the last one of this mode if the data says so."""
         carries = self._carries(mode)
         if carries:
-            self._check_that_states_are_bounded(tokens)
+            self._check_bounded_states(tokens)
         nll, state = self._nll(tokens, self._carried.get(mode) if carries else None, carries, reduction)
         if carries:
             self._carried[mode] = tree_map(torch.Tensor.detach, state)
         return nll
 
     def setup(self, stage: str) -> None:
-        if stage == "fit":  # states of another fit; those of a checkpoint to go on from are loaded after this
+        if stage == "fit":  # drop the states of an earlier fit; a checkpoint's are loaded after this
             self._carried.clear()
 
     def _forget_evaluation(self) -> None:
@@ -152,23 +155,23 @@ class LanguageModelling(NetworkTask):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         if "train" in self._carried:
-            checkpoint["carried_state"] = tree_map(all_rows, self._carried["train"])
+            checkpoint["carried_state"] = tree_map(gather_rows, self._carried["train"])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "carried_state" in checkpoint:
-            self._carried["train"] = tree_map(own_rows, checkpoint["carried_state"])
+            self._carried["train"] = tree_map(local_rows, checkpoint["carried_state"])
 
     def on_train_start(self) -> None:
         self._carried = tree_map(lambda x: x.to(self.device), self._carried)
 
-    # -- the loss and what is logged of it -------------------------------------------------------------------------
+    # -- loss and logs ---------------------------------------------------------------------------------------------
 
     def _nll(self, tokens: Tokens, state: Any, carries: bool, reduction: str = "none") -> tuple[Tensor, Any]:
-        """−log p of every target in nats, 0 where it is not scored, (B, L), or their sum; and the states after them."""
+        """Return −log p of the targets in nats, 0 where not scored, (B, L) or their sum; and the states after them."""
         own = getattr(self.network, "negative_log_likelihood", None)
         if own is not None:
-            asked = {"reset": tokens.reset, "initial_state": state, "return_last_state": carries}
-            return own(tokens.inputs, tokens.targets, tokens.lengths, **asked, reduction=reduction)
+            given = {"reset": tokens.reset, "initial_state": state, "return_last_state": carries}
+            return own(tokens.inputs, tokens.targets, tokens.lengths, **given, reduction=reduction)
         logits, state = self._logits(tokens, state, carries)
         nll = F.cross_entropy(
             logits.flatten(0, 1).float(), tokens.targets.flatten(), ignore_index=NOT_SCORED, reduction=reduction
@@ -176,9 +179,9 @@ class LanguageModelling(NetworkTask):
         return (nll if reduction == "sum" else nll.view_as(tokens.targets)), state
 
     def _logits(self, tokens: Tokens, state: Any, carries: bool) -> tuple[Tensor, Any]:
-        """Of a network of a user's own: (B, L, at least V), and the states after them."""
-        asked = supported_kwargs(self.network, tokens.reset, state, carries)
-        out = self.network(tokens.inputs, tokens.lengths, **asked)
+        """Return the logits (B, L, at least V) of a user's network, and the states after them."""
+        given = supported_kwargs(self.network, tokens.reset, state, carries)
+        out = self.network(tokens.inputs, tokens.lengths, **given)
         logits, state = out if carries else (out, None)
         if not (isinstance(logits, Tensor) and logits.dim() == 3 and logits.shape[:2] == tokens.targets.shape):
             rule = "a network gives logits (batch, length, V)"
@@ -200,22 +203,22 @@ class LanguageModelling(NetworkTask):
         nll, tokens = metric.compute()
         metric.reset()
         loss = nll / tokens
-        found = {"loss": loss, "perplexity": loss.exp()}
+        values = {"loss": loss, "perplexity": loss.exp()}
         data = getattr(self._trainer, "datamodule", None)
         counts = getattr(data, "text_counts", None)
         if counts is not None:
             text = counts(split)
-            if text.tokens == int(tokens):  # the whole split, and nothing but it
+            if text.tokens == int(tokens):  # exactly the whole split was scored
                 if getattr(data, "is_word_level", False):
-                    found["word_perplexity"] = (nll / text.words).exp()
-                found["bits_per_byte"] = nll / (text.bytes * math.log(2))
-        # All processes have the same; told to make it so, Lightning has nothing to warn of.
-        found = {f"{split}/{name}": value.float() for name, value in found.items()}
-        self.log_dict(found, prog_bar=True, sync_dist=True)
+                    values["word_perplexity"] = (nll / text.words).exp()
+                values["bits_per_byte"] = nll / (text.bytes * math.log(2))
+        # All processes have the same values; without sync_dist Lightning would warn.
+        values = {f"{split}/{name}": value.float() for name, value in values.items()}
+        self.log_dict(values, prog_bar=True, sync_dist=True)
 
 
 def unpack_tokens(batch: Any) -> Tokens:
-    """A batch by its parts. Raises InputError if it is not a batch of text."""
+    """Return a batch by its parts. Raises InputError if it is not a batch of text."""
     given = batch if isinstance(batch, (tuple, list)) else ()
     if len(given) in (2, 4) and all(isinstance(part, Tensor) for part in given[:2]):
         tokens = Tokens(*given)
@@ -223,5 +226,5 @@ def unpack_tokens(batch: Any) -> Tokens:
             return tokens
     raise InputError(
         "a batch of text is (inputs, targets, reset, lengths), with a target for each token of the inputs; the data"
-        " gives others: tasks for classes and real targets are Classification and Regression"
+        " gives another form: the tasks for classes and real targets are Classification and Regression"
     )

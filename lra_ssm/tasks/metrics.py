@@ -1,4 +1,4 @@
-"""Metrics over a whole split: sums that are as exact in a network of lower precision as in any other."""
+"""Metrics over a whole split, whose sums are exact in networks of any precision."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,23 +11,26 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers.spec import ModuleSpec
 
 MetricFactory = Callable[[], torchmetrics.Metric]
-Metrics = dict[str, MetricFactory]  # by the name that each is logged under
+Metrics = dict[str, MetricFactory]  # by the name under which each is logged
 
 
 class _Exact(torchmetrics.Metric):
-    """Its sums keep their precision when a task is cast to another (`precision: bf16-true`): one of bfloat16 stops
-    growing at 256 times what is added. (torchmetrics guards `.bfloat16()`, not the `.to` that Lightning calls.)"""
+    """A metric whose sums keep their precision when a task is cast to another (`precision: bf16-true`).
+
+    A sum of bfloat16 stops growing at 256 times what is added. (torchmetrics guards `.bfloat16()`, but not the `.to`
+    that Lightning calls.)
+    """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
         return super()._apply(lambda x: x.to(fn(x).device), exclude_state)
 
 
 class Mean(_Exact, torchmetrics.MeanMetric):
-    """The mean of all values, each with its weight."""
+    """The weighted mean of all values."""
 
 
 class TokenLoss(_Exact):
-    """Sum of −log p, in float64, and how many tokens it is of."""
+    """The sum of −log p, in float64, and the number of tokens in it."""
 
     nll: Tensor
     tokens: Tensor
@@ -38,7 +41,7 @@ class TokenLoss(_Exact):
         self.add_state("tokens", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, nll: Tensor, scored: Tensor) -> None:
-        """nll (…) float, 0 where not scored; scored (…) bool."""
+        """Add nll (…) float, 0 where not scored; scored (…) bool."""
         self.nll += nll.sum(dtype=torch.float64)
         self.tokens += scored.sum()
 
@@ -47,7 +50,7 @@ class TokenLoss(_Exact):
 
 
 class RelativeError(_Exact):
-    """The mean norm of errors over the root mean square of the targets' norms."""
+    """The mean norm of errors divided by the root mean square of the targets' norms."""
 
     errors: Tensor
     squares: Tensor
@@ -59,7 +62,7 @@ class RelativeError(_Exact):
             self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
 
     def update(self, errors: Tensor, targets: Tensor) -> None:
-        """Norms (n,) both."""
+        """Add the norms (n,) of errors and targets."""
         self.errors += errors.sum()
         self.squares += targets.square().sum()
         self.count += len(errors)
@@ -69,25 +72,25 @@ class RelativeError(_Exact):
 
 
 class MetricSpec(ModuleSpec):
-    """A metric of torchmetrics, or of one's own: `MetricSpec(MulticlassF1Score, num_classes=10)`."""
+    """A metric of torchmetrics or a user's: `MetricSpec(MulticlassF1Score, num_classes=10)`."""
 
     kind, builder_gives = "metric", ()
 
 
 def metric_specs(metrics: Mapping[str, Any] | None, taken: Sequence[str]) -> dict[str, MetricSpec]:
-    """Specifications by name. taken: names that the task logs anyway. Raises InputError for one of these."""
+    """Return specifications by name. Raises InputError for a name in `taken`, which the task logs itself."""
     specs = {name: MetricSpec.of(metric) for name, metric in (metrics or {}).items()}
     for name in specs:
         if name in taken or not name.isidentifier() or hasattr(nn.ModuleDict, name):
-            why = "which the task logs itself" if name in taken else "which is no name such as f1"
+            why = "which the task logs itself" if name in taken else "which is not a name such as f1"
             raise InputError(f"model.metrics has {name!r}, {why}")
     return specs
 
 
 def built(specs: Mapping[str, MetricSpec]) -> nn.ModuleDict:
-    """Metrics of one split, by name. Raises InputError for one that is not a torchmetrics.Metric."""
-    found = nn.ModuleDict({name: spec() for name, spec in specs.items()})
-    for name, metric in found.items():
+    """Build one split's metrics, by name. Raises InputError for one that is not a torchmetrics.Metric."""
+    metrics = nn.ModuleDict({name: spec() for name, spec in specs.items()})
+    for name, metric in metrics.items():
         if not isinstance(metric, torchmetrics.Metric):
-            raise InputError(f"model.metrics.{name} is a {type(metric).__name__}, no torchmetrics.Metric")
-    return found
+            raise InputError(f"model.metrics.{name} is a {type(metric).__name__}, not a torchmetrics.Metric")
+    return metrics

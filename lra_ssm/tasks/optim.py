@@ -1,7 +1,7 @@
-"""Learning rate and weight decay of every parameter, from the roles that layers declare; optimizer and schedule.
+"""Learning rate and weight decay of every parameter, by the roles that layers declare; optimizer and schedule.
 
 A module gives its parameters roles (`lra_ssm.layers.roles`), and `OptimizerSettings.roles` gives roles their settings.
-What an entry leaves out, or a role without an entry:
+Defaults of settings that an entry leaves out, and of roles without an entry:
 
 | role         | learning rate                  | weight decay                     |
 |--------------|--------------------------------|----------------------------------|
@@ -14,8 +14,8 @@ What an entry leaves out, or a role without an entry:
 | a user's own | lr                             | weight_decay                     |
 
 Sources: A and B of S4D at a lower learning rate without decay: Gu et al. 2022 and the public S4 code; the reduced
-learning rate on Δ's parameters: Yu & Erichson 2025, section 6 (the factor is not given there, so it is a setting).
-A width parameterization multiplies each of them with a factor of its own: `lra_ssm.width.scaling`.
+learning rate of Δ's parameters: Yu & Erichson 2025, section 6 (it does not give the factor, so it is a setting).
+A width parameterization multiplies each of them by a factor: `lra_ssm.width.scaling`.
 """
 
 import math
@@ -35,11 +35,11 @@ from lra_ssm.width.scaling import Factors
 
 @dataclass(frozen=True)
 class RoleSettings:
-    """How the parameters of one role are trained. What is None is the role's default: see `lra_ssm.tasks.optim`.
+    """Settings for the parameters of one role; None is the role's default (see `lra_ssm.tasks.optim`).
 
     Args:
         lr: learning rate.
-        lr_factor: times the optimizer's lr it is the learning rate; in place of `lr`. 0 freezes the parameters.
+        lr_factor: instead of `lr`: the learning rate is this times the optimizer's lr. 0 freezes the parameters.
         weight_decay: weight decay.
     """
 
@@ -54,28 +54,28 @@ _DEFAULT_ROLES = {"recurrent": RoleSettings(lr=0.001, weight_decay=0.0), "no_dec
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """How parameters are trained: AdamW with a linear warm-up and a cosine to 0, or others.
+    """How parameters are trained; by default by AdamW with a linear warm-up and a cosine to 0.
 
     Args:
         lr: learning rate of every role that does not have its own.
         weight_decay: weight decay of every role that does not have its own.
-        roles: learning rate and weight decay by role: "recurrent", "delta" (Δ's), "no_decay" (biases, selective
-            layers' D), "norm" (norms' weights), "embedding" (the tokens' and thereby a tied head's), or a role of a
-            layer of your own.
-        warmup_steps: optimizer steps of linear warm-up before the schedule; below 1 their share of the run's.
-        min_lr_factor: where a schedule that goes down to the run's end ends: this share of every rate.
+        roles: learning rate and weight decay by role: "recurrent", "delta" (Δ's), "no_decay" (biases, selective layers'
+            D), "norm" (norms' weights), "embedding" (the tokens' and so a tied head's), or a role of a user's layer.
+        warmup_steps: optimizer steps of linear warm-up before the schedule; below 1, their share of the run's.
+        min_lr_factor: share of every rate at which a schedule that falls until the run's end ends.
         betas: AdamW's, or those of another algorithm that takes betas; each at least 0 and below 1.
-        cosine_by: "step", or "epoch": within an epoch the cosine stands still.
-        algorithm: "AdamW", "SGD", "Muon" (with AdamW for what is no hidden matrix), or the import path of an
+        cosine_by: "step", or "epoch": the cosine is constant within an epoch.
+        algorithm: "AdamW", "SGD", "Muon" (with AdamW for everything but hidden matrices), or the import path of an
             optimizer, such as torch.optim.NAdam.
-        arguments: what its constructor takes beyond parameters, lr, weight_decay and betas.
-        schedule: "cosine", "linear", "constant", "wsd", "rsqrt", "step", or the import path of an LRScheduler.
-        schedule_arguments: what it takes: see `schedules.py`.
-        ema_decay: at each step the averages of weights and buffers are this share what they were; they are what is
-            validated, tested and exported. None: no averages.
+        arguments: arguments of its constructor other than parameters, lr, weight_decay and betas.
+        schedule: "cosine", "linear", "constant", "wsd", "rsqrt", or the import path of an LRScheduler.
+        schedule_arguments: the schedule's arguments: see `schedules.py`.
+        ema_decay: share that averages of weights and buffers keep at each step; the averages are validated, tested and
+            exported. None for no averages.
 
-    Raises ValueError for a number that is negative or missing, a share above 1, an entry of `roles` with both lr and
-    lr_factor, or an unknown algorithm or schedule.
+    Raises:
+        ValueError: a number is negative or missing, a share is above 1, an entry of `roles` has both lr and lr_factor,
+            or the algorithm or schedule is unknown.
     """
 
     lr: float = 0.01
@@ -100,22 +100,22 @@ class OptimizerSettings:
         if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
             raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a share below 1")
         if self.min_lr_factor > 1:
-            raise ValueError(f"min_lr_factor is {self.min_lr_factor}; it is a share of the rates: 1 at most")
+            raise ValueError(f"min_lr_factor is {self.min_lr_factor}; it is a share of the rates, at most 1")
         betas = tuple(float(beta) for beta in self.betas)
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas is {self.betas}; it must be two numbers of at least 0 and below 1")
         object.__setattr__(self, "betas", betas)
         if self.ema_decay is not None and _number("ema_decay", self.ema_decay) >= 1:
-            raise ValueError(f"ema_decay is {self.ema_decay}; it is a share, below 1: 0.999, say")
+            raise ValueError(f"ema_decay is {self.ema_decay}; it must be below 1, such as 0.999")
         check_algorithm(self.algorithm)
         check_schedule(self.schedule, self.schedule_arguments, self.min_lr_factor, self.cosine_by)
 
     def warmup_of(self, total_steps: int) -> int:
-        """Steps of warm-up in a run of so many."""
+        """Return the steps of warm-up in a run of so many steps."""
         return int(self.warmup_steps if self.warmup_steps >= 1 else self.warmup_steps * total_steps)
 
     def of_role(self, role: str) -> "Rate":
-        """Learning rate and weight decay of the parameters with this role."""
+        """Return learning rate and weight decay of the parameters with this role."""
         names = [role, *([_FOLLOWS[role]] if role in _FOLLOWS else [])]
         entries = [table[name] for table in (self.roles, _DEFAULT_ROLES) for name in names if name in table]
         rates = (entry.lr if entry.lr_factor is None else entry.lr_factor * self.lr for entry in entries)
@@ -125,7 +125,7 @@ class OptimizerSettings:
 
     @classmethod
     def of(cls, settings: "OptimizerSettings | Mapping[str, Any]") -> "OptimizerSettings":
-        """From itself, or its values by name, as they stand in a checkpoint. Raises ValueError for other names."""
+        """Make settings from themselves or from values by name. Raises ValueError for unknown names."""
         if isinstance(settings, OptimizerSettings):
             return settings
         _check_names(settings, cls, "an optimizer setting")
@@ -140,14 +140,14 @@ def _check_names(given: Mapping[str, Any], cls: type[OptimizerSettings | RoleSet
 
 
 def _number(name: str, value: Any) -> Any:
-    """The value, if it is a number of at least 0; ints stay ints. Raises ValueError."""
+    """Return the value if it is a number of at least 0; ints stay ints. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise ValueError(f"{name} is {value}; it must be a number of at least 0")
     return float(value) if isinstance(value, float) else value  # numpy's float64 is a float that torch.load refuses
 
 
 def _role_settings(role: str, given: RoleSettings | Mapping[str, Any]) -> RoleSettings:
-    """An entry of `roles`. Raises ValueError."""
+    """Return an entry of `roles`. Raises ValueError if it is not valid."""
     if role == "base":
         raise ValueError("roles.base: the role base has the optimizer's own lr and weight_decay; set these")
     if not isinstance(given, RoleSettings):
@@ -167,15 +167,15 @@ DEFAULTS = OptimizerSettings()
 
 
 class Rate(NamedTuple):
-    """How one parameter is trained; under a width parameterization with its factors in these."""
+    """How one parameter is trained; factors of a width parameterization are multiplied in."""
 
     lr: float
     weight_decay: float
-    eps: float | None = None  # None: as the algorithm has it
+    eps: float | None = None  # None is the algorithm's own
     width: Factors | None = None
 
     def widened(self, width: Factors, eps: float | None) -> "Rate":
-        """With the factors multiplied in, but that of the initial value, which is done."""
+        """Multiply the factors in, except for that of the initial value, which has been applied."""
         eps = None if eps is None else eps * width.eps
         return Rate(self.lr * width.lr, self.weight_decay * width.weight_decay, eps, width._replace(initial=1.0))
 
@@ -183,7 +183,8 @@ class Rate(NamedTuple):
 def parameter_rates(
     model: nn.Module, settings: OptimizerSettings, width: Mapping[str, Factors] | None = None
 ) -> Mapping[str, Rate]:
-    """Full parameter name -> learning rate and weight decay, in the model's order; with factors, these in them.
+    """Return learning rate and weight decay by full parameter name, in the model's order, including width factors if
+    given.
 
     Raises InputError for a layer's role that `settings.roles` does not have, and for an entry that no layer uses.
     """
@@ -197,7 +198,7 @@ def parameter_rates(
             )
     for role in settings.roles:
         if role not in ROLES and role not in roles.values():
-            raise InputError(f"optimizer.roles has {role!r}, a role of no parameter; {hint(role, [*ROLES[1:]])}")
+            raise InputError(f"optimizer.roles has {role!r}, which no parameter has; {hint(role, [*ROLES[1:]])}")
     found = {name: settings.of_role(role) for name, role in roles.items()}
     if width is None:
         return found
@@ -206,11 +207,10 @@ def parameter_rates(
 
 
 def parameter_groups(model: nn.Module, rates: Mapping[str, Rate]) -> list[dict[str, Any]]:
-    """Optimizer groups of `model`: dicts with name, params, lr and weight_decay.
+    """Return optimizer groups of `model`: dicts with name, params, lr and weight_decay.
 
-    rates: of every parameter by its full name, from `parameter_rates`, or refined. Parameters with the same rate and
-    decay share a group, which is named after the roles in it. Embeddings are not named next to "base", and norms not
-    next to "no_decay".
+    rates: of every parameter by its full name, from `parameter_rates`. Parameters with the same rate and decay share a
+    group, which is named after its roles. Embeddings are not named next to "base", nor norms next to "no_decay".
     """
     roles, parameters = parameter_roles(model), dict(model.named_parameters())
     usual = {"embedding": "base", "norm": "no_decay"}
@@ -228,15 +228,17 @@ def parameter_groups(model: nn.Module, rates: Mapping[str, Rate]) -> list[dict[s
 
 
 def _settings_of(rate: Rate) -> dict[str, Any]:
-    """A group's, as plain values: a checkpoint has them."""
+    """Return a group's settings as plain values, as a checkpoint stores them."""
     found = {key: value for key, value in rate._asdict().items() if value is not None}
     return found if rate.width is None else {**found, "width": rate.width._asdict()}
 
 
 def format_groups(groups: list[dict[str, Any]]) -> str:
-    """A table of optimizer groups, one row each: name, number of parameters, learning rate, weight decay; the algorithm
-    where there are two; with a width parameterization its factors in rate, decay and epsilon. As wide as the terminal
-    at most."""
+    """Return a table of optimizer groups, at most as wide as the terminal, with one row per group.
+
+    Columns: name, number of parameters, learning rate, weight decay; the algorithm if there are two; the factors of a
+    width parameterization in rate, decay and epsilon.
+    """
     rows, several = [], any("algorithm" in group for group in groups)
     widened = any("width" in group for group in groups)
     for number, group in enumerate(groups):
@@ -261,14 +263,15 @@ def optimizer_and_schedule(
     epoch_steps: float = math.inf,
     width: Mapping[str, Factors] | None = None,
 ) -> dict[str, Any]:
-    """What a task's `configure_optimizers` returns: an optimizer over `model`'s groups, its schedule moved by steps.
+    """Return what `configure_optimizers` returns: an optimizer over `model`'s groups and its schedule, advanced by
+    steps.
 
-    epoch_steps: how many an epoch has; a cosine by epochs wants it. width: every parameter's factors, where the model
-    has a width parameterization. Raises InputError where epoch_steps is not given, and for what the algorithm or the
+    epoch_steps: steps of an epoch, needed by a cosine by epochs. width: every parameter's factors, if the model has a
+    width parameterization. Raises InputError if epoch_steps is missing, and for arguments that the algorithm or the
     schedule does not take.
     """
     if settings.cosine_by == "epoch" and epoch_steps == math.inf:
-        raise InputError("cosine_by is epoch, which needs trainer.max_epochs and epochs that end; else it is step")
+        raise InputError("cosine_by is epoch, which needs trainer.max_epochs and epochs that end; otherwise use step")
     groups = parameter_groups(model, parameter_rates(model, settings, width))
     optimizer = optimizer_of(model, groups, settings.algorithm, settings.arguments, settings.betas)
     hold = math.ceil(epoch_steps) if settings.cosine_by == "epoch" else 1

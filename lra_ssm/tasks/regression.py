@@ -1,4 +1,4 @@
-"""Regression as a LightningModule: real targets of a sequence, or of each of its positions.
+"""Regression as a LightningModule: real targets for a sequence, or for each of its positions.
 
 Shapes: B batch, L length, K outputs.
 """
@@ -11,7 +11,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import valid_mask
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
-from lra_ssm.tasks.base import NetworkTask, share, unpack
+from lra_ssm.tasks.base import NetworkTask, ddp_loss_weight, unpack
 from lra_ssm.tasks.metrics import Mean, Metrics, RelativeError
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
 from lra_ssm.width.scaling import WidthSettings
@@ -21,23 +21,26 @@ class Regression(NetworkTask):
     """Trains a network with the mean squared error.
 
     A batch is (inputs, lengths, labels) or (inputs, labels): inputs (B, L) int64 or (B, L, features), lengths (B,),
-    labels (B, K) or (B, L, K) float, of which padding is passed over.
+    labels (B, K) or (B, L, K) float; padding is not scored.
 
-    Logged of validation and test, over all that is scored: `loss`, the squared error, mean over outputs too;
-    `l2_error`, the mean of ‖ŷ − y‖₂ over examples (and positions); `relative_error`, that divided by the root mean
+    Logged for validation and test, over everything that is scored: `loss`, the squared error, averaged over outputs
+    too; `l2_error`, the mean of ‖ŷ − y‖₂ over examples (and positions); `relative_error`, that divided by the root mean
     square of ‖y‖₂.
 
     Args:
-        network: a specification: a `Regressor`, or any class whose instances map (inputs, lengths) to outputs of the
+        network: a specification: a `Regressor`, or any class whose instances map (inputs, lengths) to outputs with the
             labels' shape.
         optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
-        metrics: further ones of validation and test by name, as specifications of torchmetrics' or other classes that
-            take (outputs (n, K), targets (n, K)), padding left out, such as MeanAbsoluteError: val/<name>, test/<name>.
+        metrics: further metrics of validation and test by name, as specifications of torchmetrics' or other classes
+            that take (outputs (n, K), targets (n, K)), without padding, such as MeanAbsoluteError: val/<name>,
+            test/<name>.
+        width: a width parameterization, `WidthSettings` or its values by name; None leaves the model as it is.
 
-    Raises InputError for a metric that is not valid.
+    Raises:
+        InputError: a metric is not valid.
     """
 
-    predicts_classes = False  # so predictions.csv has values, no probabilities
+    predicts_classes = False  # predictions.csv has values, not probabilities
     own_metrics = ("loss", "l2_error", "relative_error")
 
     def __init__(
@@ -52,11 +55,11 @@ class Regression(NetworkTask):
         self.val_loss, self.val_l2_error, self.val_relative_error = Mean(), Mean(), RelativeError()
         self.test_loss, self.test_l2_error, self.test_relative_error = Mean(), Mean(), RelativeError()
 
-    def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
-        """The network on a batch, and what its parameters are to the optimizer: no loss, no log.
+    def dry_run(self, batch: Any, num_classes: int | None = None) -> None:
+        """Run the network and the metrics on a batch and build the optimizer, without a loss or logs.
 
-        Raises InputError where the outputs are not in the targets' shape, the targets are classes, or a metric does not
-        take them.
+        Raises InputError if outputs and targets have different shapes, the targets are classes, or a metric refuses
+        them.
         """
         self.try_optimizer()
         self.try_metrics(*self._scored(batch))
@@ -66,7 +69,7 @@ class Regression(NetworkTask):
         errors = outputs - targets
         loss = errors.square().mean()
         self.log("train/loss", loss, batch_size=len(errors))
-        return loss * share(len(errors), errors)
+        return loss * ddp_loss_weight(len(errors), errors)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch, "val", self.val_loss, self.val_l2_error, self.val_relative_error)
@@ -75,7 +78,7 @@ class Regression(NetworkTask):
         self._evaluate(batch, "test", self.test_loss, self.test_l2_error, self.test_relative_error)
 
     def _evaluate(self, batch: Any, split: str, loss: Mean, l2_error: Mean, relative_error: RelativeError) -> None:
-        """Every scored row counts once, whatever the sizes of batches and the shares of devices."""
+        """Count every scored row once, whatever the sizes of batches and the shares of devices."""
         outputs, targets = self._scored(batch)
         errors = outputs - targets
         norms = errors.norm(dim=-1)
@@ -89,14 +92,14 @@ class Regression(NetworkTask):
         self.log(f"{split}/relative_error", relative_error, on_step=False, on_epoch=True, batch_size=size)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The network's outputs: (B, K) or (B, L, K)."""
+        """Return the network's outputs, (B, K) or (B, L, K)."""
         inputs, lengths, _ = unpack(batch)
         return self(inputs, lengths)
 
     def _scored(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Outputs and targets of what is scored, a row of K each: (n, K).
+        """Return the outputs and targets that are scored, one row of K each: (n, K).
 
-        Raises InputError where the targets are classes, or not in the outputs' shape.
+        Raises InputError if the targets are classes or have another shape than the outputs.
         """
         inputs, lengths, labels = unpack(batch)
         if not labels.is_floating_point():
@@ -105,7 +108,7 @@ class Regression(NetworkTask):
         if not isinstance(outputs, Tensor) or outputs.shape != labels.shape:
             rule = (
                 f"the targets are {tuple(labels.shape)}; a Regressor has an output at every position with"
-                " model.network.pooling null, else one for a sequence"
+                " model.network.pooling null, otherwise one per sequence"
             )
             raise wrong_output(self.network, outputs, inputs, rule, "inputs")
         if outputs.dim() == 2 or lengths is None:

@@ -1,17 +1,16 @@
-"""How the learning rate moves over a run: a linear warm-up from 0, and what follows it; one factor for every group.
+"""Learning-rate schedules: a linear warm-up from 0, then one factor for every group.
 
-| schedule | after the warm-up, as a share of each rate        | schedule_arguments | source                    |
-|----------|---------------------------------------------------|--------------------|---------------------------|
-| cosine   | half a cosine to min_lr_factor at the run's end   |                    | Loshchilov & Hutter 2017  |
-| linear   | a line to min_lr_factor at the run's end          |                    |                           |
-| constant | 1                                                 |                    |                           |
-| wsd      | 1; in the run's last part a line to min_lr_factor | decay              | Hu et al. 2024, section 4 |
-| rsqrt    | √(warmup_steps / step)                            |                    | Tay et al. 2021, its code |
-| step     | times gamma every so many steps of the run        | every, gamma       |                           |
+| schedule | after the warm-up, as a share of each rate            | schedule_arguments | source                    |
+|----------|-------------------------------------------------------|--------------------|---------------------------|
+| cosine   | half a cosine to min_lr_factor at the run's end       |                    | Loshchilov & Hutter 2017  |
+| linear   | a line to min_lr_factor at the run's end              |                    |                           |
+| constant | 1                                                     |                    |                           |
+| wsd      | 1; at the end of the run a line to min_lr_factor      | decay              | Hu et al. 2024, section 4 |
+| rsqrt    | √(warmup_steps / step)                                |                    | Tay et al. 2021, its code |
 
-(Tay et al. divide a base rate by √max(step, warmup_steps): lr is theirs over √warmup_steps.)
-Any other is named by the import path of a class of torch's kind, `Class(optimizer, **schedule_arguments)`, which is
-moved at each step after the warm-up.
+(Tay et al. divide a base rate by √max(step, warmup_steps): lr is theirs over √warmup_steps.) Any other is the import
+path of a class of torch's kind, `Class(optimizer, **schedule_arguments)`, which advances at each step after the
+warm-up.
 """
 
 import math
@@ -27,9 +26,10 @@ from lra_ssm.tasks.arguments import built, check_arguments, named_class
 
 
 class Span(NamedTuple):
-    """What a schedule spans: steps of warm-up, steps of the run, and the share of the rate that it ends at.
+    """What a schedule spans: steps of warm-up, steps of the run, and the share of the rate at its end.
 
-    A cosine moves at every step whose number `hold` divides, and stands still between them."""
+    A cosine moves at every step whose number `hold` divides, and is constant between them.
+    """
 
     warmup: int
     total: int
@@ -37,12 +37,12 @@ class Span(NamedTuple):
     hold: int = 1
 
     def progress(self, step: int, start: int | None = None) -> float:
-        """How much of the way from `start`, or else the warm-up's end, to the run's end is done: 0 to 1."""
+        """Return how much of the way from `start`, or from the warm-up's end, to the run's end is done: 0 to 1."""
         start = self.warmup if start is None else start
         return min(1.0, max(0, step - start) / max(1, self.total - start))
 
     def down(self, share: float) -> float:
-        """The factor where this share of the way from 1 to the floor is left."""
+        """Return the factor with this share of the way from 1 to the floor left."""
         return self.floor + (1 - self.floor) * share
 
 
@@ -71,32 +71,24 @@ def _rsqrt(step: int, span: Span) -> float:
     return math.sqrt(max(1, span.warmup) / max(1, step))
 
 
-def _step(step: int, span: Span, every: int, gamma: float = 0.1) -> float:
-    """every: steps of the run, those of the warm-up among them, after which the rate is multiplied by gamma."""
-    if not isinstance(every, int) or every < 1:
-        raise ValueError(f"schedule_arguments.every is {every}; it must be a number of steps, at least 1")
-    if not isinstance(gamma, (int, float)) or not 0 < gamma < math.inf:
-        raise ValueError(f"schedule_arguments.gamma is {gamma}; it must be a number above 0")
-    return float(gamma ** (step // every))
-
-
 SCHEDULES: dict[str, Callable[..., float]] = {
-    "cosine": _cosine, "linear": _linear, "constant": _constant, "wsd": _wsd, "rsqrt": _rsqrt, "step": _step,
+    "cosine": _cosine, "linear": _linear, "constant": _constant, "wsd": _wsd, "rsqrt": _rsqrt,
 }  # fmt: skip
 _TO_A_FLOOR = ("cosine", "linear", "wsd")
 
 
 def check_schedule(name: str, arguments: Mapping[str, Any], floor: float, by: str) -> None:
-    """Whether there is such a schedule, and it takes these arguments; a class is not imported yet. Raises ValueError.
+    """Check that the schedule is known and takes these arguments; a class is not imported yet. Raises ValueError.
 
-    floor, by: the settings min_lr_factor and cosine_by."""
+    floor, by: the settings min_lr_factor and cosine_by.
+    """
     if name not in SCHEDULES and "." not in name:
         raise ValueError(f"schedule is {name!r}, neither a known name nor an import path; {hint(name, SCHEDULES)}")
     if name in SCHEDULES:
         check_arguments(SCHEDULES[name], arguments, f"schedule {name}", "schedule_arguments", given=("step", "span"))
         SCHEDULES[name](0, Span(0, 1), **arguments)
     if floor and name not in _TO_A_FLOOR:
-        raise ValueError(f"min_lr_factor is {floor}, but schedule {name} ends at no floor: {', '.join(_TO_A_FLOOR)} do")
+        raise ValueError(f"min_lr_factor is {floor}, but schedule {name} has no floor; {', '.join(_TO_A_FLOOR)} have")
     if by != "step" and name != "cosine":
         raise ValueError(f"cosine_by is {by}, but the schedule is {name}")
 
@@ -104,8 +96,8 @@ def check_schedule(name: str, arguments: Mapping[str, Any], floor: float, by: st
 class _AfterWarmup(SequentialLR):
     """A warm-up, then a schedule that starts from the full rates.
 
-    torch's own class leaves the warm-up's last rates in place: a schedule that computes each rate from the one before
-    (the chainable form, which most users write) would go on from these.
+    torch's own class leaves the warm-up's last rates in place. A schedule that computes each rate from the previous one
+    (the chainable form, which most users write) would continue from these.
     """
 
     def step(self) -> None:  # type: ignore[override]  # torch's takes no epoch either
@@ -116,13 +108,13 @@ class _AfterWarmup(SequentialLR):
 
 
 def schedule_of(optimizer: Optimizer, name: str, arguments: Mapping[str, Any], span: Span) -> LRScheduler:
-    """The schedule of that name or import path, moved by steps; scales every group. Raises InputError."""
+    """Build the schedule of that name or import path, which scales every group. Raises InputError."""
     if name in SCHEDULES:
         after = partial(SCHEDULES[name], span=span, **arguments)
         return LambdaLR(optimizer, lambda step: step / span.warmup if step < span.warmup else after(step))
     cls = named_class(name, "schedule")
     if not issubclass(cls, LRScheduler) or issubclass(cls, ReduceLROnPlateau):
-        raise InputError(f"schedule {name} is no LRScheduler that is moved by steps")
+        raise InputError(f"schedule {name} is not an LRScheduler that advances by steps")
     check_arguments(cls, arguments, name, "schedule_arguments", given=("optimizer",))
     own = built(cls, f"schedule {name}", optimizer, **arguments)
     if not span.warmup:

@@ -1,8 +1,8 @@
-"""A network whose parameters, gradients and optimizer states are shared out among devices: torch's FSDP2, by block.
+"""Networks whose parameters, gradients and optimizer states are sharded over devices by block: torch's FSDP2.
 
-Nothing is computed otherwise than by one device: each block's parameters are gathered before it runs, and given up
-after it. In bf16-mixed they are sent in bfloat16, but for norms and whatever owns a recurrence's or Δ's parameters,
-which stay float32: FSDP2 has one precision for all parameters of a group, so these are a group of their own.
+The computation is that of one device: each block's parameters are gathered before it runs and released after it. In
+bf16-mixed they are sent in bfloat16, except for norms and modules that own a recurrence's or Δ's parameters, which stay
+float32. FSDP2 has one precision for all parameters of a group, so these are groups of their own.
 """
 
 import warnings
@@ -19,23 +19,23 @@ from lra_ssm.layers.norms import BatchNorm
 from lra_ssm.models import Backbone
 
 _NORMS = (BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
-# What of a network is called in the place of its forward.
+# Methods of a network that are called in place of its forward.
 _METHODS = ("negative_log_likelihood",)
 
 
 def shard(network: nn.Module, mesh: DeviceMesh, lower: torch.dtype | None = None) -> None:
-    """Shards a network in place over a mesh of one dimension; each process has the same weights before.
+    """Shard a network in place over a mesh of one dimension; each process has the same weights before.
 
-    Blocks are those of the `Backbone`s in it; what is left is gathered for the whole step, so that a network without a
-    `Backbone` saves optimizer states only. Gradients are averaged over the processes in float32.
+    Units are the blocks of the `Backbone`s in it. The rest is gathered for the whole step, so that a network without a
+    `Backbone` only saves optimizer states. Gradients are averaged over the processes in float32.
 
-    lower: the precision that parameters are sent in, but for those above; None for the one that they have.
+    lower: the precision in which parameters are sent, except for the float32 ones above; None for their own.
     """
     if isinstance(network, FSDPModule):  # a second fit of the same task
         return
-    # Layers return transposed views, which nobody changes in place.
+    # Layers return transposed views, which are never changed in place.
     warnings.filterwarnings("ignore", message=r".*returned a view tensor.*", module=r"torch\.distributed\.fsdp")
-    # Autocast decides what is computed in which precision: a float32 residual, and states, are not cast.
+    # Autocast decides the precision of each operation: a float32 residual and states are not cast.
     policy = partial(MixedPrecisionPolicy, reduce_dtype=torch.float32, cast_forward_inputs=False)
     recurrent = {name for name, role in parameter_roles(network).items() if role in ("recurrent", "delta")}
     owners = {network.get_submodule(name.rpartition(".")[0]) for name in recurrent}
@@ -51,7 +51,7 @@ def shard(network: nn.Module, mesh: DeviceMesh, lower: torch.dtype | None = None
 
 
 def _exact(unit: nn.Module, owners: set[nn.Module]) -> Iterator[nn.Module]:
-    """The outermost modules below a unit that stay float32; of a layer of two directions it is the layer."""
+    """Yield the outermost modules below a unit that stay float32; for a layer of two directions this is the layer."""
     for child in unit.children():
         if isinstance(child, FSDPModule):
             continue

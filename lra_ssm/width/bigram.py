@@ -18,21 +18,21 @@ _NONLINEARITIES = {"none": lambda x: x, "relu": torch.relu, "tanh": torch.tanh}
 
 
 class Bigram(nn.Module):
-    """Tells the next token from one token: ids (B,) int64 -> logits (B, V). h_{l+1} = φ(N(d^-a W_l h_l)).
+    """Predicts the next token from one token: ids (B,) int64 -> logits (B, V). h_{l+1} = φ(N(d^-a W_l h_l)).
 
-    N is an RMSNorm without weight or none (appendix A.1.3 of the note), φ a nonlinearity or none (appendix C); neither
-    stands behind the readout. A weight of `base` or more is drawn as base's is: `scale` times the power of the width
-    over the base's, so that at width `base` all parameterizations are one model.
+    N is an RMSNorm without weight, or the identity (appendix A.1.3 of the note), φ a nonlinearity or the identity
+    (appendix C); the readout has neither. Weights at width `base` have a fixed scale, and wider ones that scale times a
+    power of width / base, so that at width `base` all parameterizations are the same model.
 
     Args:
         width: D.
         vocab_size: V.
         parameterization: exponents a and b of its layers; powers are of width / base.
-        depth: L, the hidden layers.
-        rms_norm: N.
+        depth: L, the number of hidden layers.
+        rms_norm: whether N is an RMSNorm.
         nonlinearity: φ.
-        base: the width of which powers are taken; with 1 they are d's own.
-        generator: of the initialization.
+        base: the width of which powers are taken; with 1 they are powers of d.
+        generator: draws the initial values.
     """
 
     def __init__(
@@ -55,20 +55,20 @@ class Bigram(nn.Module):
         sizes = [vocab_size, *[width] * (depth + 1), vocab_size]
         self.weights = nn.ParameterList()
         for kind, fan_in, fan_out in zip(self.kinds, sizes[:-1], sizes[1:], strict=True):
-            # at the base width a stable start: 1 of the embedding, 1/√D of the others
+            # At the base width a stable start: 1 for the embedding, 1/√D for the others.
             deviation = (1.0 if kind == "embedding" else base**-0.5) * self.ratio ** -parameterization[kind].b
             draw = torch.randn(fan_out, fan_in, generator=generator, dtype=torch.float64)
             self.weights.append(nn.Parameter((deviation * draw).to(dtype)))
 
     def activations(self, ids: Tensor) -> list[Tensor]:
-        """h_1 … h_{L+2} of tokens ids (B,), each (B, D), the logits last (B, V)."""
+        """Return h_1 … h_{L+2} for tokens ids (B,), each (B, D), the logits last (B, V)."""
         embedding, *others = self.weights
-        h, found = embedding.T[ids] * self.multipliers[0], list[Tensor]()
+        h, activations = embedding.T[ids] * self.multipliers[0], list[Tensor]()
         for weight, multiplier in zip(others, self.multipliers[1:], strict=True):
             h = self._after(h)
-            found.append(h)
+            activations.append(h)
             h = multiplier * F.linear(h, weight)
-        return [*found, h]
+        return [*activations, h]
 
     def _after(self, h: Tensor) -> Tensor:
         h = F.rms_norm(h, h.shape[-1:], eps=0.0) if self.rms_norm else h
@@ -78,14 +78,16 @@ class Bigram(nn.Module):
         return self.activations(ids)[-1]
 
     def groups(self, lr: float) -> Iterator[dict[str, Any]]:
-        """An optimizer's groups, a layer each, at its rate lr · (width / base)^-c."""
+        """Yield optimizer groups, one per layer, with its rate lr · (width / base)^-c."""
         for kind, weight in zip(self.kinds, self.weights, strict=True):
             yield {"params": [weight], "lr": lr * self.ratio ** -self.parameterization[kind].c}
 
 
 class FirstOrder:
-    """SGD, and Adam and Adafactor without memory: their updates of eq. 12, −lr times the gradient, its sign, or its
-    sign times RMS(W)."""
+    """SGD, and Adam and Adafactor without memory, by their updates of eq. 12.
+
+    An update is −lr times the gradient (SGD), its sign (Adam), or its sign times RMS(W) (Adafactor).
+    """
 
     def __init__(self, groups: Sequence[dict[str, Any]], optimizer: Optimizer = "adam") -> None:
         self.groups, self.optimizer = groups, optimizer

@@ -1,7 +1,7 @@
-"""The coordinate check: how large activations, their updates and gradients are at several widths, in a few steps.
+"""The coordinate check: the sizes of activations, their updates and gradients at several widths, over a few steps.
 
-Source: Yang et al. 2021, "Tensor Programs V", appendix D.1, and the public microsoft/mup's coord_check; here the root
-mean square, whose exponents the theory of `parameterizations` gives.
+Source: Yang et al. 2021, "Tensor Programs V", appendix D.1, and the public microsoft/mup's coord_check. Sizes here are
+root mean squares, whose exponents the theory of `parameterizations` gives.
 """
 
 import math
@@ -20,11 +20,11 @@ from lra_ssm.width.scaling import WidthSettings, layer_of, tied_multipliers
 
 Row = dict[str, Any]  # width, step, what ("activation", "update" or "gradient"), name, rms
 LOGITS = "logits"
-_SILENT = (nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential, TiedDropout)
+_NOT_RECORDED = (nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential, TiedDropout)
 
 
 def rms(x: Tensor) -> float:
-    """Root mean square."""
+    """Return the root mean square."""
     return float(x.detach().abs().double().square().mean().sqrt())  # float32 squares overflow at 2e19
 
 
@@ -35,14 +35,14 @@ def measure(
     optimizer: torch.optim.Optimizer,
     steps: int,
 ) -> Iterator[Row]:
-    """Rows of one width, without it, before the first step and after each.
+    """Yield rows of one width, without the column `width`, before the first step and after each.
 
     Args:
-        network: what is trained; its modules' outputs are the activations.
-        probe: the network's outputs for inputs that stay the same.
-        loss: of a step's batch.
+        network: the network to train; its modules' outputs are the activations.
+        probe: returns the network's outputs for inputs that stay the same.
+        loss: returns the loss of a step's batch.
         optimizer: over the network's parameters.
-        steps: how many.
+        steps: the number of steps.
     """
     network.train()
     first = _activations(network, probe)
@@ -64,7 +64,7 @@ def measure(
 
 @torch.no_grad()
 def _activations(network: nn.Module, probe: Callable[[], Tensor]) -> dict[str, Tensor]:
-    """Every module's output by its name, and the network's; of a module that is called again the last."""
+    """Return every module's last output by its name, and the network's."""
     found: dict[str, Tensor] = {}
     with _recording(network, found), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the same dropout
@@ -87,22 +87,24 @@ def _recording(network: nn.Module, found: dict[str, Tensor]) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name, module in network.named_modules():
-            if name and not isinstance(module, _SILENT):
+            if name and not isinstance(module, _NOT_RECORDED):
                 stack.callback(module.register_forward_hook(hook(name)).remove)
         yield
 
 
 class Slope(NamedTuple):
-    """How an activation or a gradient goes with the width: as its powers."""
+    """The power of the width with which an activation, an update or a gradient grows."""
 
     name: str
-    what: str  # "activation" at the start, "activation" and "update" after the steps, "gradient" at the start
+    what: str  # "activation" or "gradient" at the start, "activation" or "update" after the steps
     step: int
-    found: float  # slope of log RMS over log width; inf where one is not finite, NaN where one is 0
+    found: float  # slope of log RMS over log width; infinite if a value is not finite, NaN if one is 0
     promised: float | None
 
     def verdict(self, tolerance: float) -> str:
-        """ "diverges" where a value is not finite, "grows" or "shrinks" further than that from the promise, else ""."""
+        """Return "diverges" if a value is not finite, "grows" or "shrinks" if it is off by more than the tolerance, or
+        "".
+        """
         if self.found == math.inf:
             return "diverges"
         if self.promised is None or math.isnan(self.found) or abs(self.found - self.promised) <= tolerance:
@@ -111,7 +113,8 @@ class Slope(NamedTuple):
 
 
 def slopes(rows: Iterable[Row], promises: Mapping[tuple[str, str, str], float]) -> list[Slope]:
-    """Of the first and the last step; RMS is the mean over what else differs, as seeds. In the order of the rows.
+    """Return the slopes at the first and the last step, in the order of the rows; RMS is averaged over what else
+    differs, as seeds.
 
     promises: by (what, "first" or "last", name), where name may be "*".
     """
@@ -130,7 +133,10 @@ def slopes(rows: Iterable[Row], promises: Mapping[tuple[str, str, str], float]) 
 
 
 def log_slope(values: Mapping[int, Sequence[float]]) -> float:
-    """Of log mean over log width, by least squares; inf where something is not finite, else NaN where it is 0."""
+    """Return the slope of log mean over log width, by least squares.
+
+    It is infinite if a value is not finite, otherwise NaN if one is 0.
+    """
     means = np.array([np.mean(many) for many in values.values()])
     if not np.isfinite(means).all():
         return math.inf
@@ -142,10 +148,10 @@ def log_slope(values: Mapping[int, Sequence[float]]) -> float:
 def promises(
     network: nn.Module, settings: WidthSettings | None, optimizer: Optimizer
 ) -> dict[tuple[str, str, str], float]:
-    """What `slopes` are compared with.
+    """Return the slopes that `slopes` compares with.
 
-    Activations and their updates are to stay as they are, width by width: what each parameterization is for, and what a
-    model without one is measured against. Logits may start smaller, and gradients go as (10) has it.
+    Activations and their updates should not change with the width, which is the aim of each parameterization and the
+    measure for a model without one. Logits may start smaller, and gradients follow (10).
     """
     found = {("activation", "first", "*"): 0.0, ("activation", "last", "*"): 0.0, ("update", "last", "*"): 0.0}
     if settings is None:
@@ -160,7 +166,7 @@ def promises(
             found["gradient", "first", name] = -gradient_exponent(folded, layer)
     for name, a in tied_multipliers(network, folded, optimizer).items():
         found["gradient", "first", name] = 0.0
-        parts = name.split(".")[:-1]  # of the norm, and what ends with it
+        parts = name.split(".")[:-1]  # the norm, and the modules whose output is the norm's
         for module in (".".join(parts[:i]) for i in range(1, len(parts) + 1)):
             for key in (("activation", "first"), ("activation", "last"), ("update", "last")):
                 found[*key, module] = -a

@@ -1,4 +1,4 @@
-"""The picture of a coordinate check."""
+"""The figure of a coordinate check."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from lra_ssm.width.coordinates import Slope
 def draw_check(rows: pd.DataFrame, slopes: Sequence[Slope], tolerance: float, title: str) -> Figure:
     """Draw three panels over the width: activations after the last step, their changes, and gradients before the first.
 
-    What is not as promised is red.
+    Slopes that break a promise are red.
     """
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     last = rows["step"].max()

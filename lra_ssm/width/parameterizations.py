@@ -1,10 +1,11 @@
-"""SP, NTK, muP and mean-field as exponents of the width, and when such exponents keep a network stable.
+"""SP, NTK, muP and mean-field as exponents of the width, and the conditions under which exponents keep a network
+stable.
 
-Layer l computes h_{l+1} = d^{-a_l} W_l h_l, its weights start with variance d^{-2 b_l}, its learning rate is C
+Layer l computes h_{l+1} = d^{-a_l} W_l h_l, its weights start with variance d^{-2 b_l}, and its learning rate is C
 d^{-c_l}. A layer is the embedding (l = 0), hidden (l = 1 … L) or the readout (l = L + 1).
 
-Sources: the note "Scale-Invariant Parameterizations" (K. Stratos), whose equations the numbers in brackets are, on
-Everett et al. 2024, "Scaling Exponents Across Parameterizations and Optimizers" (ICML).
+Sources: the note "Scale-Invariant Parameterizations" (K. Stratos), whose equation numbers are in brackets, on Everett
+et al. 2024, "Scaling Exponents Across Parameterizations and Optimizers" (ICML).
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ _EXACT = 1e-9  # of sums of halves
 
 
 class Exponents(NamedTuple):
-    """Of a layer: multiplier d^-a, initial variance d^-2b, learning rate d^-c."""
+    """A layer's multiplier d^-a, initial variance d^-2b, and learning rate d^-c."""
 
     a: float
     b: float
@@ -41,27 +42,27 @@ PARAMETERIZATIONS: dict[Name, Parameterization] = {
     "mean_field": {"embedding": Exponents(0, 0, 0), "hidden": Exponents(0.5, 0, 0.5), "readout": Exponents(1, 0, 0)},
 }  # fmt: skip
 
-# (a + θ, b − θ, c − κθ) trains the same (section 1.2.1, there for Adam): a gradient is d^-θ of what it was, and its
-# update has to change by d^θ.
+# (a + θ, b − θ, c − κθ) trains the same (section 1.2.1, there for Adam): a gradient is multiplied by d^-θ, and its
+# update has to be multiplied by d^θ.
 KAPPA: dict[Optimizer, int] = {"sgd": 2, "adam": 1, "adafactor": 0, "muon": 1, "muon_original": 1}
 
 
 class Alignment(NamedTuple):
-    """How strongly updates and activations act together, as exponents of the width (15-17)."""
+    """How strongly updates and activations align, as exponents of the width (15-17)."""
 
-    alpha: float  # ΔW h, of hidden layers and the readout
+    alpha: float  # ΔW h, for hidden layers and the readout
     u: float  # ΔW Δh
     omega_hidden: float  # W Δh
     omega_readout: float
 
 
-# Section 1.2: α = u = 1 is full alignment, 1/2 none. ω of a hidden layer is taken to be 1/2 (23); of the readout muP
-# takes 1, the worst case, Everett et al. 1/2.
+# Section 1.2: α = u = 1 is full alignment, 1/2 none. ω is assumed to be 1/2 for a hidden layer (23); for the readout
+# muP assumes 1, the worst case, and Everett et al. 1/2.
 ALIGNMENTS: dict[Aligned, Alignment] = {"full": Alignment(1, 1, 0.5, 0.5), "none": Alignment(0.5, 0.5, 0.5, 0.5)}
 
 
 def alignment_with(optimizer: Optimizer, layer: Layer, alignment: Alignment) -> Alignment:
-    """A layer's alignment under an optimizer.
+    """Return a layer's alignment under an optimizer.
 
     Muon's update is a multiple of an orthogonal matrix. It lengthens no vector by more than √d times the RMS of its
     entries, whatever the vector: α = u = 1/2.
@@ -70,15 +71,15 @@ def alignment_with(optimizer: Optimizer, layer: Layer, alignment: Alignment) -> 
 
 
 def gradient_exponent(parameterization: Parameterization, layer: Layer) -> float:
-    """g of RMS(∂loss/∂W) = Θ(d^-g) at the start, in a network that is stable then (10)."""
+    """Return g of RMS(∂loss/∂W) = Θ(d^-g) at the start, in a network that is stable there (10)."""
     readout = parameterization["readout"]
     return readout.a if layer == "readout" else readout.a + readout.b + parameterization[layer].a
 
 
 def update_exponent(parameterization: Parameterization, layer: Layer, optimizer: Optimizer) -> float:
-    """e of RMS(ΔW) = Θ(d^-(c + e)) (12): g of SGD, 0 of Adam, b of Adafactor.
+    """Return e of RMS(ΔW) = Θ(d^-(c + e)) (12): g for SGD, 0 for Adam, b for Adafactor.
 
-    Of Muon on a hidden layer 0 where steps are scaled by √max(rows, columns), and 1/2 by √max(1, rows/columns).
+    For Muon on a hidden layer it is 0 with steps scaled by √max(rows, columns), and 1/2 with √max(1, rows/columns).
     """
     if optimizer == "sgd":
         return gradient_exponent(parameterization, layer)
@@ -90,8 +91,11 @@ def update_exponent(parameterization: Parameterization, layer: Layer, optimizer:
 def with_rates(
     parameterization: Parameterization, optimizer: Optimizer = "adam", alignment: Aligned = "full"
 ) -> Parameterization:
-    """The same with the largest learning rates that are stable: equality in (14) and (19), a + c + e = α, for the
-    embedding 0. The note has those of Adam with full alignment; the others are derived in the same way."""
+    """Return the same with the largest stable learning rates: equality in (14) and (19), a + c + e = α, 0 for the
+    embedding.
+
+    The note has the rates of Adam with full alignment; the others are derived in the same way.
+    """
     found: dict[Layer, Exponents] = {}
     for layer, (a, b, _) in parameterization.items():
         aligned = 0.0 if layer == "embedding" else alignment_with(optimizer, layer, ALIGNMENTS[alignment]).alpha
@@ -102,10 +106,10 @@ def with_rates(
 def equivalent(
     parameterization: Parameterization, theta: Mapping[Layer, float], optimizer: Optimizer = "adam"
 ) -> Parameterization:
-    """(a + θ, b − θ, c − κθ), layer by layer: trains the same from the same random draw rescaled.
+    """Return (a + θ, b − θ, c − κθ), layer by layer, which trains the same from the same random draw rescaled.
 
-    Exact for Adam whose epsilon is 0 or scaled as the gradients are, and for weight decay that is scaled against the
-    learning rate. theta: of layers that are named; of others 0.
+    Exact for Adam with an epsilon of 0 or one scaled as the gradients, and for weight decay scaled against the learning
+    rate. theta: by layer, 0 for layers that it does not name.
     """
     kappa = KAPPA[optimizer]
     return {
@@ -115,12 +119,12 @@ def equivalent(
 
 
 def without_multipliers(parameterization: Parameterization, optimizer: Optimizer = "adam") -> Parameterization:
-    """The equivalent one in which every a is 0."""
+    """Return the equivalent parameterization in which every a is 0."""
     return equivalent(parameterization, {layer: -parameterization[layer].a for layer in LAYERS}, optimizer)
 
 
 class Condition(NamedTuple):
-    """One that a stable parameterization meets."""
+    """A condition of stability, and whether it holds."""
 
     equation: str
     text: str
@@ -133,10 +137,10 @@ def conditions(
     alignment: Alignment = ALIGNMENTS["full"],
     depth: int = 1,
 ) -> list[Condition]:
-    """Every condition of stability, in the note's order: at the start (6-8), of an update (14, 18-20). Under full
-    alignment they imply (21-24), whose numbers then stand beside theirs.
+    """Return every condition of stability, in the note's order: at the start (6-8), of an update (14, 18-20).
 
-    For SGD and Adafactor c is c + e of `update_exponent` throughout, as (12) has it. depth: L.
+    Under full alignment they imply (21-24), whose numbers stand next to theirs. For SGD and Adafactor c is c + e of
+    `update_exponent` throughout, as in (12). depth: L.
     """
     start = [
         _equal("6", "a_0 + b_0", _sum(parameterization["embedding"]), 0),
@@ -160,7 +164,7 @@ def failed(
     optimizer: Optimizer = "adam",
     alignment: Alignment = ALIGNMENTS["full"],
 ) -> list[str]:
-    """What of `conditions` does not hold, each with its equation and the value that it has."""
+    """Return the conditions that do not hold, each with its equation and the value found."""
     return [
         f"({one.equation}) {one.text}" for one in conditions(parameterization, optimizer, alignment) if not one.holds
     ]
@@ -169,7 +173,9 @@ def failed(
 def _margins(
     parameterization: Parameterization, layer: Layer, optimizer: Optimizer, alignment: Alignment, r: float
 ) -> tuple[float, float, float]:
-    """By how much (18), (19) and (20) hold, where RMS of what comes in changes by d^-r; the least is the next r."""
+    """Return the margins of (18), (19) and (20), if the RMS of a layer's input changes by d^-r; the least is the next
+    r.
+    """
     a, b, c = parameterization[layer]
     c += update_exponent(parameterization, layer, optimizer)
     alignment = alignment_with(optimizer, layer, alignment)

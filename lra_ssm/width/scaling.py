@@ -1,15 +1,15 @@
 """A width parameterization applied to any model: factors on initial values, learning rates, decay and epsilon.
 
-Multipliers are folded in: (a, b, c) becomes the equivalent (0, a + b, c + κa), so that no forward pass changes and what
-is saved loads without it. A readout that is tied to an embedding has no initial values and no rate of its own: its
+Multipliers are folded in: (a, b, c) becomes the equivalent (0, a + b, c + κa), so that no forward pass changes and
+saved weights load without it. A readout that is tied to an embedding has no initial values or rate of its own: its
 multiplier is folded into the weight of the norm in front of it, which has both.
 
-With m = width / base width, a parameter of the folded exponents (0, b, c) has
+With m = width / base width, a parameter with the folded exponents (0, b, c) has
 
-- initial values times m^-(b + e), where those of the model as it is go with m^e (`layers.roles`);
+- initial values times m^-(b + e), where the model's own are proportional to m^e (`layers.roles`);
 - its learning rate times m^-c and its weight decay times m^c: AdamW multiplies the two, and so the share of a weight
-  that decays in a step is the same at every width, as equivalence asks too;
-- Adam's epsilon times m^-g, as its gradients go: else it is too large for a wide model's (Everett et al. 2024).
+  that decays in a step is the same at every width, as equivalence requires;
+- Adam's epsilon times m^-g, as its gradients: otherwise it is too large for a wide model (Everett et al. 2024).
 
 At the base width every factor is 1.
 """
@@ -46,18 +46,18 @@ from lra_ssm.width.parameterizations import (
 
 @dataclass(frozen=True)
 class WidthSettings:
-    """How a model is scaled against the width at which its settings were tuned.
+    """How a model is scaled relative to the width at which its settings were tuned.
 
     Args:
-        parameterization: "sp", "ntk", "mup" or "mean_field"; or exponents of your own, {embedding: [a, b, c],
-            hidden: …, readout: …}, c of the optimizer that trains.
-        base_d_model: the d_model at which the model and its rates are as they are.
-        alignment: of updates and activations, "full" or "none", which the rates are made for.
-        states: what maps channels to a fixed number of states (B, C and Δ of selective layers, B of LRU and S5) is
+        parameterization: "sp", "ntk", "mup" or "mean_field"; or your own exponents, {embedding: [a, b, c],
+            hidden: …, readout: …}, with c for the optimizer of the run.
+        base_d_model: the d_model at which the model and its rates are unchanged.
+        alignment: of updates and activations, "full" or "none", for which the rates are computed.
+        states: maps from channels to a fixed number of states (B, C and Δ of selective layers, B of LRU and S5) are
             scaled as a "hidden" layer or as a "readout": see docs/width.md.
 
     Raises:
-        ValueError: what none of this can be, and a parameterization that is not stable, naming the condition.
+        ValueError: a setting is not valid, or a parameterization is not stable (naming the condition).
     """
 
     parameterization: str | dict[str, tuple[float, float, float]]
@@ -83,17 +83,17 @@ class WidthSettings:
 
     @classmethod
     def of(cls, settings: "WidthSettings | Mapping[str, Any] | None") -> "WidthSettings | None":
-        """From itself, its values by name, as they stand in a checkpoint, or None. Raises ValueError for others."""
+        """Make settings from themselves, from values by name, or None. Raises ValueError for unknown names."""
         if settings is None or isinstance(settings, WidthSettings):
             return settings
         known = list(inspect.signature(cls).parameters)
         for name in settings:
             if name not in known:
-                raise ValueError(f"{name!r} is no setting of width; {hint(name, known)}")
+                raise ValueError(f"{name!r} is not a setting of width; {hint(name, known)}")
         return cls(**settings)
 
     def exponents(self, optimizer: Optimizer = "adam") -> Parameterization:
-        """Those of an optimizer. Raises ValueError where they are one's own and not stable with it."""
+        """Return the optimizer's exponents. Raises ValueError for own exponents that are not stable."""
         if isinstance(self.parameterization, str):
             named = PARAMETERIZATIONS[cast(Name, self.parameterization)]
             return with_rates(named, optimizer, self.alignment)
@@ -104,7 +104,7 @@ class WidthSettings:
 
 
 class Factors(NamedTuple):
-    """What a parameter's settings are multiplied with."""
+    """Factors of a parameter's settings."""
 
     kind: WidthKind
     initial: float = 1.0
@@ -114,11 +114,11 @@ class Factors(NamedTuple):
 
 
 def width_of(spec: ModuleSpec) -> int:
-    """A network's d_model, given or its class's default. Raises ValueError where it has none."""
+    """Return a network's d_model, given or its class's default. Raises ValueError if it has none."""
     parameter = inspect.signature(spec.cls).parameters.get("d_model")
     found = spec.init_args.get("d_model", None if parameter is None else parameter.default)
     if not isinstance(found, int):
-        raise ValueError(f"{spec.class_path} takes no d_model: a width parameterization needs the network's width")
+        raise ValueError(f"{spec.class_path} does not take d_model: a width parameterization needs the network's width")
     return found
 
 
@@ -129,13 +129,13 @@ def width_factors(
     optimizer: Optimizer = "adam",
     by_muon: Collection[str] = (),
 ) -> dict[str, Factors]:
-    """Full parameter name -> its factors.
+    """Return the factors by full parameter name.
 
-    by_muon: names of the parameters that Muon trains, where the optimizer is "muon" or "muon_original"; Adam trains the
-    others, among them maps to states, which are scaled as hidden layers.
+    by_muon: names of the parameters that Muon trains, if the optimizer is "muon" or "muon_original"; Adam trains the
+    others, including maps to states, which are scaled as hidden layers.
 
-    Raises ValueError: a parameter has no width role, exponents are not stable, or a readout is tied to the embedding
-    under a parameterization that scales it otherwise.
+    Raises ValueError if a parameter has no width role, exponents are not stable, or a readout is tied to the embedding
+    under a parameterization that scales the two differently.
     """
     ratio, exponents = d_model / settings.base_d_model, settings.exponents(optimizer)
     folded = without_multipliers(exponents, optimizer)
@@ -157,7 +157,7 @@ def width_factors(
 
 
 def layer_of(kind: WidthKind, settings: WidthSettings) -> Layer | None:
-    """Whose exponents a parameter has; a vector trains as a column of the embedding. None for what is fixed."""
+    """Return whose exponents a parameter has, or None if it is fixed; a vector trains as a column of the embedding."""
     if kind == "state":
         return settings.states
     layers: dict[str, Layer] = {"vector": "embedding", **{layer: layer for layer in get_args(Layer)}}
@@ -165,25 +165,25 @@ def layer_of(kind: WidthKind, settings: WidthSettings) -> Layer | None:
 
 
 def tied_multipliers(network: nn.Module, folded: Parameterization, optimizer: Optimizer) -> dict[str, float]:
-    """What a network names in `scales_of_a_tied_readout`, and the a of d^-a that is folded into it: with it the weight
-    of the embedding starts and trains as the readout's would.
+    """Return the parameters in a network's `scales_of_a_tied_readout`, each with the a of d^-a that is folded into it.
 
-    folded: exponents without multipliers. Raises ValueError where there is no such a.
+    With it the weight of the embedding starts and trains as the readout's would. folded: exponents without multipliers.
+    Raises ValueError if there is no such a.
     """
     declare = getattr(network, "scales_of_a_tied_readout", None)
     names = declare() if callable(declare) else []
     (_, b_0, c_0), (_, b, c) = folded["embedding"], folded["readout"]
     if names and abs(KAPPA[optimizer] * (b - b_0) - (c - c_0)) > 1e-9:
         raise ValueError(
-            "the head is tied to the embedding, whose weight no multiplier makes start and train as a readout of this"
-            " width parameterization: take mup or mean_field, where one does, or untie them (tie_embeddings: false)"
+            "the head is tied to the embedding, and no multiplier makes its weight start and train as a readout of this"
+            " width parameterization: take mup or mean_field, or untie them (tie_embeddings: false)"
         )
     return dict.fromkeys(names, b - b_0)
 
 
 @torch.no_grad()
 def scale_initial_values(network: nn.Module, factors: Mapping[str, Factors]) -> None:
-    """Multiplies initial values; parameters whose factor is 1 are left as they are."""
+    """Multiply initial values by their factors; parameters with the factor 1 are not touched."""
     for name, parameter in network.named_parameters():
         if factors[name].initial != 1:
             parameter.mul_(factors[name].initial)

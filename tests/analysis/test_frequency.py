@@ -9,8 +9,11 @@ from lra_ssm.layers import S4D
 OMEGA = torch.linspace(0, 3.1, 40, dtype=torch.float64)
 
 
-def stack(eigenvalues, B, C, u):
-    """K diagonal layers one after the other, position by position: u (T,) -> (T,)."""
+def impulse(eigenvalues, B=None, C=None, length=600):
+    """Return the impulse response of K diagonal layers one after the other, position by position: (length,)."""
+    B, C = (torch.ones_like(eigenvalues) if x is None else x for x in (B, C))
+    u = torch.zeros(length, dtype=torch.float64)
+    u[0] = 1
     for k in range(len(eigenvalues)):
         state, out = torch.zeros_like(B[k]), []
         for value in u:
@@ -24,41 +27,24 @@ def test_frequency_response_is_that_of_the_impulse_response():
     generator = torch.Generator().manual_seed(1)
     eigenvalues = torch.rand(3, 4, dtype=torch.float64, generator=generator) * 1.6 - 0.8
     B, C = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
-    impulse = torch.zeros(300, dtype=torch.float64)
-    impulse[0] = 1
-    h = stack(eigenvalues, B, C, impulse)
+    h = impulse(eigenvalues, B, C, 300)
     torch.testing.assert_close(response_of(OMEGA, h), frequency_response(OMEGA, eigenvalues, B, C))
 
 
-def test_group_delay_at_zero_is_the_sum_of_the_layers():
+def test_group_delay_is_the_derivative_of_the_phase_and_at_zero_the_sum_of_the_layers():
     values = torch.tensor([[0.9], [0.5], [-0.3]], dtype=torch.float64)
-    one = torch.ones_like(values)
-    impulse = torch.zeros(600, dtype=torch.float64)
-    impulse[0] = 1
-    h = stack(values, one, one, impulse)
+    h, omega = impulse(values), OMEGA.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(frequency_response(omega, values).angle().sum(), omega)
+    torch.testing.assert_close(group_delay_of(OMEGA, h), -slope)
     expected = 9 + 1 - 0.3 / 1.3
     assert group_delay(values.flatten()) == pytest.approx(expected)
     assert float(group_delay_of(torch.zeros(1, dtype=torch.float64), h)) == pytest.approx(expected)
+    delay = torch.zeros(20, dtype=torch.float64)
+    delay[7] = -2
+    torch.testing.assert_close(group_delay_of(OMEGA, delay), torch.full_like(OMEGA, 7))
 
 
-def test_group_delay_is_the_derivative_of_the_phase():
-    omega = OMEGA.clone().requires_grad_()
-    values = torch.tensor([[0.9], [0.7]], dtype=torch.float64)
-    phase = frequency_response(omega, values).angle()
-    (slope,) = torch.autograd.grad(phase.sum(), omega)
-    one = torch.ones_like(values)
-    impulse = torch.zeros(500, dtype=torch.float64)
-    impulse[0] = 1
-    torch.testing.assert_close(group_delay_of(OMEGA, stack(values, one, one, impulse)), -slope)
-
-
-def test_a_pure_delay_is_delayed_by_it():
-    h = torch.zeros(20, dtype=torch.float64)
-    h[7] = -2
-    torch.testing.assert_close(group_delay_of(OMEGA, h), torch.full_like(OMEGA, 7))
-
-
-def test_of_a_layer():
+def test_a_layers_response():
     torch.manual_seed(0)
     layer = S4D(3, 8, delta_min=0.1, delta_max=0.3).double()
     h = impulse_response(layer, 400, 3, dtype=torch.float64)  # (3, 400, 3)

@@ -1,17 +1,18 @@
-"""Eigenvalues by steps against what the parameters say."""
+"""Eigenvalues measured by steps, compared with those of the parameters."""
 
 import pytest
 import torch
 from torch import nn
 
 from lra_ssm.analysis import eigenvalues, mean_timescales, step_sizes, timescales
+from lra_ssm.analysis.spectrum import MAX_STATES
 from lra_ssm.layers import B2S6, LRU, S4D, S6, SSD, DeepLinearSSM, Mamba2Block, StableSSM
 from lra_ssm.ops import eigenvalues as continuous
 from tests.helpers import Smooth
 
 LAYERS = [
-    S4D(6, 8), S4D(6, 8, bidirectional=True), S6(6, 4), B2S6(6, 1, 4, bias=False, complex_A=False, bidirectional=True),
-    B2S6(6, num_blocks=2, d_state=4), B2S6(6, num_blocks=3, d_state=4, complex_A=False, bidirectional=True),
+    S4D(6, 8, bidirectional=True), S6(6, 4), B2S6(6, num_blocks=2, d_state=4),
+    B2S6(6, num_blocks=3, d_state=4, complex_A=False, bidirectional=True),
 ]  # fmt: skip
 
 
@@ -27,21 +28,16 @@ def test_eigenvalues_are_exp_of_delta_times_A(layer):
     assert layer.D.dtype == torch.float32  # the layer itself is left alone
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_a_head_of_ssd_has_one(bidirectional):
-    layer = SSD(6, d_state=3, head_dim=2, bidirectional=bidirectional)
-    x = torch.randn(5, 6)
+def test_a_head_of_ssd_has_one_also_in_its_block():
+    layer, x = SSD(6, d_state=3, head_dim=2, bidirectional=True), torch.randn(5, 6)
     found, delta = eigenvalues(layer, x), step_sizes(layer, x[None])[0]
     expected = (-delta.detach() * layer.A_log.detach().exp()).exp()
     assert found.shape == delta.shape == (5, 3)
     torch.testing.assert_close(found, expected.to(torch.complex128), rtol=1e-5, atol=1e-6)
-
-
-def test_ssd_in_its_block_is_measured_on_what_it_reads():
-    block = Mamba2Block(4, lambda width: SSD(width, d_state=3, head_dim=2))
+    inside = Mamba2Block(4, lambda width: SSD(width, d_state=3, head_dim=2)).layer
     x = torch.randn(5, 8 + 2 * 3 + 4)  # x, B and C, and the steps of 4 heads
-    expected = (-torch.nn.functional.softplus(x[:, -4:] + block.layer.delta_bias) * block.layer.A_log.exp()).exp()
-    torch.testing.assert_close(eigenvalues(block.layer, x).real.float(), expected.detach(), rtol=1e-5, atol=1e-6)
+    expected = (-torch.nn.functional.softplus(x[:, -4:] + inside.delta_bias) * inside.A_log.exp()).exp()
+    torch.testing.assert_close(eigenvalues(inside, x).real.float(), expected.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_layers_without_selection():
@@ -74,7 +70,7 @@ def test_a_stack_of_layers_has_the_eigenvalues_of_all():
 
 
 class Mixing(nn.Module):
-    """A user's own layer: a state of 3 that a full matrix mixes."""
+    """A user's layer: a state of 3 that a full matrix mixes."""
 
     def __init__(self, matrix):
         super().__init__()
@@ -91,7 +87,7 @@ class Mixing(nn.Module):
         return x
 
 
-def test_a_transition_that_is_no_diagonal():
+def test_a_transition_that_is_not_diagonal():
     matrix = torch.tensor([[0.5, 0.4, 0.0], [-0.4, 0.5, 0.0], [0.1, 0.2, 0.9]])
     found = eigenvalues(Mixing(matrix), torch.randn(2, 3))
     expected = torch.tensor([0.5 - 0.4j, 0.5 + 0.4j, 0.9], dtype=torch.complex128)
@@ -99,8 +95,14 @@ def test_a_transition_that_is_no_diagonal():
         torch.testing.assert_close(row[row.imag.argsort()], expected[expected.imag.argsort()], rtol=1e-6, atol=1e-7)
 
 
-def test_a_layer_without_states_has_none():
+def test_layers_without_eigenvalues():
     assert eigenvalues(Smooth(4), torch.zeros(1, 4)) is None and step_sizes(Smooth(4), torch.zeros(1, 1, 4)) is None
+    wide = Mixing(torch.ones(2, 2))
+    wide.initial_state = lambda batch_size: (torch.zeros(batch_size, 2), None)
+    assert eigenvalues(wide, torch.randn(1, 2)) is None  # a state of two parts
+    wide.initial_state = lambda batch_size: torch.zeros(batch_size, MAX_STATES + 1, dtype=torch.float64)
+    wide.step = lambda x_t, state: (x_t, state.flip(1))
+    assert eigenvalues(wide, torch.randn(1, 2)) is None
 
 
 def test_timescales():

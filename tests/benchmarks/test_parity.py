@@ -142,11 +142,6 @@ def test_a_network_of_ours_against_itself_with_a_control(tmp_path):
     assert rows[0]["steps"] == "6" and rows[0]["largest"] == "0.0e+00"
 
 
-def test_relative_distance():
-    assert relative_distance(np.array([3.0, 4.0]), np.array([3.0, 4.5])) == pytest.approx(0.1)
-    assert relative_distance(np.zeros(2), np.zeros(2)) == 0 and relative_distance(np.zeros(2), np.ones(2)) == np.inf
-
-
 def test_gradients_are_grouped_by_our_names():
     peer = TorchPeer(nn.Linear(3, 2), squares, None, {"ours": "A", "bias": "B"}.__getitem__, names={"ours": "weight"})
     assert {group: [tuple(p.shape) for p in own] for group, own in peer.groups.items()} == {"A": [(2, 3)], "B": [(2,)]}
@@ -170,9 +165,11 @@ def test_a_queue_goes_on_where_it_stopped(tmp_path):
     assert file.read_text() == 'way,seed,test accuracy\na,0,0.5\n"b, c",0,0.5\na,1,1.5\n"b, c",1,1.5\n'
 
 
-def test_pixels_are_averaged_in_squares_and_norms_over_steps():
+def test_pixels_are_averaged_in_squares_norms_over_steps_and_zero_has_no_relative_distance():
     image = torch.arange(16.0).view(1, 16, 1)
     assert smaller(image, 2).tolist() == [[[2.5], [4.5], [10.5], [12.5]]]
     steps, means = running_mean(np.arange(1, 31), np.arange(1.0, 31))
     assert len(means) == 11 and steps.tolist() == list(range(10, 21))
     np.testing.assert_allclose(means, np.arange(10.5, 21))
+    assert relative_distance(np.array([3.0, 4.0]), np.array([3.0, 4.5])) == pytest.approx(0.1)
+    assert relative_distance(np.zeros(2), np.zeros(2)) == 0 and relative_distance(np.zeros(2), np.ones(2)) == np.inf

@@ -52,17 +52,6 @@ def test_the_table_of_names_fills_every_parameter_of_ours(version, prenorm):
     assert {s4.group(name) for name, _ in network.named_parameters()} == {"A", "B", "C", "delta", "other"}
 
 
-def test_absent_packages_can_be_imported_and_subclassed():
-    finder = s4._AbsentPackages()
-    assert finder.find_spec("torch") is None and finder.find_spec("torchtext.vocab") is not None
-    module = finder.create_module(finder.find_spec("torchvision"))
-
-    class Own(module.datasets.CIFAR10):
-        pass
-
-    assert issubclass(Own, s4.Absent) and module.transforms.Mode.BILINEAR is s4.Absent
-
-
 def test_agreement_counts_examples_in_any_order():
     a, b, c = ((("x", "y"), 0), (("x",), 1), (("x",), 0))
     assert s4_data.agreement([a, b, b], [b, a, b]) == (3, 3, 3, 4)

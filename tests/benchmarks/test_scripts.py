@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import re
 import subprocess
 import sys
 from importlib import import_module
@@ -11,10 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("operators", "steps", "loading", "tokens", "language", "tune")
 GPU = torch.cuda.is_available()
 
 
@@ -29,16 +26,9 @@ def one_thread(monkeypatch):
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """No pictures of what test_operators and test_loaders draw, lines and bars."""
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: Path(path).write_bytes(b"\x89PNG"))
-
-
 def run(script: str, folder: Path, *options: str) -> dict:
     import_module(script).main(["--quick", "--repeats=1", "--threads=1", f"--out={folder}", *options])
-    assert (folder / f"{script}.png").read_bytes()[:4] == b"\x89PNG"
-    assert sorted(os.listdir(folder)) == [f"{script}.json", f"{script}.png"]
+    assert sorted(os.listdir(folder)) == [f"{script}.json"] + [f"{script}.png"] * (script == "steps")
     data = json.loads((folder / f"{script}.json").read_text())
     assert data["machine"]["versions"]["torch"] == torch.__version__ and "host" not in data["machine"]["hardware"]
     for row in data["rows"]:
@@ -61,13 +51,7 @@ def test_operators(tmp_path, capsys):
     assert "; ratios to eager" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_all_layers(tmp_path):
-    data = run("operators", tmp_path, "--lengths=32", "--backends=eager")
-    assert contenders(data, "time-invariant, causal layers") == {"S4D", "StableSSM", "LRU"}
-
-
-def test_steps_and_their_parts(tmp_path, undrawn):
+def test_steps_and_their_parts(tmp_path):
     configs = FOLDER.parent / "configs"
     files = [configs / f"{name}.yaml" for name in ("lra/listops/b2s6", "lra/listops/s4d", "synthetic/first_token")]
     data = run("steps", tmp_path, f"--config={','.join(map(str, files))}", "--variants=without bias,float32 products")
@@ -84,16 +68,16 @@ def test_steps_and_their_parts(tmp_path, undrawn):
     assert regions <= s4d.keys()
 
 
-def test_loaders_give_the_same_batches(tmp_path, monkeypatch, undrawn):
+def test_loaders(tmp_path, monkeypatch):
     loading = import_module("loading")
     for name in loading.TASKS.keys() - {"Retrieval", "sCIFAR"}:
         monkeypatch.delitem(loading.TASKS, name)
-    data = run("loading", tmp_path)
-    assert len(data["rows"]) == 2 * 2 and {row["extra"]["same batches"] for row in data["rows"]} == {"yes"}
+    rows = run("loading", tmp_path)["rows"]
+    assert len(rows) == 2 * 2 and all(row["extra"]["% of a step"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize("tokenizer", ["bpe:300", "words"])
-def test_tokens_of_a_file(tokenizer, tmp_path, undrawn):
+def test_tokens_of_a_file(tokenizer, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one two\\nthree"}\n' * 100)
     (tmp_path / "out").mkdir()
     data = run("tokens", tmp_path / "out", f"--tokenizer={tokenizer}", f"--source={tmp_path / 'a.jsonl'}")
@@ -103,7 +87,7 @@ def test_tokens_of_a_file(tokenizer, tmp_path, undrawn):
         assert ours["shape"]["tokens"] == 500  # <eos> for each line
 
 
-def test_language_models_beside_their_matrix_products(tmp_path, monkeypatch, undrawn):
+def test_language_models_beside_their_matrix_products(tmp_path, monkeypatch):
     peers = import_module("peers")
     monkeypatch.setattr(peers, "find_spec", lambda name: name == "torch" or None)
     data = run("language", tmp_path, "--sizes=small")
@@ -130,19 +114,6 @@ def test_a_script_begins_anew_where_nobody_said_how_threads_wait(monkeypatch):
     assert done == ["main"]
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_help_shows_an_example_that_parses(script, capsys):
-    module = import_module(script)
-    with pytest.raises(SystemExit) as end:
-        module.main(["--help"])
-    assert end.value.code == 0
-    assert module.EXAMPLE.startswith(f"python benchmarks/{script}.py ") and "example:" in capsys.readouterr().out
-    known = set(re.findall(r"--[a-z]+", module.EXAMPLE))
-    with pytest.raises(SystemExit):
-        module.main(["--help"])
-    assert known <= set(re.findall(r"--[a-z]+", capsys.readouterr().out))
-
-
 @pytest.mark.parametrize(
     ("script", "options", "message"),
     [
@@ -152,7 +123,7 @@ def test_help_shows_an_example_that_parses(script, capsys):
         ("steps", ["--config=missing.yaml"], "--config missing.yaml: No such file"),
         ("steps", ["--config=other.yaml"], "--config other.yaml: it needs model, data and trainer"),
         ("steps", ["--variants=fast"], "--variants: there are float32 products, "),
-        ("tokens", ["--source=taken"], "--source taken: no text in it"),
+        ("tokens", ["--source=taken"], "--source taken: it has no text"),
         ("tokens", ["--source=no.jsonl"], "--source no.jsonl: cannot be read"),
         ("language", ["--sizes=small,large"], "there are small, 130m, not large"),
         ("operators", ["--out=taken/results"], "--out taken/results cannot be made: Not a directory"),

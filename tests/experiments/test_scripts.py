@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 import helper
 from helper import Claim, beyond, digest, main, mean, missing
-from tests.each import each
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 NAMES = sorted(path.stem for path in FOLDER.glob("*_*.py"))
@@ -35,27 +34,42 @@ if __name__ == "__main__": main()
 
 @cache
 def quick(name):
-    """The script, and its rows of the quick form."""
+    """Return the script and the rows of its quick form."""
     module = import_module(name)
     return module, [{**cell, **row} for cell in module.cells("quick") for row in module.run(**cell)]
 
 
-@each("name", NAMES)
-def test_quick_forms_run_and_every_claim_has_a_rule_and_numbers(name):
+@pytest.mark.parametrize("name", NAMES)
+def test_quick_forms_run_and_claims_have_a_rule_and_numbers_and_do_not_hold_on_nan(name):
     module, found = quick(name)
     claims = list(module.claims(pd.DataFrame(found)))
     assert claims and all(claim.rule and claim.numbers for claim in claims)
     assert len({claim.statement for claim in claims}) == len(claims)
     module.draw(pd.DataFrame(found), Figure())
-
-
-@each("name", NAMES)
-def test_cells_have_the_same_settings_and_differ(name):
-    module = import_module(name)
+    assert not [claim.statement for claim in module.claims(pd.DataFrame(lost(name))) if claim.verdict == "holds"]
     for size in ("quick", "default", "long"):
         cells = module.cells(size)
-        assert len({frozenset(cell) for cell in cells}) == 1
-        assert len({json.dumps(cell, sort_keys=True) for cell in cells}) == len(cells)
+        assert len({frozenset(cell) for cell in cells}) == 1  # the same settings
+        assert len({json.dumps(cell, sort_keys=True) for cell in cells}) == len(cells)  # with different values
+
+
+def lost(name):
+    """Return the rows of the quick form with NaN for every float that is a result."""
+    module, rows = quick(name)
+    kept = {*module.cells("quick")[0], "end", "beta"}
+    return [{k: math.nan if isinstance(v, float) and k not in kept else v for k, v in row.items()} for row in rows]
+
+
+SEEDED = ["b2s6_fig3", "b2s6_fig4", "b2s6_fig5", "deep_fig4", "stable_fig3a", "stable_fig4a", "width_table3"]
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_seed_that_is_nan_is_not_skipped(name):
+    """Add a second seed whose results are NaN."""
+    module, rows = quick(name)
+    seed = "trial" if "trial" in rows[0] else "seed"
+    both = pd.DataFrame(rows + [{**row, seed: 99} for row in lost(name)])
+    assert {claim.verdict for claim in module.claims(both)} <= {"undecided", "does not hold"}
 
 
 def test_verdicts():
@@ -70,7 +84,7 @@ def test_verdicts():
     assert math.isnan(mean(pd.Series([1.0, math.nan]))[0]) and mean(pd.Series([2.0])) == (2.0, 0.0)
 
 
-def test_a_stopped_script_goes_on_and_other_code_begins_anew(tmp_path, monkeypatch, capsys):
+def test_a_stopped_script_continues_and_changed_code_starts_over(tmp_path, monkeypatch, capsys):
     path = tmp_path / "squares.py"
     monkeypatch.setattr(helper, "HERE", tmp_path)
     monkeypatch.setattr(sys, "argv", ["squares.py", f"--out={tmp_path}"])
@@ -120,7 +134,7 @@ def test_spikes_are_rises_above_half_as_much_again_that_end_on_the_way_back():
     assert spikes([2, 2, 2, 9, 2, 2], width=3) == 0  # the median passes over a single step
 
 
-@each(("K", "N"), [(1, 4), (2, 2), (12, 1)])
+@pytest.mark.parametrize(("K", "N"), [(1, 4), (12, 1)])
 def test_the_loss_of_students_is_that_of_running_the_layer_on_the_batch(K, N, monkeypatch):
     students = import_module("students")
     monkeypatch.setattr(students, "BATCHES", 1)
@@ -150,25 +164,3 @@ def test_the_page_says_what_the_results_say():
     all_ = import_module("all")
     assert sorted(all_.NAMES) == NAMES
     assert all_.PAGE.read_text() == all_.page(), "run `python experiments/all.py --page`"
-
-
-def lost(name):
-    """The rows of the quick form with NaN for every float that is a result."""
-    module, rows = quick(name)
-    kept = {*module.cells("quick")[0], "end", "beta"}
-    return [{k: math.nan if isinstance(v, float) and k not in kept else v for k, v in row.items()} for row in rows]
-
-
-@each("name", NAMES)
-def test_no_claim_holds_on_results_that_are_nan(name):
-    rows = pd.DataFrame(lost(name))
-    assert not [claim.statement for claim in import_module(name).claims(rows) if claim.verdict == "holds"]
-
-
-@each("name", ["b2s6_fig3", "b2s6_fig4", "b2s6_fig5", "deep_fig4", "stable_fig3a", "stable_fig4a", "width_table3"])
-def test_a_seed_that_is_nan_is_not_skipped(name):
-    """Two seeds from the rows of one, the second one NaN."""
-    module, rows = quick(name)
-    seed = "trial" if "trial" in rows[0] else "seed"
-    both = pd.DataFrame(rows + [{**row, seed: 99} for row in lost(name)])
-    assert {claim.verdict for claim in module.claims(both)} <= {"undecided", "does not hold"}

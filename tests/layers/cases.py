@@ -100,7 +100,6 @@ LAYERS: dict[str, Case] = {
     "s4d": of(S4D, d_state=8, **STEPS),
     "s4d-tied": of(S4D, init="inv", tie_A=True, tie_B=True, tie_C=True, **OF_S4D),
     "s4d-bilinear": of(S4D, discretization="bilinear", **OF_S4D),
-    "s4d-real-init": of(S4D, init="real", **OF_S4D),
     "s4d-best": of(S4D, parameterization={"name": "best", "a": 2.0, "b": 0.2}, **OF_S4D),
     "s6": of(S6, 4, **STEPS),
     "s6-softplus": of(S6, 4, parameterization="softplus", **STEPS),
@@ -148,6 +147,7 @@ BLOCKS: dict[str, Case] = {
     "s5block-behind": around(S5Block, S4D, OF_S4D, activation="half_glu2", norm="rms", prenorm=False),
     "s5block-full": around(S5Block, LRU, {"d_state": 3}, activation="full_glu", norm="layer"),
     "mamba": around(MambaBlock, S6, OF_S6),
+    "mamba-a user's own": around(MambaBlock, Leaky, {}),
     "mamba-s4d": around(MambaBlock, S4D, OF_S4D, expand=1.5, d_conv=1),
     "mamba-ssd": around(MambaBlock, SSD, OF_SSD, glu=True),
     "mamba-b2s6": around(MambaBlock, B2S6, {"num_blocks": 2, **OF_S4D}),
@@ -163,8 +163,7 @@ BLOCKS: dict[str, Case] = {
     "hyena-behind": around(HyenaBlock, StableSSM, OF_REAL, norm="rms", prenorm=False, bias=False),
     "transformer": around(TransformerBlock, Attention, {"n_heads": 4}, mlp_factor=2.0, norm="rms"),
     "transformer-swiglu": around(TransformerBlock, LRU, {"d_state": 3}, mlp_activation="swiglu", prenorm=False),
-    "plain": around(PlainBlock, S4D, OF_S4D, norm="rms", residual=True, glu=True),
-    "plain-bare": around(PlainBlock, LRU, {"d_state": 3}, nonlinearity="tanh", linear_in=False),
+    "plain": around(PlainBlock, LRU, {"d_state": 3}, nonlinearity="tanh"),
 }
 ALL = {**LAYERS, **ATTENTION, **BLOCKS}
 

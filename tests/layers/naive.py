@@ -160,27 +160,15 @@ def s5(layer, x: Tensor) -> Tensor:
     return y + run(x.flip(1), C[1]).flip(1) if layer.bidirectional else y
 
 
-DISCRETE = {
-    "direct": lambda w: w,
-    "clip": lambda w: w.clamp(-1 + 1e-4, 1 - 1e-4),
-    "relu": lambda w: torch.exp(-w.clamp(min=0)),
-    "exp": lambda w: torch.exp(-torch.exp(w)),
-    "softplus": lambda w: 1 / (1 + torch.exp(w)),
-    "tanh": lambda w: (torch.exp(2 * w) - 1) / (torch.exp(2 * w) + 1),
-}
-
-
 def stable_ssm(unit, x: Tensor) -> Tensor:
     """One direction of the real diagonal form: Wang & Li 2024, eq. 1-2, f from its tables 5 and 7."""
     w, form, factor = unit.eigenvalue_weight, unit.parameterization, 1
     if unit.delta is not None:
         rate = real_rate(w, form)
         factor, rate = (torch.exp(unit.delta * rate) - 1) / rate, torch.exp(unit.delta * rate)
-    elif form.name == "best":
+    else:  # "best" of discrete time
         a, b = form.numbers
         rate = 1 - 1 / (a * w**2 + b)
-    else:
-        rate = DISCRETE[form.name](w)
     state, outputs = torch.zeros(len(x), len(rate), dtype=x.dtype), []
     for t in range(x.shape[1]):
         state = rate * state + factor * (x[:, t] @ unit.U.T + unit.b)
@@ -323,12 +311,8 @@ def s5_block(block, x: Tensor) -> Tensor:
 
 
 def plain_block(block, x: Tensor) -> Tensor:
-    """Yu & Erichson 2025, eq. 5, and what `PlainBlock` may have around it."""
-    u = x if block.norm is None else normalized(block.norm, x)
-    y = forward(block.layer, u if block.linear_in is None else u @ block.linear_in.weight.T)
-    y = block.nonlinearity(y + block.bias)
-    y = gated(block.linear_out, y) if block.glu else y @ block.linear_out.weight.T
-    return x + y if block.residual else y
+    """Yu & Erichson 2025, eq. 5, between its two linear maps."""
+    return block.nonlinearity(forward(block.layer, x) + block.bias)
 
 
 def with_mlp(block, x: Tensor) -> Tensor:

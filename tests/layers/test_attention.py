@@ -1,4 +1,4 @@
-"""What attention, and the Transformer's block, have of their own; test_contract.py has what all layers keep."""
+"""What is specific to attention and to the Transformer's block; test_contract.py has what all layers share."""
 
 import pytest
 import torch
@@ -9,19 +9,13 @@ from tests.layers.cases import build, sequences
 D, H = 8, 4
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_its_cache_grows_up_to_the_window(window):
-    layer, x = Attention(D, H, window=window).double(), sequences(L=9, D=D)
+@pytest.mark.parametrize("window", [None, 4])
+def test_the_cache_grows_up_to_the_window_and_holds_only_the_last_document(window):
+    layer, x = Attention(D, H, window=window).double(), sequences(L=60, D=D)
     state = layer.initial_state(2)
     for t in range(9):
         state = layer.step(x[:, t], state)[1]
         assert state[0].shape[1] == min(t + 1, window or 9)
-
-
-@pytest.mark.parametrize("window", [None, 4])
-def test_its_cache_holds_the_last_document_only(window):
-    """Over a stream whose documents end, steps and checkpoints do not grow."""
-    layer, x = Attention(D, H, window=window).double(), sequences(L=60, D=D)
     reset = torch.zeros(2, 60, dtype=torch.bool)
     reset[0, ::7], reset[1, 3::5] = True, True
     state, outputs = layer.initial_state(2), []
@@ -34,7 +28,7 @@ def test_its_cache_holds_the_last_document_only(window):
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_documents_up_to_max_length_are_taken_however_long_the_sequence(window):
+def test_learned_positions_limit_the_document_and_not_the_sequence(window):
     layer, x = Attention(D, H, positions="learned", max_length=5, window=window).double(), sequences(L=12, D=D)
     reset = torch.zeros(2, 12, dtype=torch.bool)
     reset[:, [0, 4, 7]] = True
@@ -42,25 +36,24 @@ def test_documents_up_to_max_length_are_taken_however_long_the_sequence(window):
     for begin, end in ((0, 4), (4, 7), (7, 12)):
         torch.testing.assert_close(whole[:, begin:end], layer(x[:, begin:end]))
     torch.testing.assert_close(layer(x, torch.tensor([5, 3]))[:, :5], layer(x[:, :5], torch.tensor([5, 3])))
-    message = "a document has 6 positions or more, and Attention learns max_length 5"
-    with pytest.raises(ValueError, match=message):  # carried over from another call
-        layer(x[:, :3], initial_state=layer(x[:, :3], return_last_state=True)[1])
-    with pytest.raises(ValueError, match="a document has 8 positions or more"):
-        layer(x, reset=reset & (torch.arange(12) < 5))
-    state = layer(x[:, :5], return_last_state=True)[1]
-    with pytest.raises(ValueError, match=message):
-        layer.step(x[:, 5], state)
+    three, five = (layer(x[:, :length], return_last_state=True)[1] for length in (3, 5))
+    for longest, call in [
+        (6, lambda: layer(x[:, :3], initial_state=three)),
+        (6, lambda: layer.step(x[:, 5], five)),
+        (8, lambda: layer(x, reset=reset & (torch.arange(12) < 5))),
+        (12, lambda: layer(x)),
+    ]:
+        with pytest.raises(ValueError, match=f"a document has {longest} positions or more, and .* max_length 5"):
+            call()
 
 
 def test_positions_far_behind_are_exact_in_float32():
     """The angle at position 10^6 is known to a rounding of itself."""
     layer, x = build("attention").float(), sequences(L=3, D=D).float()
     far = (*(part[:, :0].new_zeros(2, 1, H, D // H) for part in (x, x)), torch.full((2, 1), 10**6))
-    hidden = (*far[:2], torch.full((2, 1), -1))
-    near = layer(x, initial_state=hidden)
     cut = torch.zeros(2, 3, dtype=torch.bool)
     cut[:, 0] = True
-    assert torch.allclose(layer(x, reset=cut, initial_state=far), near, atol=1e-6)
+    assert torch.allclose(layer(x, reset=cut, initial_state=far), layer(x), atol=1e-6)
     q = layer._project(x, torch.arange(3)[None] + 10**6)[0].double()
     expected = layer.double()._project(x.double(), torch.arange(3)[None] + 10**6)[0]
     torch.testing.assert_close(q, expected, rtol=0, atol=1e-6)
@@ -71,6 +64,7 @@ def test_positions_far_behind_are_exact_in_float32():
     [
         ({"n_heads": 3}, "n_heads is 3; it must divide d_model 8"),
         ({"n_kv_heads": 3}, "n_kv_heads is 3; it must divide n_heads 4"),
+        ({"d_head": 0}, "d_head is 0; it must be at least 1"),
         ({"n_heads": 8}, "heads of 1 channels; rotary positions need an even number"),
         ({"positions": "sine"}, "positions is 'sine'; it must be rope, learned or none"),
         ({"positions": "learned"}, "max_length belongs to positions='learned'"),
@@ -83,15 +77,17 @@ def test_wrong_settings_are_named(settings, message):
         Attention(D, **{"n_heads": H, **settings})
 
 
-def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="not causal: it has no state"):
-        build("attention", bidirectional=True)(sequences(D=D), return_last_state=True)
-    with pytest.raises(ValueError, match="a document has 7 positions or more, and Attention learns max_length 5"):
-        Attention(D, H, positions="learned", max_length=5)(sequences(D=D).float())
-    with pytest.raises(ValueError, match="mlp_activation is 'relu'; it must be gelu or swiglu"):
-        TransformerBlock(D, LayerSpec(Attention, n_heads=H), mlp_activation="relu")
-    with pytest.raises(ValueError, match="TransformerBlock mlp_factor 0.3: times d_model 8"):
-        TransformerBlock(D, LayerSpec(Attention, n_heads=H), mlp_factor=0.3)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mlp_activation": "relu"}, "mlp_activation is 'relu'; it must be gelu or swiglu"),
+        ({"mlp_factor": 0.3}, "TransformerBlock mlp_factor 0.3: times d_model 8"),
+        ({"mlp_dropout": 1}, "TransformerBlock mlp_dropout is 1; it must be"),
+    ],
+)
+def test_wrong_settings_of_the_block_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerBlock(D, LayerSpec(Attention, n_heads=H), **settings)
 
 
 def test_dropout_roles_and_scales():

@@ -1,4 +1,4 @@
-"""What B2S6 alone does; every layer's tests are in test_layers.py."""
+"""What is specific to B2S6; test_contract.py has what all layers share."""
 
 import math
 

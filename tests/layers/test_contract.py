@@ -1,4 +1,4 @@
-"""What every layer and block of ours keeps: its equations as loops with every gradient; steps, states, documents,
+"""What every layer and block of ours shares: its equations as loops with every gradient; steps, states, documents,
 padding, both directions; precisions, empty batches, and what is refused."""
 
 import pytest
@@ -28,7 +28,7 @@ def assert_same(a, b):
 
 
 def assert_states(name, module, a, b):
-    """Two states are one, and go on alike. (Attention's may hold, beside what is seen, what nobody sees.)"""
+    """Two states are equal and continue equally. (Attention's may also hold positions that nothing sees.)"""
     x = of(name, len(tree_leaves(a)[0]), 3)
     assert_same(module(x, initial_state=a), module(x, initial_state=b))
     for ours, theirs in () if attends(name) else zip(tree_leaves(a), tree_leaves(b), strict=True):
@@ -40,12 +40,12 @@ def rows(state, i):
 
 
 def state_of(name, module, B):
-    """Some state, that of other sequences."""
+    """Return the state after other sequences."""
     return module(of(name, B, 2).flip(1) + 1, return_last_state=True)[1]
 
 
 def check_equations(module, x):
-    """The module is what its equations, as a loop, say, and so is every gradient."""
+    """Compare values and every gradient with the equations as a loop."""
     inputs = dict(module.named_parameters()) | {"x": x.requires_grad_()}
     fast, slow = module(x), naive.forward(module, x)
     assert_same(fast, slow)
@@ -57,18 +57,6 @@ def check_equations(module, x):
 @pytest.mark.parametrize(*pairwise(name=ALL, bidirectional=[False, True], L=[1, 2, 63], rest=False).args)
 def test_equals_its_equations_with_every_gradient(name, bidirectional, L):
     check_equations(build(name, bidirectional), of(name, L=L))
-
-
-LONG = [
-    *("s4d", "s6", "ssd", "lru"),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("b2s6", "stable", "stable-real", "deep-linear")),
-]
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_long_sequences_equal_the_equations(name):
-    layer, x = build(name, bidirectional=True), of(name, B=1, L=1024)
-    assert_same(layer(x), naive.forward(layer, x))
 
 
 @every_one
@@ -83,6 +71,7 @@ def test_steps_equal_the_parallel_form_with_gradients(name):
         outputs.append(y)
     assert_same(torch.stack(outputs, 1), whole)
     assert_states(name, module, state, last)
+    assert_same(module.step(x[:, 5], module(x[:, :5], return_last_state=True)[1])[0], whole[:, 5])
     inputs = [x, *module.parameters()]
     # of the outputs, and of the last state, which C and D have no part in
     of_states = [sum(part.abs().sum() for part in tree_leaves(s) if part.requires_grad) for s in (state, last)]
@@ -90,18 +79,6 @@ def test_steps_equal_the_parallel_form_with_gradients(name):
                               [torch.autograd.grad(s, inputs, materialize_grads=True) for s in of_states]):  # fmt: skip
         for a, b in zip(stepped, parallel, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
-
-
-@every_one
-@pytest.mark.parametrize("cut", [1, 2, 5])
-def test_a_prefix_and_its_state_go_on_as_the_whole(name, cut):
-    module, x = build(name), of(name, L=12)
-    whole, end = module(x, return_last_state=True)
-    y, state = module(x[:, :cut], return_last_state=True)
-    rest, last = module(x[:, cut:], initial_state=state, return_last_state=True)
-    assert_same(torch.cat([y, rest], 1), whole)
-    assert_states(name, module, last, end)
-    assert_same(module.step(x[:, cut], state)[0], whole[:, cut])
 
 
 @every_one
@@ -187,16 +164,6 @@ def test_what_is_bidirectional_refuses_states(name):
 
 @every_one
 @either_way
-def test_lengths_above_the_sequence_are_one_line(name, bidirectional):
-    module, x = build(name, bidirectional), of(name)
-    for wrong in ([7, 8], [-1, 7]):
-        with pytest.raises(ValueError, match=r"among them; expected 0 to L = 7"):
-            module(x, torch.tensor(wrong))
-    assert not module(x, torch.tensor([0, 7]))[0].any()  # a sequence that has ended
-
-
-@every_one
-@either_way
 def test_an_empty_batch_gives_an_empty_output_and_no_gradient(name, bidirectional):
     module, x = build(name, bidirectional), of(name)[:0].requires_grad_()
     for training in (False, True):
@@ -211,13 +178,19 @@ def test_an_empty_batch_gives_an_empty_output_and_no_gradient(name, bidirectiona
 
 @every_one
 @either_way
-def test_no_position_is_one_line_that_names_whose_x_it_is(name, bidirectional):
-    module, D = build(name, bidirectional), width(name)
+def test_wrong_shapes_and_lengths_are_one_line(name, bidirectional):
+    module, x, D = build(name, bidirectional), of(name), width(name)
     for shape in ((2, 0, D), (0, 0, D), (7, D)):
         with pytest.raises(ValueError) as error:
             module(torch.zeros(shape, dtype=torch.float64))
         expected = "expected (batch, length, d_model), length at least 1"
         assert str(error.value) == f"{type(module).__name__}: x has the shape {shape}; {expected}"
+    for wrong in ([7, 8], [-1, 7]):
+        with pytest.raises(ValueError, match=r"among them; expected 0 to L = 7"):
+            module(x, torch.tensor(wrong))
+    assert not module(x, torch.tensor([0, 7]))[0].any()  # a sequence that has ended
+    lengths = torch.tensor([7, 3])
+    assert_same(module(x, lengths.to(torch.uint8)), module(x, lengths))
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -1,4 +1,4 @@
-"""Embeddings of positions and of token ids as numbers: values, the class token, padding, lengths, roles."""
+"""Embeddings of positions and of token ids as numbers: values, the class token, padding, roles; LRA's heads."""
 
 import math
 
@@ -11,7 +11,6 @@ from lra_ssm.layers import (
     Attention,
     BlockSpec,
     EmbeddingSpec,
-    HeadSpec,
     LayerSpec,
     S4Block,
     TransformerBlock,
@@ -19,7 +18,6 @@ from lra_ssm.layers import (
 )
 from lra_ssm.layers.roles import width_roles
 from lra_ssm.models import (
-    Backbone,
     Classifier,
     DualEncoder,
     FirstPooling,
@@ -67,6 +65,7 @@ def test_positions_are_added_once_with_the_class_token_in_front(positions, class
         rows = torch.cat([embedding.class_token.expand(3, 1, 8), rows], 1)
     table = sinusoids(8, 8).double() if positions == "sinusoidal" else embedding.positions
     torch.testing.assert_close(embedding(x), rows + table[: rows.shape[1]])
+    assert positions == "sinusoidal" or 0.01 < embedding.positions.std() < 0.03
     names = {name for name, _ in network.named_parameters() if name.startswith("backbone.embedding")}
     present = {"class_token": class_token, "positions": positions == "learned", "weight": True}
     assert names == {f"backbone.embedding.{name}" for name, here in present.items() if here}
@@ -74,6 +73,8 @@ def test_positions_are_added_once_with_the_class_token_in_front(positions, class
     assert roles["backbone.embedding.weight"] == "embedding"
     assert {roles[name] for name in names} <= {"embedding", "base"}
     assert {width_roles(network)[name][0] for name in names} == {"embedding"}
+    network(x).square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in embedding.parameters())
 
 
 @pytest.mark.parametrize("class_token, pooling", [(True, FirstPooling), (False, FirstPooling), (False, MeanPooling)])
@@ -83,8 +84,7 @@ def test_padding_does_not_matter_and_order_does(class_token, pooling):
     logits = network(x, lengths)
     for i, n in enumerate(lengths):
         torch.testing.assert_close(network(x[i : i + 1, :n]), logits[i : i + 1])
-    reversed_x = x.flip(1)
-    assert (network(reversed_x) - network(x)).abs().min() > 1e-6
+    assert (network(x.flip(1)) - network(x)).abs().min() > 1e-6
     vector = network.encode(x, lengths)
     states = network.backbone(x, lengths)
     assert states.shape == (3, 7 + class_token, 8) and (states[1, 2 + class_token :] == 0).all()
@@ -92,28 +92,12 @@ def test_padding_does_not_matter_and_order_does(class_token, pooling):
     torch.testing.assert_close(vector, expected)
 
 
-def test_pairs_go_through_one_encoder_and_lras_head():
-    network = build(DualEncoder, pooling=FirstPooling, head=HeadSpec(LRAPairHead, width=6))
-    pairs, lengths = ids(6).view(3, 2, 7), torch.tensor([[7, 3], [1, 5], [4, 4]])
-    x, y = (network.encode(pairs[:, j], lengths[:, j]) for j in (0, 1))
-    torch.testing.assert_close(network(pairs, lengths), network.head(x, y))
-    assert [tuple(p.shape) for p in network.head.parameters() if p.dim() > 1] == [(6, 16), (3, 6), (3, 3)]
-
-
-def test_the_head_is_an_mlp():
-    head, x = MLPHead(8, 3, width=5), torch.randn(2, 8)
+def test_lras_heads_may_have_a_width_of_their_own():
+    pair, head, x = LRAPairHead(8, 3, width=6), MLPHead(8, 3, width=5), torch.randn(2, 8)
+    assert [tuple(p.shape) for p in pair.parameters() if p.dim() > 1] == [(6, 16), (3, 6), (3, 3)]
     first, _, last = head
-    expected = (x @ first.weight.T + first.bias).clamp(min=0) @ last.weight.T + last.bias
-    torch.testing.assert_close(head(x), expected)
+    torch.testing.assert_close(head(x), (x @ first.weight.T + first.bias).clamp(min=0) @ last.weight.T + last.bias)
     assert MLPHead(8, 3)[0].out_features == 8
-
-
-def test_the_class_token_and_positions_are_trained():
-    network, x = build(class_token=True, pooling=FirstPooling, positions="learned", head=MLPHead), ids()
-    network(x).square().sum().backward()
-    embedding = network.backbone.embedding
-    for parameter in (embedding.class_token, embedding.positions, embedding.weight):
-        assert parameter.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("kind, head", [(Classifier, None), (DualEncoder, LogitPairHead)])
@@ -131,18 +115,11 @@ def test_a_scalar_embedding_reads_the_number_of_an_id(kind, head):
     logits = scalars(x, lengths)
     torch.testing.assert_close(logits, features(x[..., None].float(), lengths))
     assert scalars.backbone.embedding.weight.shape == (6, 1)
-    other = x.clone()
-    other[..., 5:] = 77  # padding
-    torch.testing.assert_close(scalars(other, lengths), logits)
-
-
-def test_a_scalar_embedding_steps():
-    torch.manual_seed(0)
-    model, x = Backbone(LayerSpec(S4D, d_state=4), 9, d_model=4, n_layers=1, embedding=ScalarEmbedding).eval(), ids()
-    state, whole = model.initial_state(3), model(x)
-    for t in range(7):
-        y, state = model.step(x[:, t], state)
-        torch.testing.assert_close(y, whole[:, t], rtol=1e-4, atol=1e-5)
+    if kind is Classifier:
+        state, whole = scalars.backbone.initial_state(3), scalars.backbone(x)
+        for t in range(7):
+            y, state = scalars.backbone.step(x[:, t], state)
+            torch.testing.assert_close(y, whole[:, t], rtol=1e-4, atol=1e-5)
 
 
 class Short(nn.Module):
@@ -175,6 +152,6 @@ def features_of(x):
      r"Short returned \(3, 6, 8\) .*: an embedding gives \(batch, length, d_model\) \(3, 7, 8\)"),
     (lambda: Classifier(LAYER, **SMALL, embedding=ScalarEmbedding, embedding_std=0.1), "give it or embedding, not bo"),
 ])  # fmt: skip
-def test_what_cannot_be_is_one_line(call, message):
+def test_wrong_settings_and_uses_are_one_line(call, message):
     with pytest.raises(ValueError, match=message):
         call()

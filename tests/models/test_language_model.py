@@ -1,4 +1,4 @@
-"""The language model: logits, states, steps and log-likelihoods agree; what is initialized, padded and refused."""
+"""The language model: logits, states, steps and log-likelihoods agree; initial values, padding, wrong settings."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_a_prefix_in_parallel_and_then_steps_give_the_logits_of_the_whole(layer)
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("block", [MambaBlock, Mamba2Block, BlockSpec(S4Block, norm="layer", prenorm=True)])
-def test_a_token_changes_nothing_before_it_nor_in_another_document(layer, block):
+def test_a_token_changes_nothing_before_it_in_another_document_or_at_padding(layer, block):
     lm, ids = model(layer, block=block), tokens()
     reset = torch.zeros_like(ids, dtype=torch.bool)
     reset[:, 6] = True
@@ -69,15 +69,10 @@ def test_a_token_changes_nothing_before_it_nor_in_another_document(layer, block)
     torch.testing.assert_close(before[:, :4], after[:, :4], rtol=0, atol=0)
     torch.testing.assert_close(before[:, 6:], after[:, 6:])
     assert not torch.allclose(before[:, 5], after[:, 5])
-    torch.testing.assert_close(before[:, 6:], lm(ids[:, 6:]), rtol=1e-4, atol=1e-6)  # a document as if it stood alone
-
-
-def test_padding_has_zero_logits_and_changes_nothing():
-    lm, ids, lengths = model(), tokens(), torch.tensor([11, 4, 1])
-    logits = lm(ids, lengths)
-    for row, length in enumerate(lengths):
-        torch.testing.assert_close(logits[row, :length], lm(ids[row : row + 1, :length])[0])
-        assert not logits[row, length:].any()
+    torch.testing.assert_close(before[:, 6:], lm(ids[:, 6:]), rtol=1e-4, atol=1e-6)  # equal to the document by itself
+    logits = lm(ids, torch.tensor([11, 4, 1]))
+    torch.testing.assert_close(logits[1, :4], lm(ids[1:2, :4])[0], rtol=1e-4, atol=1e-6)
+    assert not logits[1, 4:].any()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -104,11 +99,13 @@ def test_score_is_the_log_likelihood_of_each_token_given_those_before():
     scores = lm.score(ids, torch.tensor([11, 4, 1]))
     torch.testing.assert_close(scores[1, :3], expected[1, :3])
     assert not scores[1, 3:].any() and not scores[2].any()
+    padded = ids.index_fill(1, torch.arange(8, 11), -100)  # ids at padding are not read
+    assert torch.equal(lm.score(padded, torch.tensor([8] * 3)), lm.score(ids, torch.tensor([8] * 3)))
     with pytest.raises(ValueError, match=r"ids: shape \(3, 1\); expected \(B, L\) with L >= 2"):
         lm.score(ids[:, :1])
 
 
-def test_it_starts_as_mambas_code_does():
+def test_initial_values_are_those_of_mambas_code():
     lm = model(vocab_size=1000, d_model=64, n_layers=4)
     assert lm.head_weight is lm.backbone.embedding.weight and lm.head_weight.shape == (1000, 64)
     assert lm.head_weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -118,7 +115,7 @@ def test_it_starts_as_mambas_code_does():
     assert model(vocab_size=16).score(tokens()).mean().item() == pytest.approx(-math.log(16), rel=0.05)
 
 
-def test_the_vocabulary_is_padded_and_a_head_of_its_own_is_not_the_embedding():
+def test_the_vocabulary_is_padded_and_an_untied_head_is_not_the_embedding():
     assert model(vocab_size=50277, d_model=2, n_layers=1).head_weight.shape == (50280, 2)
     assert model(vocab_size=16).head_weight.shape == (16, 8)
     untied = model(tie_embeddings=False)
@@ -137,7 +134,7 @@ def test_activation_checkpointing_changes_no_gradient(layer):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-def seen_dtypes(lm, run):
+def output_dtypes(lm, run):
     seen = {}
     for module in lm.modules():
         if type(module).__name__ in ("RMSNorm", "MambaBlock", "S6"):
@@ -146,23 +143,16 @@ def seen_dtypes(lm, run):
     return seen
 
 
-def test_what_goes_from_block_to_block_is_float32_in_lower_precision():
-    ids = tokens()
-    low = model().to(torch.bfloat16)
-    assert seen_dtypes(low, lambda: low(ids)) == {
-        "RMSNorm": torch.bfloat16,
-        "MambaBlock": torch.float32,
-        "S6": torch.bfloat16,
-    }
-    assert low(ids).dtype == torch.bfloat16
-    mixed = model()
+def test_the_residual_is_float32_in_lower_precision():
+    ids, low, mixed = tokens(), model().to(torch.bfloat16), model()
+    bf16 = {"RMSNorm": torch.bfloat16, "MambaBlock": torch.float32, "S6": torch.bfloat16}
+    assert output_dtypes(low, lambda: low(ids)) == bf16 and low(ids).dtype == torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
-        assert seen_dtypes(mixed, lambda: mixed(ids))["RMSNorm"] == torch.float32
-        assert seen_dtypes(mixed, lambda: mixed(ids))["MambaBlock"] == torch.float32
+        assert output_dtypes(mixed, lambda: mixed(ids)) == {**bf16, "RMSNorm": torch.float32}
     torch.testing.assert_close(low(ids).float(), model()(ids), atol=2e-3, rtol=0.1)
 
 
-def test_sizes_that_cannot_be_are_refused():
+def test_wrong_settings_are_one_line():
     with pytest.raises(ValueError, match="vocab_size is 0; it must be at least 1"):
         model(vocab_size=0)
     with pytest.raises(ValueError, match="S6 is bidirectional: a language model's layers only read from the left"):
@@ -176,10 +166,3 @@ def test_any_block_and_layer_run_in_lower_precision(block, layer):
     low = LanguageModel(layer, 13, 8, 2, block=block).to(torch.bfloat16).eval()
     assert low.score(tokens()).isfinite().all()
     assert low.generate(tokens(), 3).shape == (len(tokens()), tokens().shape[1] + 3)
-
-
-def test_score_does_not_look_at_padding():
-    lm, ids = model().eval(), tokens()
-    lengths = torch.tensor([ids.shape[1] - 3] * len(ids))
-    padded = ids.index_fill(1, torch.arange(ids.shape[1] - 3, ids.shape[1]), -100)
-    assert torch.equal(lm.score(padded, lengths), lm.score(ids, lengths))

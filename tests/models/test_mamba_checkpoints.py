@@ -1,5 +1,4 @@
-"""Mamba's and Mamba-2's public checkpoints: read from both layouts, written for transformers; what cannot be read or
-written."""
+"""Mamba's and Mamba-2's public checkpoints: read from both layouts, written for transformers, and what is refused."""
 
 import json
 from pathlib import Path
@@ -28,7 +27,7 @@ every_model = pytest.mark.parametrize("s", MODELS.values(), ids=MODELS)
 
 
 def agree(model: LanguageModel, expected: torch.Tensor) -> None:
-    """All at once, and a prefix at once with steps behind it."""
+    """Compare the logits of the whole, and of a prefix followed by steps."""
     with torch.no_grad():
         got = model(IDS)
         assert got.shape == expected.shape
@@ -40,7 +39,7 @@ def agree(model: LanguageModel, expected: torch.Tensor) -> None:
 
 
 @every_model
-def test_the_hf_layout_is_read_and_written_as_it_was(s: dict[str, Any], tmp_path: Path) -> None:
+def test_the_hf_layout_is_read_and_written_unchanged(s: dict[str, Any], tmp_path: Path) -> None:
     tensors = hf_folder(tmp_path / "a", s)
     model = LanguageModel.from_pretrained(tmp_path / "a")
     agree(model, logits(s, tensors, IDS))
@@ -53,7 +52,7 @@ def test_the_hf_layout_is_read_and_written_as_it_was(s: dict[str, Any], tmp_path
 
 
 @pytest.mark.parametrize("s", [*MODELS.values(), *NORMED.values()], ids=[*MODELS, *NORMED])
-def test_the_layout_of_state_spaces_gives_the_logits_of_the_original(s: dict[str, Any], tmp_path: Path) -> None:
+def test_the_layout_of_state_spaces_gives_the_originals_logits(s: dict[str, Any], tmp_path: Path) -> None:
     tensors = state_spaces_folder(tmp_path / "mamba", s)
     model = LanguageModel.from_pretrained(tmp_path / "mamba", allow_pickle=True)
     assert model.vocab_size == 21 and model.head_weight.shape[0] == (24 if "R" in s else 32)  # padded
@@ -94,7 +93,7 @@ def test_transformers_and_we_read_what_the_other_writes(s: dict[str, Any], tmp_p
     (LayerSpec(S6, d_state=6), MambaBlock), (LayerSpec(SSD, d_state=6, head_dim=10, chunk_size=64), Mamba2Block),
 ])  # fmt: skip
 def test_our_own_model_through_transformers(layer: LayerSpec, block: Any, tmp_path: Path) -> None:
-    """As it is initialized, its Δ of S6's own rank or its scan cut otherwise, its vocabulary padded."""
+    """With S6's default rank of Δ, another chunk size, and a padded vocabulary."""
     kind = transformers_class(block is Mamba2Block)
     torch.manual_seed(1)
     model = LanguageModel(layer, vocab_size=21, d_model=20, n_layers=2, block=block).eval()
@@ -107,7 +106,7 @@ def test_our_own_model_through_transformers(layer: LayerSpec, block: Any, tmp_pa
         agree(LanguageModel.from_pretrained(tmp_path / folder), theirs)
 
 
-def test_weights_in_parts(tmp_path: Path) -> None:
+def test_weights_in_several_files(tmp_path: Path) -> None:
     tensors = hf_folder(tmp_path / "hf", sizes())
     (tmp_path / "hf/model.safetensors").unlink()
     names = sorted(tensors)
@@ -118,21 +117,15 @@ def test_weights_in_parts(tmp_path: Path) -> None:
     placed = {name: file for file, held in parts.items() for name in held}
     index.write_text(json.dumps({"metadata": {}, "weight_map": placed}))
     agree(LanguageModel.from_pretrained(tmp_path / "hf"), logits(sizes(), tensors, IDS))
-    for file in ("../model.safetensors", "/etc/passwd", "a\\b.safetensors", "config.json"):
-        index.write_text(json.dumps({"weight_map": {**placed, names[0]: file}}))
-        with pytest.raises(InputError, match="which is not a .safetensors next to it"):
+    for content, message in [
+        *(({"weight_map": {**placed, names[0]: file}}, "which is not a .safetensors next to it")
+          for file in ("../model.safetensors", "/etc/passwd", "a\\b.safetensors", "config.json")),
+        ({"weight_map": {**placed, names[0]: "model-3.safetensors"}}, r"has no model-3\.safetensors"),
+        ({}, "has no weight_map"),
+    ]:  # fmt: skip
+        index.write_text(json.dumps(content))
+        with pytest.raises(InputError, match=message):
             LanguageModel.from_pretrained(tmp_path / "hf")
-    index.write_text(json.dumps({"weight_map": {**placed, names[0]: "model-3.safetensors"}}))
-    with pytest.raises(InputError, match=r"has no model-3\.safetensors"):
-        LanguageModel.from_pretrained(tmp_path / "hf")
-    index.write_text(json.dumps({"weight_map": placed}))
-    first = next(iter(parts))
-    save_file({name: tensors[name] for name in parts[first][1:]}, tmp_path / "hf" / first)
-    with pytest.raises(InputError, match=f"{parts[first][0]} is missing in the checkpoint"):
-        LanguageModel.from_pretrained(tmp_path / "hf")
-    index.write_text("{}")
-    with pytest.raises(InputError, match="has no weight_map"):
-        LanguageModel.from_pretrained(tmp_path / "hf")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -157,14 +150,6 @@ HF: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HF)
-def test_settings_of_hf_that_cannot_be_read(name: str, tmp_path: Path) -> None:
-    s, settings, said = HF[name]
-    hf_folder(tmp_path / "hf", s, **settings)
-    with pytest.raises(InputError, match=said):
-        LanguageModel.from_pretrained(tmp_path / "hf")
-
-
 OF_LAYER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "Mamba-3": (sizes(), {"layer": "Mamba3"}, "layer is 'Mamba3'; only 'Mamba1' and 'Mamba2' can be read"),
     "unknown of S6": (sizes(), {"headdim": 4}, "ssm_cfg has a setting 'headdim'"),
@@ -185,69 +170,58 @@ STATE_SPACES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", STATE_SPACES)
-def test_settings_of_state_spaces_that_cannot_be_read(name: str, tmp_path: Path) -> None:
-    s, settings, said = STATE_SPACES[name]
-    state_spaces_folder(tmp_path / "mamba", s, **settings)
-    with pytest.raises(InputError, match=said) as error:
+@pytest.mark.parametrize("layout, name", [*(("hf", name) for name in HF), *(("ssm", name) for name in STATE_SPACES)])
+def test_settings_that_cannot_be_read_are_one_line(layout: str, name: str, tmp_path: Path) -> None:
+    write, cases = (hf_folder, HF) if layout == "hf" else (state_spaces_folder, STATE_SPACES)
+    s, settings, message = cases[name]
+    write(tmp_path / "mamba", s, **settings)
+    with pytest.raises(InputError, match=message) as error:
         LanguageModel.from_pretrained(tmp_path / "mamba", allow_pickle=True)
     assert str(error.value).startswith(str(tmp_path / "mamba")) and "\n" not in str(error.value)
 
 
-def test_what_only_changes_how_weights_are_drawn_or_run_is_read(tmp_path: Path) -> None:
+def test_settings_that_only_change_initial_values_or_speed_are_read(tmp_path: Path) -> None:
     more = {"conv_init": 0.5, "chunk_size": 64, "A_init_range": [2, 3], "use_mem_eff_path": False}
     tensors = state_spaces_folder(tmp_path / "mamba", sizes2(), ssm_cfg=more)
     agree(LanguageModel.from_pretrained(tmp_path / "mamba", allow_pickle=True), logits(sizes2(), tensors, IDS))
 
 
-def test_tensors_that_do_not_fit_are_named_as_the_file_names_them(tmp_path: Path) -> None:
+def test_tensors_that_do_not_fit_are_named_as_in_the_file(tmp_path: Path) -> None:
     tensors = hf_folder(tmp_path / "hf", sizes())
-    file, name = tmp_path / "hf/model.safetensors", "backbone.layers.0.mixer.x_proj.weight"
-
-    def said(changed: dict[str, torch.Tensor]) -> str:
-        save_file(changed, file)
-        with pytest.raises(InputError) as error:
+    name = "backbone.layers.0.mixer.x_proj.weight"
+    for changed, message in [
+        ({key: value for key, value in tensors.items() if "layers.1." not in key},
+         r"backbone.layers.1.mixer.A_log is missing in the checkpoint, \(24, 4\) in the model \(and 9 more\)"),
+        ({**tensors, "more": torch.zeros(3)}, r"more is \(3,\) in the checkpoint, missing in the model"),
+        ({**tensors, name: torch.zeros(8, 24)}, rf"{name} is \(8, 24\) in the checkpoint, \(9, 24\) in the model"),
+        ({key: value.to(torch.int32) if key.endswith(".D") else value for key, value in tensors.items()},
+         "layer.D is of torch.int32, not torch.float32"),
+    ]:  # fmt: skip
+        save_file(changed, tmp_path / "hf/model.safetensors")
+        with pytest.raises(InputError, match=message):
             LanguageModel.from_pretrained(tmp_path / "hf")
-        return str(error.value)
-
-    lacking = {key: value for key, value in tensors.items() if "layers.1." not in key}
-    assert "backbone.layers.1.mixer.A_log is missing in the checkpoint, (24, 4) in the model (and 9 more)" in said(
-        lacking
-    )
-    assert "more is (3,) in the checkpoint, missing in the model" in said({**tensors, "more": torch.zeros(3)})
-    assert f"{name} is (8, 24) in the checkpoint, (9, 24) in the model" in said({**tensors, name: torch.zeros(8, 24)})
-    assert f"{name} is of torch.int8" not in said({**tensors, name: torch.zeros(3)})
-    whole = {key: value.to(torch.int32) if key.endswith(".D") else value for key, value in tensors.items()}
-    assert "layer.D is of torch.int32, not torch.float32" in said(whole)
-    save_file(tensors, file)
-    file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(InputError, match=r"model\.safetensors is damaged or not a safetensors file"):
-        LanguageModel.from_pretrained(tmp_path / "hf")
 
 
-def test_models_that_transformers_has_not_are_refused(tmp_path: Path) -> None:
-    def said(layer: object = S6, block: object = MambaBlock, **settings: object) -> str:
-        model = LanguageModel(layer, vocab_size=9, d_model=8, n_layers=1, block=block, **settings)
-        with pytest.raises(InputError) as error:
-            model.save_pretrained(tmp_path / "hf", format="hf")
-        assert not (tmp_path / "hf").exists()
-        return str(error.value)
+@pytest.mark.parametrize("layer, block, reason", [
+    (LayerSpec(B2S6, num_blocks=2, d_state=4), MambaBlock, "it has lra_ssm.layers.B2S6, not lra_ssm.layers.S6"),
+    (LayerSpec(S6, parameterization="softplus"), MambaBlock, "parameterization is 'softplus', not 'exp'"),
+    (S6, S4Block, "it has lra_ssm.layers.S4Block, not lra_ssm.layers.MambaBlock"),
+    (S6, BlockSpec(MambaBlock, norm="layer"), "norm is 'layer', not 'rms'"),
+    (S6, BlockSpec(MambaBlock, expand=1.5), "expand is 1.5, not a whole number"),
+    (S6, Mamba2Block, "Mamba2ForCausalLM .*: it has lra_ssm.layers.S6, not lra_ssm.layers.SSD"),
+    (LayerSpec(SSD, head_dim=4), MambaBlock, "Mamba2ForCausalLM .* MambaBlock, not .*Mamba2Block"),
+    (LayerSpec(SSD, head_dim=4), BlockSpec(Mamba2Block, prenorm=False), "prenorm is False, not True"),
+])  # fmt: skip
+def test_models_that_transformers_does_not_have_are_refused(
+    layer: Any, block: Any, reason: str, tmp_path: Path
+) -> None:
+    model = LanguageModel(layer, vocab_size=9, d_model=8, n_layers=1, block=block)
+    with pytest.raises(InputError, match=reason):
+        model.save_pretrained(tmp_path / "hf", format="hf")
+    assert not (tmp_path / "hf").exists()
 
-    ours = "it has lra_ssm.layers."
-    assert said(LayerSpec(B2S6, num_blocks=2, d_state=4)).endswith(f"{ours}B2S6, not lra_ssm.layers.S6")
-    assert said(LayerSpec(S6, parameterization="softplus")).endswith("parameterization is 'softplus', not 'exp'")
-    assert said(block=S4Block).endswith(f"{ours}S4Block, not lra_ssm.layers.MambaBlock")
-    assert said(block=BlockSpec(MambaBlock, norm="layer")).endswith("norm is 'layer', not 'rms'")
-    assert said(block=BlockSpec(MambaBlock, glu=True)).endswith("glu is True, not False")
-    assert said(block=BlockSpec(MambaBlock, expand=1.5)).endswith("expand is 1.5, not a whole number")
-    ssd = LayerSpec(SSD, head_dim=4)
-    for layer, block, refused in (
-        (S6, Mamba2Block, f"{ours}S6, not lra_ssm.layers.SSD"),
-        (ssd, MambaBlock, f"{ours}MambaBlock, not lra_ssm.layers.Mamba2Block"),
-        (ssd, BlockSpec(Mamba2Block, prenorm=False), "prenorm is False, not True"),
-        (ssd, BlockSpec(Mamba2Block, expand=1.5), "expand is 1.5, not a whole number"),
-    ):
-        assert said(layer, block).endswith(f"transformers' Mamba2ForCausalLM cannot represent such a model: {refused}")
+
+def test_only_language_models_have_the_hf_layout(tmp_path: Path) -> None:
     classifier = Classifier(LayerSpec(S6), num_classes=2, vocab_size=9, d_model=8, n_layers=1, block=MambaBlock)
     with pytest.raises(InputError, match="it has lra_ssm.models.Classifier"):
         classifier.save_pretrained(tmp_path / "hf", format="hf")

@@ -210,14 +210,6 @@ def test_kernel_of_every_backend(backend, several, rule):
     assert_same(ours, truth, *inputs)
 
 
-@pytest.mark.slow
-def test_triton_operator(interpreter):
-    """What torch.compile is told about shapes, strides and gradients is so."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    delta, A, B, C = (x.to(device).requires_grad_() for x in kernel_inputs(True, several=2))
-    torch.library.opcheck(torch.ops.lra_ssm.s4d_kernel_triton, (delta, A, B, C, 70, True))
-
-
 def test_a_backend_that_makes_no_such_kernel_says_why():
     delta, A, B, C = kernel_inputs(True)
     names = "'cpu', 'eager', 'reference', 'triton'"

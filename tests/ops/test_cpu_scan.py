@@ -7,8 +7,7 @@ import torch
 
 from lra_ssm.layers import B2S6, LRU, S4D, S6, DeepLinearSSM, StableSSM
 from lra_ssm.ops import prefer_backend, selective_scan
-from lra_ssm.ops.backends.cpu_s4d_kernel import s4d_kernel_zoh
-from lra_ssm.ops.backends.cpu_scan import channels_per_task, scan_forward, slots
+from lra_ssm.ops.backends.cpu_scan import channels_per_task, slots
 from tests.ops.scan_cases import (
     assert_close,
     make_inputs,
@@ -82,16 +81,6 @@ def test_layouts_in_float32(D, layout):
     assert_close(widened(run(narrowed(wide), "cpu", **flags)), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_converted_exactly(dtype):
-    """With a reset at every step and delta = B = C = 1, y = u: for every number of the type."""
-    u = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype).view(1, 1, -1)
-    one, reset = torch.ones(1, 1), torch.ones(1, u.shape[-1], dtype=torch.bool)
-    y = selective_scan(u, torch.ones_like(u), -one, one, one, reset=reset, backend="cpu")
-    assert y.dtype == dtype
-    assert torch.equal(y[u.isfinite()], u[u.isfinite()]) and not y[~u.isfinite()].isfinite().any()
-
-
 def test_small_steps():
     """Steps of 1e-3 out of a softplus, times frequencies up to 50: no worse than eager PyTorch in float32."""
     inputs = make_inputs(True, "1 real", "1 real", D=16, N=16, L=1024, tied_A=True, optional=("delta_bias",))
@@ -148,25 +137,6 @@ def test_nan_is_not_hidden():
         assert y[1, 1].isfinite().all(), name
     grown = {**inputs, "A": inputs["A"] + 1000}
     assert not selective_scan(**grown, backend="cpu").isfinite().all()
-
-
-@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_operator_registration(complex_A):
-    """Schema, fake tensors, autograd and dynamic shapes, by torch's own checks; a real call has the layers' layouts,
-    and tasks that share a group."""
-    x = make_inputs(complex_A, "2 interleaved" if complex_A else "2 real", "constant", L=9)
-    if not complex_A:
-        x = {n: v.transpose(-1, -2).contiguous().transpose(-1, -2) if v.dim() > 1 else v for n, v in x.items()}
-    names = ("u", "delta", "A", "B", "C", "B_bias", "D", "z", "delta_bias", "initial_state")
-    reset = random_reset(2, 9) if complex_A else None
-    torch.library.opcheck(scan_forward, (*(x[name].requires_grad_() for name in names), reset, True, True, True))
-
-
-def test_s4ds_kernel_is_a_torch_operator():
-    torch.manual_seed(0)
-    A, B, C = (torch.randn(*s, dtype=torch.complex128) - 1 for s in ((4, 3), (4, 3), (2, 4, 3)))
-    system = [x.requires_grad_() for x in (torch.rand(4, dtype=torch.float64), A, B, C)]
-    torch.library.opcheck(s4d_kernel_zoh, (*system, 70, False))
 
 
 @pytest.mark.slow

@@ -191,18 +191,6 @@ def test_mixed_dtypes_multiply_in_that_of_x_and_gradients_are_their_inputs() -> 
     assert [grad.dtype for grad in gradients(loss.sum(), inputs)] == [torch.bfloat16, torch.float32, torch.float32]
 
 
-def test_gradcheck() -> None:
-    inputs = case(5, 3, 4)
-    inputs["targets"][1] = -100
-    for reduction in ("none", "sum"):
-        assert torch.autograd.gradcheck(
-            lambda x, weight, bias, r=reduction: linear_cross_entropy(
-                x, weight, inputs["targets"], bias=bias, reduction=r, chunk_bytes=32
-            ),
-            (inputs["x"], inputs["weight"], inputs["bias"]),
-        )
-
-
 def test_the_sum_can_be_used_twice_and_without_gradients() -> None:
     inputs = case()
     with torch.no_grad():

@@ -62,35 +62,24 @@ def test_forms_take_one_launch(B, C, optional, softplus, stand_in):
     assert stand_in.launches == [(2, 6, 37)]
 
 
-@pytest.mark.parametrize("L", [1, 2, 63, 128, 257])
-def test_lengths(L, stand_in):
-    compare(make(L=L), delta_softplus=True)
+SEQUENCES = ("u", "delta", "B", "C", "z")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("optional", [("z",), SUPPORTED])
-def test_half_precision(optional, dtype, stand_in):
-    """One dtype goes to the kernel as it is."""
-    inputs = make(optional=optional)
-    for name in ("u", "delta", "B", "C", "z"):
-        inputs[name] = inputs[name].to(dtype)
-    compare(inputs, delta_softplus=True)
-
-
-@pytest.mark.parametrize("optional", [("D", "z"), SUPPORTED])
-def test_mixed_dtypes(optional, stand_in):
-    """Mixed dtypes meet in float32, so that y is u's precision away from the truth, and lose nothing on the way."""
-    inputs = make("2 real", "constant", optional=optional)
-    for name, dtype in dict(u=torch.bfloat16, B=torch.float16, z=torch.float16, D=torch.bfloat16).items():
-        inputs[name] = inputs[name].to(dtype)
-    assert compare(inputs)["y"].dtype == torch.bfloat16
-
-
-def test_autocast_does_not_reach_the_kernel(stand_in):
-    inputs = make()
-    expected = run(inputs, "mamba_ssm", use_state=False)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_close(run(inputs, "mamba_ssm", use_state=False), expected, rtol=1e-7)
+@pytest.mark.parametrize("sizes, dtypes", [
+    *((dict(L=L), {}) for L in (1, 2, 63, 128, 257)),
+    (dict(B="1 real", C="1 real", N=256, L=3, optional=()), {}),  # the kernel's most
+    # One dtype goes to the kernel as it is; mixed ones meet in float32, and lose nothing on the way.
+    *((dict(optional=optional), dict.fromkeys(SEQUENCES, dtype))
+      for dtype in (torch.bfloat16, torch.float16) for optional in (("z",), SUPPORTED)),
+    *((dict(B="2 real", C="constant", optional=optional),
+       dict(u=torch.bfloat16, B=torch.float16, z=torch.float16, D=torch.bfloat16))
+      for optional in (("D", "z"), SUPPORTED)),
+])  # fmt: skip
+def test_sizes_and_dtypes(sizes, dtypes, stand_in):
+    inputs = make(**sizes)
+    inputs |= {name: inputs[name].to(dtype) for name, dtype in dtypes.items() if name in inputs}
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not dtypes):  # which does not reach the kernel
+        compare(inputs, delta_softplus=True)
 
 
 @pytest.mark.parametrize("L", [40, 128])
@@ -109,21 +98,13 @@ def test_strides(L, stand_in):
     inputs["delta"] = inputs["delta"][:, :1].expand_as(inputs["u"])
     inputs["u"] = torch.linspace(-1, 1, 6 + L - 1).unfold(0, L, 1).expand(2, 6, L)  # overlapping rows
     compare(inputs)
+    compare({name: torch.complex(x, -x).conj().imag for name, x in make("3 real", "constant", L=1, N=1).items()})
     inputs["u"] = original["u"][:1, :, :1].expand(2, 6, L)
     compare(inputs)
     for name in ("u", "delta", "B"):  # views that begin in the middle of 16 bytes
         x = original[name]
         buffer = x.new_zeros(x.numel() + 1)
         inputs[name] = buffer[1:].view(x.shape).copy_(x)
-    compare(inputs)
-
-
-def test_lazily_negated_inputs_of_length_one(stand_in):
-    """The kernel reads memory, where the sign of such a view is not."""
-    inputs = make("3 real", "constant", L=1, N=1, tied_A=True)
-    for name, x in inputs.items():
-        inputs[name] = torch.complex(x, -x).conj().imag
-        assert inputs[name].is_neg()
     compare(inputs)
 
 
@@ -220,10 +201,6 @@ def test_refused_inputs(change, match, stand_in, monkeypatch):
     assert re.search(match, reason)
 
 
-def test_state_count_at_the_limit(stand_in):
-    compare(make("1 real", "1 real", N=256, L=3, optional=()))
-
-
 def test_refused_devices(monkeypatch):
     assert scan_backends("cpu")["mamba_ssm"] == "runs tensors on a CUDA device only; u is on cpu"
     cuda = torch.device("cuda")
@@ -255,28 +232,13 @@ def test_forms_on_the_kernel(L, B, C):
     compare({name: x.cuda() for name, x in make(B, C, L=L).items()}, rtol=1e-3, delta_softplus=True)
 
 
-def refusal_of_the_build(dtype):
-    """What mamba-ssm's own function says of a dtype that its extension was built without; None where it takes it."""
-    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
-
-    u, A = torch.zeros(1, 8, 8, device="cuda", dtype=dtype), -torch.ones(8, 1, device="cuda")
-    try:
-        selective_scan_fn(u, u, A, u[:, :1], u[:, :1])
-    except RuntimeError as error:
-        return f"this mamba-ssm: {error}"
-    return None
-
-
 @gpu
 @needs_the_kernel
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("optional", [("z",), SUPPORTED])
-def test_half_precision_on_the_kernel(optional, dtype):
-    if dtype == torch.float16 and (reason := refusal_of_the_build(dtype)):
-        pytest.skip(reason)
+def test_half_precision_on_the_kernel(optional):
+    """bfloat16: a build of mamba-ssm may lack float16."""
     inputs = make(optional=optional)
-    for name in ("u", "delta", "B", "C", "z"):
-        inputs[name] = inputs[name].to(dtype)
+    inputs |= {name: inputs[name].bfloat16() for name in SEQUENCES}
     compare({name: x.cuda() for name, x in inputs.items()}, rtol=2e-2, delta_softplus=True)
 
 

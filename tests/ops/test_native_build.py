@@ -14,11 +14,9 @@ from tests.ops.scan_twice import scan_twice
 from tests.runner import Command
 
 
-def start(cache, compiler=None, **environment):
+def start(cache, **environment):
     env = {"LRA_SSM_CACHE": str(cache), "HOME": str(cache.parent), **environment}
-    if compiler is not None:
-        env["CXX"] = str(compiler)
-    return Command(["XDG_CACHE_HOME", *(["CXX"] if compiler is None else [])], cache.parent, env, scan_twice)
+    return Command(["XDG_CACHE_HOME", *(["CXX"] if "CXX" not in env else [])], cache.parent, env, scan_twice)
 
 
 def finish(command):
@@ -47,7 +45,7 @@ def compiler(tmp_path):
 @needs_compiled
 def test_many_processes_compile_once(tmp_path, compiler):
     path, log = compiler
-    results = [finish(p) for p in [start(tmp_path / "cache", path) for _ in range(4)]]
+    results = [finish(p) for p in [start(tmp_path / "cache", CXX=str(path)) for _ in range(4)]]
     assert [backend for backend, _ in results] == ["cpu"] * 4
     assert log.read_text() == "once "
     assert sum(len(lines) for _, lines in results) == 1, "one line, from the process that compiled"
@@ -56,14 +54,14 @@ def test_many_processes_compile_once(tmp_path, compiler):
         "others may read it where new files are so"
     )
     (tmp_path / "cache").chmod(0o500)
-    assert finish(start(tmp_path / "cache", "no-such-compiler")) == ("cpu", []), "a built library needs no compiler"
+    assert finish(start(tmp_path / "cache", CXX="no-such-compiler")) == ("cpu", []), "a built library needs no compiler"
     (tmp_path / "cache").chmod(0o700)
 
 
 @needs_compiled
 def test_killed_while_compiling(tmp_path, compiler):
     path, log = compiler
-    process = start(tmp_path / "cache", path)
+    process = start(tmp_path / "cache", CXX=str(path))
     deadline = time.monotonic() + 60
     while not log.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -71,7 +69,7 @@ def test_killed_while_compiling(tmp_path, compiler):
     process.kill()
     process.process.join()
     assert not list((tmp_path / "cache").glob("*.so"))
-    assert finish(start(tmp_path / "cache", path))[0] == "cpu"
+    assert finish(start(tmp_path / "cache", CXX=str(path)))[0] == "cpu"
 
 
 @needs_compiled
@@ -80,36 +78,25 @@ def test_nowhere_to_write_but_the_temporary_folder(tmp_path, compiler):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     nowhere = {"LRA_SSM_CACHE": "/proc/nowhere", "HOME": "/proc/nowhere", "TMPDIR": str(temporary)}
-    assert finish(start(tmp_path / "cache", compiler[0], **nowhere))[0] == "cpu"
+    assert finish(start(tmp_path / "cache", CXX=str(compiler[0]), **nowhere))[0] == "cpu"
     assert not list(temporary.rglob("*.so"))
 
 
-def test_without_a_compiler(tmp_path):
-    backend, lines = finish(start(tmp_path / "cache", "no-such-compiler"))
-    assert "no C++ compiler was found (CXX=no-such-compiler)" in backend
-    assert len(lines) == 1 and "eager" in lines[0]
-    assert not list((tmp_path / "cache").glob("native-*.[st]*"))
-
-
 @pytest.mark.parametrize(
-    ("value", "reason"),
+    ("environment", "reason", "lines"),
     [
-        ("ccache no-such", r"build failed (no such flag); the command was: ccache no-such"),
-        ("'", "No closing quotation"),
+        ({"CXX": "no-such-compiler"}, "no C++ compiler was found (CXX=no-such-compiler)", 1),
+        ({"CXX": "ccache no-such"}, "build failed (no such flag); the command was: ccache no-such", 2),
+        ({"CXX": "'"}, "No closing quotation", 1),
+        ({"LRA_SSM_NATIVE": "0"}, "LRA_SSM_NATIVE=0", 0),
     ],
 )
-def test_a_build_that_fails_is_one_line(value, reason, tmp_path):
+def test_without_kernels_the_eager_scan_runs_and_one_line_says_why(environment, reason, lines, tmp_path):
     (tmp_path / "ccache").write_text("#!/bin/sh\necho 'no such flag' >&2\nexit 1\n")
     (tmp_path / "ccache").chmod(0o755)
-    backend, lines = finish(start(tmp_path / "cache", value, PATH=f"{tmp_path}:{os.environ['PATH']}"))
-    assert reason in backend and "eager" in lines[-1]
-    assert not list((tmp_path / "cache").glob("native-*.[st]*"))
-
-
-def test_switched_off(tmp_path):
-    backend, lines = finish(start(tmp_path / "cache", LRA_SSM_NATIVE="0"))
-    assert "LRA_SSM_NATIVE=0" in backend and lines == []
-    assert not (tmp_path / "cache").exists()
+    backend, said = finish(start(tmp_path / "cache", **environment, PATH=f"{tmp_path}:{os.environ['PATH']}"))
+    assert reason in backend and len(said) == lines and (not said or "eager" in said[-1])
+    assert not list((tmp_path / "cache").glob("native-*.[st]*")) and (lines or not (tmp_path / "cache").exists())
 
 
 def test_each_processor_has_its_own(monkeypatch):

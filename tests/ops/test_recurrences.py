@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -20,7 +21,16 @@ from lra_ssm.ops import (
 )
 from lra_ssm.ops.backends import eager, eager_ssd
 from tests.ops import test_depthwise_convolution, test_scan, test_ssd_scan
-from tests.ops.scan_cases import Inputs, assert_close, differentiated, leaves, make_inputs, needs_compiled
+from tests.ops.scan_cases import (
+    Inputs,
+    assert_close,
+    differentiated,
+    leaves,
+    make_inputs,
+    needs_compiled,
+    random_reset,
+    widened,
+)
 
 
 class Operator(NamedTuple):
@@ -175,6 +185,43 @@ def test_reset_equals_separate_runs(of, pieces):
     for name in of.finite:
         (grad,) = torch.autograd.grad(after.abs().sum() + begin.abs().sum(), [broken[name]], retain_graph=True)
         assert grad.abs().isfinite().all() and (name != of.state or (grad[0] == 0).all()), name
+
+
+@every_operator
+def test_any_strides(of, pieces, request):
+    """Transposed, strided, expanded, negated and conjugated inputs; y keeps the memory order of what is read."""
+    inputs, read = of.make(batch=2, L=37), next(iter(of.along))
+    reset = random_reset(2, 37)
+    expected = differentiated(partial(of.slow, reset=reset), inputs)
+    strided = {name: x.transpose(0, -1).contiguous().transpose(0, -1) for name, x in inputs.items()}
+    strided[read] = torch.stack([inputs[read]] * 2, -1)[..., 0].transpose(1, 2).contiguous().transpose(1, 2)
+    strided = {
+        name: x.conj().resolve_conj().conj() if x.is_complex() else torch.complex(x, -x).conj().imag
+        for name, x in strided.items()
+    }
+    assert_close(differentiated(partial(of.call, reset=reset.T.contiguous().T), strided), expected)
+    if of.time < 0 and "reference" not in request.node.name:
+        assert of.call(**(inputs | {read: inputs[read].transpose(1, 2).contiguous().transpose(1, 2)}))[0].stride(1) == 1
+    inputs[read] = inputs[read][:1, :, :1].expand_as(inputs[read])
+    assert_close(differentiated(of.call, inputs), differentiated(of.slow, inputs))
+
+
+ON_A_GPU = {
+    **{f"selective, {c}": selective("auto", c) for c in (False, True)},
+    **{f"linear, {c}, {k}": linear(c, k) for c in (0, 1) for k in (False, True)},
+    **{name: OPERATORS[name] for name in ("Mamba-2's", "depthwise")},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("of", ON_A_GPU.values(), ids=ON_A_GPU.keys())
+@pytest.mark.parametrize("dtype, rtol", [(torch.float64, 1e-9), (torch.float32, 4e-6)])
+def test_on_a_gpu(of, dtype, rtol):
+    inputs, reset = of.make(batch=2, L=257, dtype=dtype), random_reset(2, 257)
+    expected = differentiated(partial(of.slow, reset=reset), widened(inputs))
+    on_gpu = {name: x.cuda() for name, x in inputs.items()}
+    assert_close(widened(differentiated(partial(of.call, reset=reset.cuda()), on_gpu)), expected, rtol)
 
 
 @every_operator

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from lra_ssm.ops import linear_scan
-from lra_ssm.ops.backends.cpu_linear_scan import constant_scan
-from lra_ssm.ops.backends.native_build import unavailable
 from tests.ops.scan_cases import BACKENDS, assert_close, differentiated, narrowed, random_reset, widened
 from tests.pairwise import pairwise
 
@@ -130,17 +128,6 @@ def test_float32_error_of_a_long_memory(complex_):
                 assert_close({name: result[name][:, channel].to(want.dtype)}, {name: want}, rtol=rtol)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_on_a_gpu(kind):
-    for dtype, rtol in ((torch.float64, 1e-9), (torch.float32, 4e-6)):
-        inputs, reset = make(kind, L=257, dtype=dtype), random_reset(2, 257)
-        expected = run(widened(inputs), "reference", reset=reset)
-        actual = run({name: x.cuda() for name, x in inputs.items()}, reset=reset.cuda())
-        assert_close(widened(actual), expected, rtol=rtol)
-
-
 @pytest.mark.parametrize("complex_", [0, 1])
 @pytest.mark.parametrize(("batch", "D", "threads"), [(1, 1, 1), (3, 17, 2), (2, 37, 2), (1, 64, 3), (5, 8, 4)])
 def test_every_width_and_number_of_threads(batch, D, threads, complex_):
@@ -159,10 +146,3 @@ def test_every_width_and_number_of_threads(batch, D, threads, complex_):
         torch.set_num_threads(before)
     assert_close(got, run(inputs, "reference", reset=reset))
     assert_close(widened(run(narrowed(inputs), reset=reset)), got, rtol=2e-6)
-
-
-@pytest.mark.skipif(unavailable() is not None, reason="no C++ compiler")
-def test_the_native_operator_is_a_torch_operator():
-    a, b = torch.rand(3, dtype=torch.complex128), torch.randn(2, 9, 3, dtype=torch.complex128)
-    arguments = (a.requires_grad_(), b.requires_grad_(), b[:, 0].detach().requires_grad_(), random_reset(2, 9))
-    torch.library.opcheck(constant_scan, arguments)

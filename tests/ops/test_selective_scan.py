@@ -150,20 +150,3 @@ def test_kernel_and_convolution_agree_with_the_scan(complex_A):
     y = selective_scan(**inputs, discretization="zoh")
     kernel = s4d_kernel(delta, inputs["A"], inputs["B"], inputs["C"], 300)
     torch.testing.assert_close(y, causal_convolution(inputs["u"], kernel), rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("complex_A", [False, True])
-@pytest.mark.parametrize("discretization", ["euler", "zoh"])
-def test_on_a_gpu(discretization, complex_A):
-    inputs = make_inputs(complex_A, "2 interleaved" if complex_A else "2 real", "1 real", L=257)
-    flags = dict(discretization=discretization, delta_softplus=True)
-    reset = random_reset(2, 257)
-    on_gpu = {name: x.cuda() for name, x in inputs.items()}
-    expected = run(inputs, "reference", reset=reset, **flags)
-    for backend in ("auto", "eager"):
-        actual = run(on_gpu, backend, reset=reset.cuda(), **flags)
-        assert_close({name: x.cpu() for name, x in actual.items()}, expected)
-    with pytest.raises(ValueError, match="backend: 'cpu'.*cuda"):
-        selective_scan(**on_gpu, backend="cpu")

@@ -93,11 +93,3 @@ def test_nothing_crosses_a_reset():
     assert (of_u[..., 6:] != 0).all()
     before = torch.cat([of_initial.flatten(), of_u[..., :5].flatten()])
     assert (before[before.isfinite()] == 0).all()
-
-
-@pytest.mark.slow
-def test_operator():
-    """What torch.compile is told about shapes, strides and gradients is so."""
-    inputs = [x.to(DEVICE).requires_grad_() for x in make(6, 3, batch=1, D=2).values()]
-    arguments = (*inputs, torch.zeros(1, 6, dtype=torch.bool, device=DEVICE), True)
-    torch.library.opcheck(torch.ops.lra_ssm.depthwise_convolution_triton, arguments)

@@ -284,25 +284,6 @@ def test_no_batch():
     assert result["y"].shape == (0, 4, 37) and (result["A"] == 0).all()
 
 
-CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-TRACED = (*CHECKS, "test_aot_dispatch_dynamic")  # which runs it again and again
-
-
-@pytest.mark.parametrize(
-    "complex_A, checks",
-    [(True, CHECKS), *(slow(A, TRACED) for A in (False, True))],
-)
-def test_operators(complex_A, checks):
-    """What torch.compile is told about shapes, strides and gradients is so."""
-    form = "1 interleaved" if complex_A else "1 real"
-    x = on_device(make_inputs(complex_A, form, form, batch=1, D=2, N=2, L=2))
-    tensors = [x["u"], x["delta"], x["A"], x["B"].unsqueeze(1) if x["B"].dim() == 3 else x["B"], x["C"]]
-    tensors += [x[name] for name in ("B_bias", "D", "z", "delta_bias", "initial_state")]
-    torch.library.opcheck(
-        torch.ops.lra_ssm.selective_scan_triton, (*tensors, None, True, True, True), test_utils=checks
-    )
-
-
 def test_plan_fills_the_device(monkeypatch):
     monkeypatch.setattr(triton_call, "processors", lambda device: 132)
     gpu = torch.device("cuda")

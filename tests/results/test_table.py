@@ -9,15 +9,20 @@ from statistics import mean, stdev
 import pytest
 
 from lra_ssm.errors import InputError
-from lra_ssm.results.table import grid, groups_of, results_table, runs_frame, runs_to_csv
+from lra_ssm.results.table import grid_table, groups_of, results_table, runs_csv, runs_frame
 from tests.results.made import DATA, make_run, read
 
-LR = "model.init_args.optimizer.lr"
+OPTIMIZER = "model.init_args.optimizer"
+LR = f"{OPTIMIZER}.lr"
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
 
 
 def group(folder, metric=None, by=()):
-    return groups_of(runs_frame(read(folder), metric, by), by)
+    return groups_of(runs_frame(read(folder), metric, by))
+
+
+def table(folder):
+    return results_table(group(folder), read(folder))
 
 
 def values(g):
@@ -39,10 +44,11 @@ def test_seeds_are_averaged_with_the_samples_deviation(tmp_path):
     (found,) = group(tmp_path)
     assert found.mean == pytest.approx(100 * mean(accuracies)) and found.std == pytest.approx(100 * stdev(accuracies))
     assert found.difference == pytest.approx(100 * mean(accuracies) - 60.47)
-    assert (found.parameters, found.steps, found.seconds, found.at_least) == (1234, 80000, 660.0, False)
+    assert (found.parameters, found.average("steps"), found.average("seconds")) == (1234, 80000, 660.0)
+    make_run(tmp_path, seed=4, value=math.nan)
     make_run(tmp_path, "lra/image/lru")
-    one = group(tmp_path)[1]
-    assert one.task == "image" and one.std is None
+    nan, one = group(tmp_path)
+    assert one.task == "image" and one.std is None and math.isnan(nan.mean) and math.isnan(nan.std)
 
 
 def test_other_settings_data_and_starting_weights_are_other_rows(tmp_path):
@@ -50,60 +56,53 @@ def test_other_settings_data_and_starting_weights_are_other_rows(tmp_path):
     make_run(tmp_path, seed=1, value=0.7)
     make_run(tmp_path, seed=0, value=0.9, changes={LR: 0.02})
     make_run(tmp_path, seed=1, value=0.2, data={**DATA, "source": {"kind": "lra"}})
-    weights = {"data": {}, "weights": {"start.ckpt": ["abc", 1, 2]}}
-    make_run(tmp_path, seed=1, value=0.1, inputs=weights)
-    found = {g.variant: (g.mean, len(g.counted)) for g in group(tmp_path)}
-    assert found == {
-        "data: generated, weights: unknown, lr=0.01": (pytest.approx(60), 2),
-        "data: generated, weights: unknown, lr=0.02": (pytest.approx(90), 1),
-        "data: LRA's files, weights: unknown, lr=0.01": (pytest.approx(20), 1),
-        "data: generated, weights: start.ckpt, lr=0.01": (pytest.approx(10), 1),
+    splits = {"train": {"arrays": {"x": {"file": "a", "sha256": "1"}}}}
+    make_run(tmp_path, seed=1, value=0.3, data={**DATA, "splits": splits})
+    for digest, value in (("abc", 0.1), ("def", 0.15)):
+        make_run(tmp_path, seed=1, value=value, inputs={"data": {}, "weights": {"start.ckpt": [digest, 1, 2]}})
+    # It does not know its data.
+    make_run(tmp_path, seed=2, status="failed", reason="no room", tested=False, data={}, changes={LR: 0.02})
+    found = group(tmp_path)
+    cells = {
+        tuple(str(value).rpartition(" ")[0] or str(value) for value in g.settings.values()): round(g.mean)
+        for g in found
+        if len(g.counted) == 1
     }
+    assert cells == {
+        ("generated", "0.02", "default"): 90, ("LRA's files", "0.01", "default"): 20,
+        ("generated", "0.01", "default"): 30, ("generated", "0.01", "start.ckpt"): 15,
+    }  # fmt: skip
+    assert len(found) == len({g.label for g in found}) == 6 and [*found[0].settings] == [
+        "data files",
+        "lr",
+        "started from",
+    ]
+    assert [round(g.mean) for g in found if len(g.counted) == 2] == [60]
+    assert [round(g.mean) for g in found if "no room" in str(g.notes)] == [90]
 
 
-@pytest.mark.parametrize("what", ["data", "weights"])
-def test_what_has_the_same_words_is_distinguished_by_its_digest(what, tmp_path):
-    for digest in ("1", "2"):
-        splits = {"train": {"arrays": {"x": {"file": "a", "sha256": digest}}}}
-        more = {"data": {**DATA, "splits": splits}} if what == "data" else {
-            "inputs": {"weights": {"start.ckpt": [digest, 1, 2]}}}  # fmt: skip
-        make_run(tmp_path, **more)
-    found = [g.variant for g in group(tmp_path)]
-    assert len(set(found)) == 2 and all(v.startswith(f"{what}: ") and len(v.split()[-1]) == 6 for v in found)
-
-
-def test_runs_with_other_code_are_named(tmp_path):
+def test_what_is_mixed_or_special_in_a_row_is_named(tmp_path):
     """Our version and commit, and the user's own files, which run.json has by their digests."""
-    make_run(tmp_path, seed=0)
-    make_run(tmp_path, seed=1, commit="b" * 40)
-    start = {"time": "2026-01-01T00:00:00+00:00", "git": {"commit": "a" * 40}, "source": {"my_layer.py": "0123456789"},
-             "versions": {"lra_ssm": "0.1.0+0123456789ab"}}  # fmt: skip
-    make_run(tmp_path, seed=2, starts=[start])
+
+    def start(commit, **more):
+        return {
+            "time": "2026-01-01T00:00:00+00:00",
+            "git": {"commit": commit * 40},
+            "versions": {"lra_ssm": "1"},
+            **more,
+        }
+
+    make_run(tmp_path, seed=0, starts=[start("a")], stop="stopped at step 20: no improvement")
+    make_run(tmp_path, seed=1, starts=[start("a"), start("b")])
+    make_run(tmp_path, seed=2, starts=[start("a", source={"my_layer.py": "0123456789"})])
     (found,) = group(tmp_path)
     code = note(found, "not all with the same code: ")
-    assert f"commit {'a' * 10}): seeds 0; " in code and f"commit {'b' * 10}): seeds 1" in code
-    assert f"commit {'a' * 10}, my_layer.py 012345): seeds 2" in code
+    assert "1 (commit aaaaaaaaaa): seeds 0; 1 (commit aaaaaaaaaa), then 1 (commit bbbbbbbbbb): seeds 1; " in code
+    assert "1 (commit aaaaaaaaaa, my_layer.py 012345): seeds 2" in code
     assert not any("hardware" in text for text in found.notes)
-
-
-def test_a_run_that_went_on_with_other_code_is_named(tmp_path):
-    starts = [
-        {"time": "2026-01-01T00:00:00+00:00", "git": {"commit": c * 40}, "versions": {"lra_ssm": "1"}} for c in "ab"
-    ]
-    make_run(tmp_path, starts=starts)
-    (found,) = group(tmp_path)
-    assert "(commit aaaaaaaaaa), then 1 (commit bbbbbbbbbb): seeds 0" in note(found, "same code")
-
-
-def test_a_run_that_began_from_a_checkpoint_says_so(tmp_path):
-    make_run(tmp_path, ckpt_path={"file": "other/last.ckpt", "sha256": "ab"})
-    (found,) = group(tmp_path)
-    assert "started from other/last.ckpt" in found.notes
-
-
-def test_a_run_that_stopped_early_says_so(tmp_path):
-    make_run(tmp_path, stop="stopped at step 20: val/loss did not improve in 3 validations")
-    assert "seed 0 stopped at step 20: val/loss did not improve in 3 validations" in group(tmp_path)[0].notes
+    assert "seed 0 stopped at step 20: no improvement" in found.notes
+    make_run(tmp_path, "lra/text/s4d", ckpt_path={"file": "other/last.ckpt", "sha256": "ab"})
+    assert "started from other/last.ckpt" in group(tmp_path)[1].notes
 
 
 def test_what_does_not_count_is_named_and_left_out(tmp_path):
@@ -113,28 +112,21 @@ def test_what_does_not_count_is_named_and_left_out(tmp_path):
     precision = make_run(tmp_path, seed=3, tested=False)
     others = {"others": [{"why": "other settings (trainer.precision 16-mixed)"}]}
     (precision / "test-others.json").write_text(json.dumps(others))
-    early = make_run(tmp_path, seed=4, status="failed", reason="no room", tested=False, data={})  # before its data
+    old = make_run(tmp_path, seed=4, value=0.5, run_id="a")
+    make_run(tmp_path, seed=4, value=0.7, run_id="a-2", starts=[{"time": "2026-03-01T00:00:00+00:00"}])
     (found,) = group(tmp_path)
-    assert [run.path.name for run in found.counted.run] == [good.name] and values(found) == [60.0]
-    told = note(found, "4 of 5 runs not counted: ")
+    assert [run.path.name for run in found.counted.run] == [good.name, "a-2"] and values(found) == [60.0, 70.0]
+    told = note(found, "4 of 6 runs not counted: ")
     for path, why in ((killed, "not finished (interrupted, step 300 of 80,000)"), (untested, "finished, not tested"),
                       (precision, "finished, tested only with other settings (trainer.precision 16-mixed)"),
-                      (early, "failed: no room")):  # fmt: skip
+                      (old, "the same seed again: a later run counts")):  # fmt: skip
         assert f"{path}: {why}" in told
-
-
-def test_a_seed_twice_counts_once(tmp_path):
-    old = make_run(tmp_path, seed=0, value=0.5, run_id="a")
-    make_run(tmp_path, seed=0, value=0.7, run_id="a-2", starts=[{"time": "2026-03-01T00:00:00+00:00"}])
-    (found,) = group(tmp_path)
-    assert values(found) == [70.0] and found.std is None
-    assert f"{old}: the same seed again: a later run counts" in found.notes[0]
 
 
 def test_metrics_are_the_rows_the_tasks_or_the_users(tmp_path):
     make_run(tmp_path, "mnist/stable_ssm", value=0.9)
     make_run(tmp_path, "mnist/s4d", value=0.8)
-    by_loss, by_accuracy = group(tmp_path)[::-1]
+    by_accuracy, by_loss = group(tmp_path)
     assert (by_loss.metric, values(by_loss), by_loss.decimals) == ("test/loss", [0.1], 6)
     assert (by_accuracy.metric, values(by_accuracy)) == ("test/accuracy", [80.0])
     chosen = group(tmp_path, "test/accuracy")
@@ -147,21 +139,15 @@ def test_metrics_are_the_rows_the_tasks_or_the_users(tmp_path):
 def test_by_a_setting_other_differences_stay_rows(tmp_path):
     for lr in (0.01, 0.001):
         for seed in (0, 1):
-            make_run(tmp_path, seed=seed, value=0.5 + lr + 0.1 * seed, changes={LR: lr})
-    make_run(tmp_path, changes={LR: 0.001, "trainer.max_steps": 5}, value=0.3)
-    found = group(tmp_path, by=["lr"])
-    assert [(g.by["lr"], g.variant, len(g.counted)) for g in found] == [
-        (0.001, "max_steps=5", 1), (0.001, "max_steps=80000", 2), (0.01, "max_steps=80000", 2)
+            make_run(tmp_path, seed=seed, changes={LR: lr, "trainer.devices": 1 + seed})
+    make_run(tmp_path, changes={LR: 0.001, "trainer.max_steps": 5})
+    assert [(*g.settings.values(), len(g.counted)) for g in group(tmp_path, by=["lr"])] == [
+        (0.001, 5, 1), (0.001, 80000, 2), (0.01, 80000, 2)
     ]  # fmt: skip
+    assert {g.settings["seed"] for g in group(tmp_path, by=["seed"])} == {0, 1}
+    assert {g.settings["devices"] for g in group(tmp_path, by=["devices"])} == {1, 2, "auto"}  # it changes no result
     with pytest.raises(InputError, match="no run has a setting 'rl'"):
         group(tmp_path, by=["rl"])
-
-
-def test_by_the_seed_and_by_a_setting_that_changes_no_result(tmp_path):
-    for i, devices in enumerate((1, 2)):
-        make_run(tmp_path, seed=i, value=0.5 + i / 10, changes={"trainer.devices": devices})
-    assert [g.by for g in group(tmp_path, by=["seed"])] == [{"seed": 0}, {"seed": 1}]
-    assert [(g.by["devices"], g.variant) for g in group(tmp_path, by=["devices"])] == [(1, ""), (2, "")]
 
 
 def layer(name, **settings):
@@ -172,12 +158,13 @@ def layer(name, **settings):
     ("several", "labels"),
     [
         # Of batches one and all of them: other runs, with other results.
-        ([{"trainer.limit_train_batches": 1}, {"trainer.limit_train_batches": 0.5}],
-         ["limit_train_batches=1", "limit_train_batches=0.5"]),
+        ([{"trainer.limit_train_batches": 1}, {"trainer.limit_train_batches": 1.0}],
+         ["limit_train_batches=1", "limit_train_batches=1.0"]),
         ([{LR: 0.12345671}, {LR: 0.12345672}], ["lr=0.12345671", "lr=0.12345672"]),
-        ([layer("my.S4D"), layer("your.S4D")], ['layer="my.S4D"', 'layer="your.S4D"']),
+        ([layer("my.S4D"), layer("lra_ssm.layers.S4D")], ["layer=my.S4D", "layer=S4D"]),
         # What only one class has is said where it distinguishes rows.
-        ([layer("a.A", n=1), layer("a.A"), layer("a.B")], ["layer=A, n=1", "layer=A, n=default", "layer=B, n=default"]),
+        ([layer("a.A", n=1), layer("a.A"), layer("a.B")],
+         ["layer=a.A, n=1", "layer=a.A, n=default", "layer=a.B, n=default"]),
         ([{LR: 0.1}, {LR: 0.2}, {LR: 0.2, "trainer.limit_train_batches": 3}],
          ["lr=0.1, limit_train_batches=default", "lr=0.2, limit_train_batches=default",
           "lr=0.2, limit_train_batches=3"]),
@@ -188,38 +175,20 @@ def test_labels_distinguish_rows_and_the_grid_has_each(several, labels, tmp_path
         for seed in (0, 1):
             make_run(tmp_path, seed=seed, value=0.1 * (i + 1), changes=changes)
     found = group(tmp_path)
-    assert {g.variant: [round(value) for value in g.counted.value] for g in found} == {
-        label: [10 * (i + 1)] * 2 for i, label in enumerate(labels)
+    assert {g.label: [round(value) for value in g.counted.value] for g in found} == {
+        f"s4d, {label}": [10 * (i + 1)] * 2 for i, label in enumerate(labels)
     }
-    assert {*grid(found).frame.iloc[:, 0]} >= {f"s4d, {label}" for label in labels}
+    assert {*grid_table(found, []).frame.iloc[:, 0]} >= {g.label for g in found}
 
 
 def test_a_row_of_many_differences_names_the_rest_in_its_note(tmp_path):
     keys = ("lr", "roles.recurrent.lr", "weight_decay", "warmup_steps", "roles.delta.weight_decay")
     make_run(tmp_path)
-    make_run(tmp_path, changes={f"model.init_args.optimizer.{key}": 0.77 for key in keys})
-    other = group(tmp_path)[1]
-    assert other.variant.count("=") == 4 and other.variant.endswith(", 1 more")
-    assert all(f"{key.removeprefix('roles.')}=0.77" in other.variant + note(other, "differs also in ") for key in keys)
-
-
-def test_rows_that_differ_only_in_their_last_setting_have_different_labels(tmp_path):
-    keys = ("lr", "roles.delta.weight_decay", "roles.recurrent.lr", "warmup_steps", "weight_decay")
-    optimizer = "model.init_args.optimizer."
-    make_run(tmp_path)
-    make_run(tmp_path, value=0.1, changes={f"{optimizer}{key}": 0.77 for key in keys})
-    make_run(tmp_path, value=0.2, changes={f"{optimizer}{key}": 0.77 for key in keys} | {f"{optimizer}{keys[-1]}": 0.5})
-    found = group(tmp_path)
-    assert len({g.label for g in found}) == 3
-    cells = grid(found).frame["listops"]
-    assert all(any(f"{value}.00" in cell for cell in cells) for value in (10, 20, 60))
-
-
-def test_a_value_that_is_nan_makes_the_mean_nan(tmp_path):
-    make_run(tmp_path, "mnist/s4d", seed=0, value=math.nan)
-    make_run(tmp_path, "mnist/s4d", seed=1)
-    (found,) = group(tmp_path)
-    assert math.isnan(found.mean) and math.isnan(found.std)
+    make_run(tmp_path, changes={f"{OPTIMIZER}.{key}": 0.77 for key in keys})
+    found = table(tmp_path)
+    columns = [*found.frame.columns[2:6]]
+    assert columns == ["lr", "delta.weight_decay", "recurrent.lr", "warmup_steps"]
+    assert [*found.frame.iloc[1, 2:6]] == 4 * ["0.77"] and "differs also in weight_decay=0.77" in str(found.notes)
 
 
 def test_models_of_other_sizes_are_named(tmp_path):
@@ -239,32 +208,29 @@ def test_a_row_has_the_published_one_next_to_it(tmp_path):
     for seed, value in enumerate((0.63, 0.65, 0.64)):
         make_run(tmp_path, "lra/listops/b2s6", seed=seed, value=value)
     make_run(tmp_path, "lra/listops/b2s6", seed=3, status="failed", reason="the disk is full", tested=False)
-    found = results_table(group(tmp_path))
+    found = table(tmp_path)
     (row,), notes = found.frame.to_dict("records"), found.notes
     assert row == {
         "task": "listops", "model": "b2s6", "test/accuracy, % ± std": "64.00 ± 1.00", "seeds": "3 of 4",
         "parameters": "1,234", "steps": "80,000", "time a run": "10.0 min", "published": "63.85 ± 0.45",
-        "difference": "+0.15", "settings": "as config", "notes": "a, b",
+        "difference": "+0.15", "notes": "a,b",
     }  # fmt: skip
     assert notes[0].startswith("a: 1 of 4 runs not counted: ") and notes[0].endswith("failed: the disk is full")
     assert notes[1] == "b: data.source is generated, the published figure has lra"
     assert "published: Yu & Erichson 2025, table 2" in notes and "data: listops: generated" in notes
-    assert any(n.startswith("the config of b2s6 has the row's settings where they are published") for n in notes)
+    assert "our config has the row's settings: b2s6 where published (docs/reproduction.md)" in notes
 
 
-def test_settings_that_differ_from_the_config_are_counted_and_named(tmp_path):
-    make_run(tmp_path, changes={"trainer.max_steps": 1000, LR: 0.5})
-    found = results_table(group(tmp_path))
-    assert found.frame.settings[0] == "2 differ"
+def test_settings_that_differ_from_the_config_are_named(tmp_path):
+    make_run(tmp_path, changes={"trainer.max_steps": 1000, LR: 0.5, "trainer.precision": "32"})
     told = "model.optimizer.lr 0.5 instead of 0.01; trainer.max_steps 1000 instead of 80000"
-    assert f"b: other settings than configs/…/listops/s4d.yaml: {told}" in found.notes
-    # What two rows have in common is said once.
-    make_run(tmp_path, changes={"trainer.max_steps": 1000, LR: 0.2})
-    found = results_table(group(tmp_path))
-    assert [note[3:].partition("yaml: ")[2] for note in found.notes if "other settings" in note] == [
-        "trainer.max_steps 1000 instead of 80000", "model.optimizer.lr 0.2 instead of 0.01",
-        "model.optimizer.lr 0.5 instead of 0.01",
-    ]  # fmt: skip
+    assert f"b: other settings than configs/…/listops/s4d.yaml: {told}" in table(tmp_path).notes
+    # What has a column is not said again, so that rows share their note.
+    make_run(tmp_path, changes={"trainer.max_steps": 1000, LR: 0.2, **layer("my.S4D", d_state=64, n=1)})
+    make_run(tmp_path, changes={"trainer.max_steps": 1000, LR: 0.3, **layer("my.S4D", d_state=64, n=1)})
+    assert [text.partition("yaml: ")[2] for text in table(tmp_path).notes if "other settings" in text] == [
+        "trainer.max_steps 1000 instead of 80000"
+    ]
 
 
 def test_the_grid_has_the_average_if_all_six_tasks_are_there(tmp_path):
@@ -272,37 +238,29 @@ def test_the_grid_has_the_average_if_all_six_tasks_are_there(tmp_path):
         make_run(tmp_path, f"lra/{task}/s4d", value=0.5 + 0.01 * i)
         if task != "pathx":
             make_run(tmp_path, f"lra/{task}/lru", value=0.5)
-    found = grid(group(tmp_path))
-    assert [*found.frame] == ["mean ± std (seeds)", *TASKS, "average"]
-    cells = {row[0]: row[1:] for row in found.frame.to_numpy().tolist()}
-    assert cells["s4d"][-1] == "52.50" and cells["s4d"][1].startswith("51.00 (1)")
+    found = grid_table(group(tmp_path), []).frame
+    assert [*found] == ["mean ± std (seeds)", *TASKS, "average"]
+    cells = {row[0]: row[1:] for row in found.to_numpy().tolist()}
+    assert cells["s4d"][-1] == "52.50" and cells["s4d"][1] == "51.00 (1)"
     assert cells["s4d, published"] == ["60.47", "86.18", "89.46", "88.19", "93.06", "91.95", "84.89"]
     assert cells["lru"][-2:] == cells["lru, published"][-2:] == ["–", "–"]
-    assert "average" not in grid(group(tmp_path / "runs/lra/text")).frame
+    assert "average" not in grid_table(group(tmp_path / "runs/lra/text"), []).frame
 
 
-def test_csv_has_the_table_or_each_run(tmp_path):
-    make_run(tmp_path, seed=0, value=0.5)
-    make_run(tmp_path, seed=1, value=0.6)
-    make_run(tmp_path, seed=2, tested=False, changes={"trainer.max_steps": 7})
-    frame = runs_frame(read(tmp_path))
-    second, first = csv.DictReader(io.StringIO(results_table(groups_of(frame)).csv()))
-    assert (first["test/accuracy, % ± std"], first["seeds"], first["difference"]) == ("55.00 ± 7.07", "2", "-5.47")
-    assert (second["test/accuracy, % ± std"], second["seeds"]) == ("–", "0 of 1")
-    each = list(csv.DictReader(io.StringIO(runs_to_csv(frame))))
-    assert [(row["seed"], row["why"], row["trainer.max_steps"]) for row in each] == [
-        ("0", "", "80000"), ("1", "", "80000"), ("2", "finished, not tested", "7")
-    ]  # fmt: skip
-    assert float(each[1]["value"]) == pytest.approx(60) and each[2]["value"] == ""
-
-
-def test_markdown_and_latex_are_whole(tmp_path):
+def test_markdown_latex_and_csv_are_whole(tmp_path):
     make_run(tmp_path, "lra/text/s4d", changes={"experiment": "a_b/text|x/s4d_50%"})
-    found = results_table(group(tmp_path))
+    make_run(
+        tmp_path, "lra/text/s4d", 1, changes={"experiment": "a_b/text|x/s4d_50%", "trainer.max_steps": 7}, tested=False
+    )
+    found = table(tmp_path)
     lines = found.markdown().splitlines()
-    assert lines[1].startswith("| --- | --- | ---: |") and r"| text\|x | s4d_50% | 60.00 |" in lines[2]
-    assert len({line.replace(r"\|", "").count("|") for line in lines[:3]}) == 1
+    assert lines[1].startswith("| --- | --- | --- | ---: |") and r"| text\|x | s4d_50% | 50000 | 60.00 |" in lines[3]
+    assert len({line.replace(r"\|", "").count("|") for line in lines[:4]}) == 1
     text = found.latex()
-    assert r"text|x & s4d\_50\% & 60.00 & 1 & 1,234" in text and r"\% $\pm$ std" in text
-    assert text.count(r"\\") == 2 and text.count("&") == 2 * (len(found.frame.columns) - 1)
-    assert r"\begin{tabular}{llrrrrrr}" in text
+    assert r"text|x & s4d\_50\% & 50000 & 60.00 & 1 & 1,234" in text and r"\% $\pm$ std" in text
+    assert text.count(r"\\") == 3 and r"\begin{tabular}{lllrrrrrr}" in text and r"\toprule" in text
+    first, second = csv.DictReader(io.StringIO(runs_csv(runs_frame(read(tmp_path)))))
+    assert [(row["seed"], row["why"], row["trainer.max_steps"]) for row in (first, second)] == [
+        ("0", "", "50000"), ("1", "finished, not tested", "7")
+    ]  # fmt: skip
+    assert float(first["value"]) == pytest.approx(60) and second["value"] == ""

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lra_ssm.cli import config
 from lra_ssm.cli import sweeps as command
 from lra_ssm.errors import InputError
-from lra_ssm.sweeps.submit import SweepFolder, array_script, ranges
+from lra_ssm.sweeps.submit import SweepFolder, ranges
 from tests.runner import TINY, in_process, printed
 
 ROOT = Path(__file__).parents[2]
@@ -61,27 +62,29 @@ def stand_in(name, text):
 # -- the folder and the script -----------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_prints_the_script_and_what_each_run_changes(here, capsys):
+def test_a_dry_run_prints_the_script_and_checks_each_config_once(here, capsys, monkeypatch):
+    read, options = [], config.read_fit_options
+    monkeypatch.setattr(config, "read_fit_options", lambda given: read.append(given) or options(given))
     write_sweep(seeds=[0, 1], grid={"model.optimizer.lr": [0.1, 0.2]})
-    code, out, err = submit(capsys, "--dry-run", "--sbatch=--partition=gpu -t 60 --exclude=n7", "--concurrency=3")
-    assert code == 0
+    code, out, err = submit(capsys, "--dry-run", "--sbatch=--partition=gpu -t 60\n--exclude=n7", "--concurrency=3")
+    assert code == 0 and "nothing is submitted" in err
+    assert len(read) == 2  # once for all seeds
     assert [line.split() for line in err.splitlines()[:5]] == [
-        ["run", "config", "seed", "lr"], ["1", "tiny", "0", "0.1"], ["2", "tiny", "0", "0.2"],
-        ["3", "tiny", "1", "0.1"], ["4", "tiny", "1", "0.2"],
+        ["run", "experiment", "settings", "state"],
+        *(f"{i} tiny seed {seed}, lr {lr} not started".split()
+          for i, (seed, lr) in enumerate([(0, 0.1), (0, 0.2), (1, 0.1), (1, 0.2)], 1)),
     ]  # fmt: skip
-    assert "all of them: num_train 16" in err and "nothing is submitted" in err
     at = here / folder()
-    asked = [line.removeprefix("#SBATCH ") for line in out.splitlines() if line.startswith("#SBATCH")]
+    options = [line.removeprefix("#SBATCH ") for line in out.splitlines() if line.startswith("#SBATCH")]
     template = [line.removeprefix("#SBATCH ") for line in (ROOT / "slurm/one-gpu.sbatch").read_text().splitlines()
                 if line.startswith("#SBATCH") and "job-name" not in line and "output" not in line]  # fmt: skip
     # Paths are absolute; time, memory and GPUs are the template's; the options come last, where sbatch takes them.
-    assert asked == [
-        f"--job-name={at.name}", "--array=1-4%3", f"--output={at}/logs/%a.log", f"--chdir={here}",
+    assert options == [
+        f"--job-name={at.name}", "--array=1-4%3", f'--output="{at}/logs/%a.log"', f'--chdir="{here}"',
         *template, "--partition=gpu", "-t 60", "--exclude=n7",
     ]  # fmt: skip
     assert "--time=24:00:00" in template and "--mem=64G" in template
     assert out == (at / "submit.sbatch").read_text() and str(at / "runs.txt") in out
-    assert subprocess.run(["bash", "-n", at / "submit.sbatch"], capture_output=True).stderr == b""
 
 
 def test_a_task_reads_its_own_options_whatever_they_hold(here, capsys):
@@ -97,15 +100,22 @@ def test_a_task_reads_its_own_options_whatever_they_hold(here, capsys):
     assert Path("said").read_text().splitlines() == ["fit", *options, "test", *options]
 
 
-def test_the_folder_keeps_what_was_submitted(here, capsys):
-    write_sweep(seeds=[0, 1])
+def test_the_folder_keeps_what_was_submitted_and_its_runs_are_those_of_fit(here, capsys):
+    write_sweep(seeds=[0, 7], set={"data.num_train": 16, "trainer.max_steps": 1})
     submit(capsys, "--dry-run")
     first = SweepFolder.find("sweep.yaml")
     run = first.runs[0]
-    assert run.options[0] == f"--config={first.path}/configs/tiny.yaml" and run.changes["seed_everything"] == "0"
+    assert run.options[0] == f"--config={first.path}/configs/1-tiny.yaml" and run.changes["seed_everything"] == "0"
     assert run.path.parent == Path("runs/tiny") and run.record.status == "not started"
     lines = [shlex.split(line) for line in (first.path / "runs.txt").read_text().splitlines()]
     assert lines == [[str(run.path.relative_to("runs")), *run.options] for run in first.runs]
+    # Where its fits go, and what results say of those that have not begun.
+    for name in ("fit", "test"):
+        printed([name, *run.options], capsys)
+    out = printed(["results", "sweep.yaml"], capsys)
+    assert out.splitlines()[1].split()[:2] == ["tiny", "tiny"]
+    assert f"not started: tiny/{first.runs[1].path.name}" in out
+    assert printed(["results", str(first.path)], capsys) == out
     # An edited config is another sweep; the folder of the first one stays as it was.
     Path("tiny.yaml").write_text(Path("tiny.yaml").read_text().replace("dropout: 0.2", "dropout: 0.3"))
     with pytest.raises(
@@ -115,49 +125,20 @@ def test_the_folder_keeps_what_was_submitted(here, capsys):
     submit(capsys, "--dry-run")
     second = SweepFolder.find("sweep.yaml")
     assert second.path != first.path and second.runs[0].path != run.path
-    assert "dropout: 0.2" in (first.path / "configs/tiny.yaml").read_text()
+    assert "dropout: 0.2" in (first.path / "configs/1-tiny.yaml").read_text()
     assert not list(Path("runs/sweeps").glob(".unfinished*"))
 
 
-def test_the_directories_are_those_that_fit_uses(here, capsys):
-    write_sweep(seeds=[0, 7], set={"data.num_train": 16, "trainer.max_steps": 1})
-    submit(capsys, "--dry-run")
-    for run in SweepFolder.find("sweep.yaml").runs:
-        printed(["fit", *run.options], capsys)
-        assert (run.path / "run.json").is_file()
-
-
-def test_configs_of_one_name_are_copied_under_two(here, capsys):
-    for name in ("a", "b"):
-        Path(name).mkdir()
-        Path(name, "tiny.yaml").write_bytes(TINY.read_bytes() + f"# {name}\n".encode())
-    write_sweep(configs=["a/tiny.yaml", "b/tiny.yaml"], experiment="x/{config}")
-    assert "run 2 is the same as run 1" in refused(capsys, "--dry-run")
-    write_sweep(groups=[{"configs": ["a/tiny.yaml"]}, {"configs": ["b/tiny.yaml"], "seeds": [7]}])
-    submit(capsys, "--dry-run")
-    assert sorted(path.name for path in (folder() / "configs").iterdir()) == ["a-tiny.yaml", "b-tiny.yaml"]
-
-
-def test_configs_whose_copies_would_have_one_name_are_both_kept(here, capsys, monkeypatch):
+def test_configs_of_one_name_are_both_kept(here, capsys):
     Path("below").mkdir()
     Path("below/tiny.yaml").write_bytes(TINY.read_bytes() + b"# below\n")
-    monkeypatch.chdir("below")
-    write_sweep(groups=[{"configs": ["tiny.yaml"]}, {"configs": ["../tiny.yaml"], "seeds": [7]}])
+    write_sweep(configs=["tiny.yaml", "below/tiny.yaml"])
+    assert "run 2 is the same as run 1" in refused(capsys, "--dry-run")
+    write_sweep(groups=[{"configs": ["tiny.yaml"]}, {"configs": ["below/tiny.yaml"], "seeds": [7]}])
     submit(capsys, "--dry-run")
     copies = [Path(run.options[0].removeprefix("--config=")) for run in SweepFolder(folder()).runs]
-    assert [copy.read_bytes() for copy in copies] == [Path(name).read_bytes() for name in ("tiny.yaml", "../tiny.yaml")]
-
-
-def test_each_config_is_checked_once_for_all_its_seeds(here, capsys, monkeypatch):
-    read, options = [], command._read_options
-
-    def counted(given):
-        read.append(given)
-        return options(given)
-
-    monkeypatch.setattr(command, "_read_options", counted)
-    write_sweep(seeds=[0, 1, 2, 3, 4], grid={"model.optimizer.lr": [0.1, 0.2]})
-    assert submit(capsys, "--dry-run")[0] == 0 and len(read) == 2
+    assert [copy.name for copy in copies] == ["1-tiny.yaml", "2-below-tiny.yaml"]
+    assert [copy.read_bytes() for copy in copies] == [Path(n).read_bytes() for n in ("tiny.yaml", "below/tiny.yaml")]
 
 
 @pytest.mark.parametrize("name", ["one-gpu", "one-node", "several-nodes", "cpu"])
@@ -184,52 +165,75 @@ def test_a_template_of_ones_own(here, capsys):
     code, out, _ = submit(capsys, "--dry-run", "--template=my.sbatch", "--sbatch=--time=2:00")
     assert code == 0 and out.endswith('module load cuda\nsrun mine "$@"\n')
     assert "#SBATCH --time=2:00\n" in out and "--time=1:00" not in out
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "message"),
+    [
+        ({"set": {"model.optimizer.rl": 1}}, [], "sweep sweep.yaml, run 1 (--model.optimizer.rl=1 --runs_dir=runs): "),
+        ({"set": {"trainer.max_epochs": "x"}}, [], "run 1 (--trainer.max_epochs=x "),
+        ({}, ["--local=0"], "--local"),
+        ({}, ["--template=none.sbatch"], "no template none.sbatch: not a file and not one of ours; "),
+        ({}, ["--partition=gpu"], "unknown option --partition"),
+    ],
+)
+def test_bad_input_leaves_nothing(here, capsys, parts, options, message):
+    write_sweep(**parts)
+    assert message in refused(capsys, "--dry-run", *options)
+    assert not Path("runs").exists()
+
+
+def test_bad_options_of_sbatch(here, capsys):
+    write_sweep()
     Path("my.sbatch").write_text("srun mine\n")
-    assert "my.sbatch has no #SBATCH line" in refused(capsys, "--dry-run", "--template=my.sbatch")
+    for option, message in (("--template=my.sbatch", "my.sbatch has no #SBATCH line"),
+                            ("--sbatch=partition=gpu", "an option of sbatch begins with -"),
+                            ("--sbatch=--array=1-3", "--array=1-3 is set by the sweep")):  # fmt: skip
+        assert message in refused(capsys, "--dry-run", option)
 
 
 # -- what is queued ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_done_is_not_run_again(here, capsys):
+def test_what_is_done_is_not_run_again(here, capsys, monkeypatch):
+    monkeypatch.setattr(command, "run_local", lambda *_: pytest.fail("it trains"))
     write_sweep(seeds=[0, 1])
-    submit(capsys, "--dry-run")
+    code, out, err = submit(capsys, "--local=2", "--dry-run")
+    assert code == 0 and out == "" and "2 runs in " in err and not Path("runs/tiny").exists()
     for run in SweepFolder.find("sweep.yaml").runs:
         finish(run)
         code, out, err = submit(capsys, "--dry-run")
-        if run.index == 1:
-            assert "1 of 2 are done: 1" in err and "--array=2\n" in out
-    assert code == 0 and not out and "nothing is left to run" in err
+        assert code == 0 and ("--array=2\n" in out if run.index == 1 else not out and "nothing is left to run" in err)
 
 
 def test_runs_without_data_are_named_and_not_queued(here, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{here}:/usr/bin:/bin")
     stand_in("sbatch", "echo 7")
-    groups = [{}, {"set": {"data.source": "lra", "data.root": "elsewhere"}, "experiment": "lra/x"}]
+    groups = [{}, {"set": {"data.source": "lra", "data.root": "elsewhere"}, "experiment": "lra/x"},
+              {"configs": ["lra/listops/s4d"], "seeds": [0]}]  # fmt: skip
     Path("elsewhere").mkdir()
     write_sweep(seeds=[0, 1], groups=groups, set={})
     code, out, err = submit(capsys)
     told = " ".join(err.split())
-    assert code == 1 and out.startswith("job 7: 2 runs; ")
+    assert code == 1 and out.startswith("job 7: 3 runs; ")
     assert "not submitted: 3-4: their data is missing; lra-ssm prepare --config=" in told
     assert "--data.source=lra --data.root=elsewhere" in told
-    assert "--array=1-2\n" in (folder() / "submit.sbatch").read_text()
-
-
-def test_rows_with_generated_data_are_named_where_the_published_one_has_other_data(here, capsys):
-    for name, told in (("lra/listops/s4d", True), ("cpu/listops_s4d", False)):
-        write_sweep(configs=[name], seeds=[0, 1], set={})
-        note = "note: 1-2: data.source is generated, the published figure has lra"
-        assert (note in " ".join(submit(capsys, "--dry-run")[2].split())) == told
+    assert "note: 5: data.source is generated, the published figure has lra" in told
+    assert "--array=1-2,5\n" in (folder() / "submit.sbatch").read_text()
 
 
 def test_a_sweep_is_submitted_once_and_resumed_without_what_is_queued(here, capsys, monkeypatch):
-    monkeypatch.setenv("PATH", f"{here}:/usr/bin:/bin")
     write_sweep(seeds=[0, 1, 2, 3])
+    monkeypatch.setenv("PATH", "/nothing")
+    assert refused(capsys).startswith("there is no sbatch here: submit from a machine of the cluster, or use --local N")
+    monkeypatch.setenv("PATH", f"{here}:/usr/bin:/bin")
+    stand_in("sbatch", 'echo "sbatch: error: Batch job submission failed: no such partition" >&2; exit 1')
+    assert refused(capsys) == "sbatch refuses: Batch job submission failed: no such partition"
+    at = here / folder()
+    assert not (at / "jobs.txt").exists()
     stand_in("sbatch", 'echo "$@" >> asked; echo "12;cluster"')
     stand_in("squeue", 'echo "$@" > asked-squeue\necho "2|RUNNING|None"\necho "4|PENDING|Resources"')
     code, out, _ = submit(capsys)
-    at = here / folder()
     assert code == 0 and out == f"job 12: 4 runs; lra-ssm status {at}\n"
     assert Path("asked").read_text() == f"--parsable {at}/submit.sbatch\n"
     assert (at / "jobs.txt").read_text().endswith(" job 12: runs 1-4\n")
@@ -239,39 +243,6 @@ def test_a_sweep_is_submitted_once_and_resumed_without_what_is_queued(here, caps
     again = (at / "submit.sbatch").read_text()
     assert "--array=1\n" in again and "--mem=2G\n" in again and "--mem=64G" not in again
     assert Path("asked-squeue").read_text().split()[:4] == ["--noheader", "--array", "--me", f"--name={at.name}"]
-
-
-def test_what_slurm_refuses_is_in_its_words_and_nothing_counts_as_submitted(here, capsys, monkeypatch):
-    monkeypatch.setenv("PATH", f"{here}:/usr/bin:/bin")
-    write_sweep()
-    stand_in("sbatch", 'echo "sbatch: error: Batch job submission failed: no such partition" >&2; exit 1')
-    assert refused(capsys) == "sbatch refuses: Batch job submission failed: no such partition"
-    assert not (folder() / "jobs.txt").exists()
-    monkeypatch.setenv("PATH", "/nothing")
-    assert refused(capsys).startswith("there is no sbatch here: submit from a machine of the cluster, or use --local N")
-
-
-def test_a_dry_run_of_local_trains_nothing(here, capsys, monkeypatch):
-    monkeypatch.setattr(command, "run_local", lambda *_: pytest.fail("it trains"))
-    write_sweep(seeds=[0, 1])
-    code, out, err = submit(capsys, "--local=2", "--dry-run")
-    assert code == 0 and out == "" and "2 runs in " in err and not Path("runs/tiny").exists()
-
-
-@pytest.mark.parametrize(
-    ("parts", "options", "said"),
-    [
-        ({"set": {"model.optimizer.rl": 1}}, [], "sweep sweep.yaml, run 1 (model.optimizer.rl 1): "),
-        ({"set": {"trainer.max_epochs": "x"}}, [], "run 1 (trainer.max_epochs x): "),
-        ({}, ["--local=0"], "--local"),
-        ({}, ["--template=none.sbatch"], "no template none.sbatch: not a file and not one of ours; "),
-        ({}, ["--partition=gpu"], "unknown option --partition"),
-    ],
-)
-def test_bad_input_leaves_nothing(here, capsys, parts, options, said):
-    write_sweep(**parts)
-    assert said in refused(capsys, "--dry-run", *options)
-    assert not Path("runs").exists()
 
 
 # -- status of a sweep -------------------------------------------------------------------------------------------------
@@ -311,8 +282,7 @@ def test_status_says_where_each_run_stands(here, capsys, monkeypatch):
         "done", "running", "failed", "stopped", "failed", "waiting", "running", "killed"
     ]  # fmt: skip
     assert out[0].split() == ["run", "experiment", "settings", "state", "step", "left", "validation", "test", "time"]
-    assert out[2].split()[4:9] == ["running", "40/100", "30", "s", "…"] and "… accuracy 25.00 %" in out[2]
-    assert out[1].split()[-3:] == ["accuracy", "75.00", "%"]
+    assert out[2].split()[4:10] == ["running", "40/100", "30", "s", "…", "25.00"] and out[1].endswith("75.00 %")
     assert out[9:] == [
         "3 failed: the loss is nan", "4 stopped by SIGTERM at step 40, saved", "5 failed: no data root",
         "6 waiting: Resources", "8 in all: 1 done, 2 running, 2 failed, 1 stopped, 1 waiting, 1 killed",
@@ -321,18 +291,6 @@ def test_status_says_where_each_run_stands(here, capsys, monkeypatch):
     code, out, err = in_process(["status", str(folder())], capsys)
     assert code == 0 and "not started" in out
     assert err == ["squeue refuses: Unable to contact slurm controller; the table is without it"]
-
-
-def test_results_of_a_sweep_name_what_has_not_begun(here, capsys):
-    write_sweep(seeds=[0, 1], set={"data.num_train": 16, "trainer.max_steps": 1})
-    submit(capsys, "--dry-run")
-    first, second = SweepFolder.find("sweep.yaml").runs
-    for name in ("fit", "test"):
-        printed([name, *first.options], capsys)
-    out = printed(["results", "sweep.yaml"], capsys)
-    assert out.splitlines()[1].split()[:2] == ["tiny", "tiny"]
-    assert f"not started: tiny/{second.path.name}" in out
-    assert printed(["results", str(folder())], capsys) == out
 
 
 def test_a_sweep_that_was_not_submitted_here(here, capsys):
@@ -359,10 +317,3 @@ def test_a_folder_finds_its_runs_from_anywhere(place, given, here, capsys, monke
 
 def test_numbers_as_slurm_has_them():
     assert ranges([1]) == "1" and ranges([7, 1, 2, 3, 5]) == "1-3,5,7"
-
-
-def test_the_script_of_some_runs(here, capsys):
-    write_sweep(seeds=[0, 1, 2])
-    submit(capsys, "--dry-run")
-    script = array_script(ROOT / "slurm/cpu.sbatch", SweepFolder(folder()), [1, 3])
-    assert "#SBATCH --array=1,3\n" in script and "2 runs, a task each" in script

@@ -9,13 +9,12 @@ from lra_ssm.errors import InputError
 from lra_ssm.sweeps.sweep import read_sweep
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     """A working folder with two configs, which are not read."""
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         Path(f"{name}.yaml").touch()
-    return tmp_path
 
 
 def sweep(**parts):
@@ -27,7 +26,7 @@ def changes(**parts):
     return [run.changes for run in sweep(**parts).runs]
 
 
-def test_every_combination_in_order_seeds_slowest(here):
+def test_every_combination_in_order_seeds_slowest():
     found = sweep(configs=["a.yaml", "b.yaml"], seeds=[3, 4], set={"x": 1}, grid={"m.lr": [0.1, 0.2]})
     assert [(r.config.stem, r.changes["seed_everything"], r.changes["m.lr"]) for r in found.runs] == [
         ("a", 3, 0.1), ("a", 3, 0.2), ("b", 3, 0.1), ("b", 3, 0.2),
@@ -36,47 +35,28 @@ def test_every_combination_in_order_seeds_slowest(here):
     assert (found.name, found.runs_dir) == ("sweep", "runs") and all(r.changes["x"] == 1 for r in found.runs)
 
 
-def test_options_are_those_of_fit(here):
+def test_options_are_those_of_fit_and_values_of_yaml_keep_their_meaning():
     values = {"a": None, "b": True, "c": "text", "d": [1, 2], "e": 1e-5, "f": {"class_path": "X"}}
     (run,) = sweep(set=values).runs
     assert run.options(Path("copy.yaml"), "others") == [
         "--config=copy.yaml", "--a=null", "--b=true", "--c=text", "--d=[1, 2]", "--e=1e-05", '--f={"class_path": "X"}',
         "--runs_dir=others",
     ]  # fmt: skip
+    Path("sweep.yaml").write_text("configs: [a.yaml]\nset: {s: 2024-01-01}\ngrid: {n: [1, 1e-3, 1.5, yes]}\n")
+    options = [run.options(Path("a.yaml"), "runs")[1:3] for run in read_sweep("sweep.yaml").runs]
+    assert options == [["--s=2024-01-01", n] for n in ("--n=1", "--n=1e-3", "--n=1.5", "--n=true")]
 
 
-def test_variants_have_names_and_experiments_are_called_by_them(here):
-    found = changes(experiment="e/{config}/{variant}", variants={"one": {"n": 1}, "whole": {}})
-    assert found == [{"experiment": "e/a/one", "n": 1}, {"experiment": "e/a/whole"}]
-
-
-def test_settings_that_vary_together(here):
-    found = changes(grid={"m.lr, m.other_lr": [0.1, 0.2], "c, d": [[True, False], [False, True]]})
+def test_variants_settings_that_vary_together_and_groups():
+    assert changes(experiment="e/{config}/{variant}", variants={"one": {"n": 1}, "whole": {}}) == [
+        {"experiment": "e/a/one", "n": 1}, {"experiment": "e/a/whole"}
+    ]  # fmt: skip
+    found = changes(grid={"lr, other_lr": [0.1, 0.2], "c, d": [[True, False], [False, True]]})
     assert [tuple(change.values()) for change in found] == [
         (0.1, 0.1, True, False), (0.1, 0.1, False, True), (0.2, 0.2, True, False), (0.2, 0.2, False, True),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("given", "ordered"),
-    [
-        (["m.layer.n", "m.layer"], ["m.layer", "m.layer.n"]),
-        (["lr", "m.layer.n", "x", "m.layer", "m"], ["lr", "m", "m.layer", "m.layer.n", "x"]),
-        (["m.layer.init_args.n", "m.layer.class_path"], ["m.layer.class_path", "m.layer.init_args.n"]),
-        (["m.layers", "m.layer", "b", "a"], ["m.layers", "m.layer", "b", "a"]),
-    ],
-)  # fmt: skip
-def test_a_class_stands_before_its_settings_and_nothing_else_moves(here, given, ordered):
-    """A new class starts from its own defaults: what was set before it would be lost."""
-    first, *rest = given
-    (found,) = changes(set={first: 16}, grid={key: [1] for key in rest})
-    assert list(found) == ordered and found[first] == 16
-
-
-def test_groups_share_what_stands_next_to_them(here):
     groups = [{"set": {"y": 2}}, {"configs": ["b.yaml"], "seeds": [1], "grid": {"z": [5]}}]
-    found = sweep(set={"x": 1, "y": 1}, seeds=[0], groups=groups)
-    assert [(run.config.stem, run.changes) for run in found.runs] == [
+    assert [(run.config.stem, run.changes) for run in sweep(set={"x": 1, "y": 1}, seeds=[0], groups=groups).runs] == [
         ("a", {"seed_everything": 0, "x": 1, "y": 2}),
         ("b", {"seed_everything": 1, "x": 1, "y": 1, "z": 5}),
     ]
@@ -86,21 +66,31 @@ def test_groups_share_what_stands_next_to_them(here):
     assert changes(variants={"a": {"x": 1}}, groups=[{}, {"variants": {"b": {"x": 2}}}]) == [{"x": 1}, {"x": 2}]
 
 
+@pytest.mark.parametrize("keys", [("m.layer.n", "m.layer"), ("m.layer.init_args.n", "m.layer.class_path")])
+def test_a_class_stands_before_its_settings(keys):
+    """A new class starts from its own defaults: what was set before it would be lost."""
+    settings, cls = keys
+    (found,) = changes(set={settings: 16}, grid={"x.y.z": [1], cls: [1]})
+    assert list(found).index(cls) < list(found).index(settings) and found[settings] == 16
+
+
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "message"),
     [
         ({"seed": [1]}, "the file has 'seed'; did you mean 'seeds'?"),
         ({"configs": ["c.yaml"]}, "no config c.yaml: not a file and not one of ours"),
         ({"configs": "a.yaml"}, "configs is 'a.yaml'; give a list of names or files"),
         ({"configs": None}, "configs is None; give a list of names or files"),
         ({"seeds": [0.5]}, "seeds is [0.5]; give a list of whole numbers"),
+        ({"seeds": [True]}, "seeds is [True]; give a list of whole numbers"),
         ({"grid": {"lr": 3}}, "grid.lr is 3; give a list of values"),
         ({"grid": {"lr": []}}, "grid.lr is []; give a list of values"),
         ({"grid": {"a, b": [[1, 2, 3]]}}, "for 2 settings give 2 values"),
         ({"grid": [1]}, "grid is [1]; it takes settings and their values"),
         ({"grid": {"a": [1]}, "groups": [{"grid": 3}]}, "groups[1].grid is 3; it takes settings"),
-        ({"experiment": "{model}"}, "experiment is '{model}'; {model} is unknown, use {config}"),
-        ({"experiment": "x/{config}/{variant}"}, "{variant} is unknown, use {config}"),
+        ({"experiment": "{model}"}, "experiment is '{model}'; use only {config} in it"),
+        ({"experiment": "x/{config}/{variant}"}, "use only {config} in it"),
+        ({"experiment": "{", "variants": {"a": {}}}, "experiment is '{'; use only {config} and {variant} in it"),
         ({"variants": {"one": 3}}, "variants.one is 3; it takes settings and their values"),
         ({"name": "a/b"}, "name is 'a/b'; it becomes a folder"),
         ({"groups": []}, "groups is not a list"),
@@ -108,24 +98,16 @@ def test_groups_share_what_stands_next_to_them(here):
         ({"groups": [{"runs_dir": "x"}]}, "groups[1] has 'runs_dir'; it takes configs, "),
     ],
 )
-def test_a_mistake_is_named_with_its_place(here, parts, said):
+def test_a_mistake_is_named_with_its_place(parts, message):
     with pytest.raises(InputError) as error:
         sweep(**parts)
-    assert said in str(error.value) and str(error.value).startswith("sweep sweep.yaml: ")
+    assert message in str(error.value) and str(error.value).startswith("sweep sweep.yaml: ")
 
 
-def test_values_of_yaml_keep_their_meaning(here):
-    Path("sweep.yaml").write_text("configs: [a.yaml]\nset: {data.source: 2024-01-01}\ngrid: {n: [1, 1e-3, 1.5, yes]}\n")
-    runs = read_sweep("sweep.yaml").runs
-    assert runs[0].options(Path("a.yaml"), "runs")[1:] == ["--data.source=2024-01-01", "--n=1"]
-    assert [run.options(Path("a.yaml"), "runs")[2] for run in runs] == ["--n=1", "--n=1e-3", "--n=1.5", "--n=true"]
-
-
-def test_files_that_are_not_sweeps(here):
-    for text, said in (("a: [", "sweep x.yaml is not valid YAML"), ("- 1", "the file is [1]; it takes settings")):
-        Path("x.yaml").write_text(text)
-        with pytest.raises(InputError) as error:
-            read_sweep("x.yaml")
-        assert said in str(error.value)
-    with pytest.raises(InputError, match="no sweep y.yaml: not a file and not one of ours"):
-        read_sweep("y.yaml")
+@pytest.mark.parametrize(("text", "message"), [("a: [", "sweep sweep.yaml is not valid YAML"),
+                                               ("- 1", "the file is [1]; it takes settings")])  # fmt: skip
+def test_files_that_are_not_sweeps(text, message):
+    Path("sweep.yaml").write_text(text)
+    with pytest.raises(InputError) as error:
+        read_sweep("sweep.yaml")
+    assert message in str(error.value)

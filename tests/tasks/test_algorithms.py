@@ -1,4 +1,4 @@
-"""Optimizers by name and by import path; Muon and AdamW as one."""
+"""Optimizers by name and by import path; Muon and AdamW as one optimizer."""
 
 import copy
 
@@ -15,6 +15,7 @@ from lra_ssm.tasks.optim import format_groups, optimizer_and_schedule, parameter
 from tests.tasks.fits import trainer
 
 SMALL = {"d_model": 4, "n_layers": 1}
+HERE = "tests.tasks.test_algorithms"
 
 
 def model(**settings):
@@ -27,7 +28,7 @@ def optimizer_of(built, **settings):
 
 
 class Halved(torch.optim.Optimizer):
-    """A user's own: p ← p − share · lr · gradient, and nothing of closures."""
+    """A user's optimizer: p ← p − share · lr · gradient; it requires a closure."""
 
     def __init__(self, params, lr: float, weight_decay: float = 0.0, share: float = 0.5) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "share": share})
@@ -47,29 +48,23 @@ class NoDecay(torch.optim.SGD):
         super().__init__(params, lr)
 
 
-HERE = "tests.tasks.test_algorithms"
-
-
 @pytest.mark.parametrize(
     ("algorithm", "arguments"),
     [("AdamW", {"amsgrad": True}), ("SGD", {"momentum": 0.9}), ("Muon", {"ns_steps": 3}), ("torch.optim.NAdam", {}),
      (f"{HERE}.Halved", {"share": 0.3})],
 )  # fmt: skip
-def test_every_algorithm_has_each_parameters_rate_and_decay_and_takes_arguments(algorithm, arguments):
+def test_every_algorithm_has_each_parameters_rate_decay_and_betas_and_takes_arguments(algorithm, arguments):
     built = model()
-    settings = OptimizerSettings(algorithm=algorithm, arguments=arguments, lr=0.01, roles={"recurrent": {"lr": 0.002}})
-    found = optimizer_and_schedule(built, settings, 100)["optimizer"]
+    betas = {"betas": (0.8, 0.98)} if algorithm in ("AdamW", "Muon", "torch.optim.NAdam") else {}
+    settings = OptimizerSettings(algorithm=algorithm, arguments=arguments, roles={"recurrent": {"lr": 0.002}}, **betas)
+    optimizer = optimizer_and_schedule(built, settings, 100)["optimizer"]
     names = {id(p): name for name, p in built.named_parameters()}
-    given = {names[id(p)]: (g["initial_lr"], g["weight_decay"]) for g in found.param_groups for p in g["params"]}
+    given = {names[id(p)]: (g["initial_lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
     assert given == {name: rate[:2] for name, rate in parameter_rates(built, settings).items()}
     for name, value in arguments.items():
-        assert found.param_groups[0][name] == value
-
-
-def test_betas_are_those_of_every_class_that_takes_them():
-    for algorithm in ("AdamW", "torch.optim.NAdam", "Muon"):
-        groups = optimizer_of(model(), algorithm=algorithm, betas=(0.8, 0.98)).param_groups
-        assert {g["betas"] for g in groups if g.get("algorithm") != "Muon"} == {(0.8, 0.98)}
+        assert optimizer.param_groups[0][name] == value
+    by_adam = [group for group in optimizer.param_groups if group.get("algorithm") != "Muon"]
+    assert not betas or {group["betas"] for group in by_adam} == {(0.8, 0.98)}
 
 
 @pytest.mark.parametrize(
@@ -78,17 +73,14 @@ def test_betas_are_those_of_every_class_that_takes_them():
         ({"algorithm": "Muonn"}, "algorithm is 'Muonn', neither a known name nor an import path; did you mean 'Muon'"),
         ({"algorithm": "NAdam"}, "'NAdam' is named by its import path, torch.optim.NAdam"),
         ({"algorithm": "torch.optim.NAdamm"}, "'torch.optim.NAdamm' cannot be imported: .*; did you mean 'NAdam'"),
-        ({"algorithm": "torch.nn.Linear"}, "algorithm torch.nn.Linear is no torch.optim.Optimizer"),
-        ({"algorithm": "torch.nn.init.zeros_"}, "algorithm torch.nn.init.zeros_ is no class"),
-        ({"algorithm": "SGD", "arguments": {"momentm": 1}}, "takes no arguments.momentm; did you mean 'momentum'"),
-        ({"algorithm": "SGD", "arguments": {"lr": 1}}, "arguments.lr: lr is a setting of its own, optimizer.lr"),
-        ({"algorithm": "SGD", "betas": (0.9, 0.98)}, r"betas is \[0.9, 0.98\], but algorithm SGD takes none"),
-        ({"algorithm": f"{HERE}.NoDecay"}, "NoDecay takes no weight decay: set every weight_decay to 0"),
-        ({"algorithm": "Muon", "arguments": {"momentun": 1}}, "takes no arguments.momentun; did you mean 'momentum'"),
-        (
-            {"algorithm": "Muon", "arguments": {"adjust_lr_fn": "rms"}},
-            "algorithm Muon: .* function rms is not supported",
-        ),
+        ({"algorithm": "torch.nn.Linear"}, "algorithm torch.nn.Linear is not a torch.optim.Optimizer"),
+        ({"algorithm": "torch.nn.init.zeros_"}, "algorithm torch.nn.init.zeros_ is not a class"),
+        ({"algorithm": "SGD", "arguments": {"momentm": 1}}, "not take arguments.momentm; did you mean 'momentum'"),
+        ({"algorithm": "SGD", "arguments": {"lr": 1}}, "arguments.lr: set optimizer.lr instead"),
+        ({"algorithm": "SGD", "betas": (0.9, 0.98)}, r"betas is \[0.9, 0.98\], but algorithm SGD does not take betas"),
+        ({"algorithm": f"{HERE}.NoDecay"}, "NoDecay does not take weight_decay: set every weight_decay to 0"),
+        ({"algorithm": "Muon", "arguments": {"momentun": 1}}, "not take arguments.momentun; did you mean 'momentum'"),
+        ({"algorithm": "Muon", "arguments": {"adjust_lr_fn": "rms"}}, "algorithm Muon: .* rms is not supported"),
         ({"algorithm": "SGD", "arguments": {"momentum": -1}}, "algorithm SGD: Invalid momentum value: -1"),
     ],
 )
@@ -97,13 +89,13 @@ def test_wrong_settings_are_one_line(settings, message):
         optimizer_of(model(), **settings)
 
 
-def test_a_class_without_decay_is_taken_where_nothing_decays():
+def test_a_class_without_decay_is_accepted_if_nothing_decays():
     assert type(optimizer_of(model(), algorithm=f"{HERE}.NoDecay", weight_decay=0.0)) is NoDecay
 
 
 @pytest.mark.parametrize("algorithm", ["AdamW", "SGD", "torch.optim.NAdam"])
 def test_complex_parameters_are_trained(algorithm):
-    """torch's fused optimizers, which we ask for otherwise, refuse them."""
+    """torch's fused optimizers, which are used otherwise, refuse them."""
     model = nn.ParameterList([nn.Parameter(torch.ones(3, dtype=torch.complex64)), nn.Parameter(torch.ones(2))])
     optimizer = optimizer_of(model, algorithm=algorithm)
     (sum(p.abs().square().sum() for p in model)).backward()
@@ -119,25 +111,24 @@ def names_of(built):
     return {name for name, p in built.named_parameters() if p in matrices}
 
 
+class Own(nn.Sequential):
+    def optim_roles(self):
+        return {"2.weight": "embedding", "2.bias": "no_decay"}
+
+
 def test_muon_has_linear_maps_inside_blocks_and_nothing_else():
     block = "backbone.blocks.0."
     assert names_of(model()) == names_of(model(vocab_size=None, d_input=2)) == {f"{block}glu.weight"}
     language = LanguageModel(LayerSpec(S6, d_state=4), 5, **SMALL)
     assert names_of(language) == {f"{block}in_proj.weight", f"{block}out_proj.weight"}
-
-    class Own(nn.Sequential):
-        def optim_roles(self):
-            return {"2.weight": "embedding", "2.bias": "no_decay"}
-
     assert names_of(Own(nn.Embedding(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))) == {"1.weight"}
-    narrow = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.complex64))
-    assert names_of(narrow) == {"0.weight"}
-    with pytest.raises(ValueError, match="algorithm Muon: there is no hidden matrix"):
+    assert names_of(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.complex64))) == {"0.weight"}
+    with pytest.raises(ValueError, match="algorithm Muon: no hidden matrix found"):
         optimizer_of(nn.Embedding(3, 4), algorithm="Muon")
 
 
 def steps(built, optimizers, count):
-    """Steps on a loss that is the same for the same model and number."""
+    """Make steps on losses that only depend on the model and the step."""
     for number in range(count):
         ids = torch.randint(0, 5, (3, 6), generator=torch.Generator().manual_seed(number))
         for p in built.parameters():
@@ -148,15 +139,11 @@ def steps(built, optimizers, count):
 
 
 @pytest.mark.parametrize("arguments", [{}, {"momentum": 0.8, "nesterov": False, "adjust_lr_fn": "original"}])
-def test_muon_beside_adamw_steps_as_torchs_two(arguments):
+def test_muon_with_adamw_steps_as_torchs_two(arguments):
     ours, theirs = model(), model()
+    roles, betas = {"recurrent": {"lr": 0.002}}, (0.8, 0.98)
     settings = OptimizerSettings(
-        algorithm="Muon",
-        arguments=arguments,
-        lr=0.01,
-        roles={"recurrent": {"lr": 0.002}},
-        betas=(0.8, 0.98),
-        warmup_steps=0,
+        algorithm="Muon", arguments=arguments, lr=0.01, roles=roles, betas=betas, warmup_steps=0
     )
     together = optimizer_and_schedule(ours, settings, 100)["optimizer"]
     matrices, rates = hidden_matrices(theirs), parameter_rates(theirs, settings)
@@ -164,33 +151,30 @@ def test_muon_beside_adamw_steps_as_torchs_two(arguments):
         {"params": [p], "lr": rates[name].lr, "weight_decay": rates[name].weight_decay}
         for name, p in theirs.named_parameters()
     ]
+    muon, adam = ([g for g in groups if (g["params"][0] in matrices) == hidden] for hidden in (True, False))
     apart = [
-        torch.optim.Muon(
-            [g for g in groups if g["params"][0] in matrices], **{"adjust_lr_fn": "match_rms_adamw", **arguments}
-        ),
-        torch.optim.AdamW([g for g in groups if g["params"][0] not in matrices], betas=(0.8, 0.98)),
+        torch.optim.Muon(muon, **{"adjust_lr_fn": "match_rms_adamw", **arguments}),
+        torch.optim.AdamW(adam, betas=betas),
     ]
-    before = copy.deepcopy(theirs.state_dict())
+    before = theirs.backbone.blocks[0].glu.weight.clone()
     steps(ours, [together], 4)
     steps(theirs, apart, 4)
     for name, weight in ours.state_dict().items():
         torch.testing.assert_close(weight, theirs.state_dict()[name], rtol=1e-12, atol=1e-12)
-    assert not torch.equal(before["backbone.blocks.0.glu.weight"], theirs.state_dict()["backbone.blocks.0.glu.weight"])
+    assert not torch.equal(before, theirs.backbone.blocks[0].glu.weight)
 
 
-def test_its_state_is_saved_and_taken_up():
+def test_its_state_is_saved_and_restored():
     whole, stopped = model(), model()
     make = {"algorithm": "Muon", "lr": 0.01}
-    optimizer = optimizer_of(whole, **make)
+    optimizer, first = optimizer_of(whole, **make), optimizer_of(stopped, **make)
     steps(whole, [optimizer], 3)
-    steps(stopped, [first := optimizer_of(stopped, **make)], 3)
-    saved = copy.deepcopy(first.state_dict())
+    steps(stopped, [first], 3)
     again = optimizer_of(stopped, **make)
-    again.load_state_dict(saved)
-    assert {key for state in again.state.values() for key in state} == {
-        "momentum_buffer", "step", "exp_avg", "exp_avg_sq"
-    }  # fmt: skip
-    again.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] = 0.5  # what a schedule changes, its parts see
+    again.load_state_dict(copy.deepcopy(first.state_dict()))
+    names = {key for state in again.state.values() for key in state}
+    assert names == {"momentum_buffer", "step", "exp_avg", "exp_avg_sq"}
+    again.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] = 0.5  # both parts see what a schedule changes
     steps(whole, [optimizer], 2)
     steps(stopped, [again], 2)
     for name, weight in whole.state_dict().items():
@@ -198,11 +182,11 @@ def test_its_state_is_saved_and_taken_up():
 
 
 def test_a_closure_is_called_once_with_gradients_and_its_loss_is_returned():
-    weight = nn.Parameter(torch.ones(2, 2))
-    bias = nn.Parameter(torch.ones(2))
-    groups = [{"params": [weight], "lr": 0.1, "weight_decay": 0.0, "algorithm": "Muon"},
-              {"params": [bias], "lr": 0.1, "weight_decay": 0.0, "algorithm": "AdamW"}]  # fmt: skip
-    optimizer, calls = MuonWithAdamW(groups, {}), []
+    weight, bias, calls = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2)), []
+    parts = {"Muon": weight, "AdamW": bias}
+    optimizer = MuonWithAdamW(
+        [{"params": [p], "lr": 0.1, "weight_decay": 0.0, "algorithm": name} for name, p in parts.items()], {}
+    )
 
     def closure():
         loss = (weight.sum() * bias).sum()
@@ -214,7 +198,7 @@ def test_a_closure_is_called_once_with_gradients_and_its_loss_is_returned():
     assert (weight != 1).all() and (bias != 1).all()
 
 
-def test_the_table_says_which_algorithm_a_group_has_where_there_are_two():
+def test_the_table_names_a_groups_algorithm_if_there_are_two():
     head, hidden, *others = format_groups(optimizer_of(model(), algorithm="Muon").param_groups).splitlines()
     assert head.split()[-1] == "algorithm" and hidden.split()[0] == "hidden" and hidden.split()[-1] == "Muon"
     assert {line.split()[-1] for line in others} == {"AdamW"}
@@ -228,7 +212,6 @@ def test_lightning_trains_clips_and_schedules_it(algorithm):
     before = copy.deepcopy(task.network.state_dict())
     fitting = trainer(max_epochs=1, gradient_clip_val=0.1)
     fitting.fit(task, DataLoader([(torch.randn(2, 8, 1), torch.tensor([0, 1]))] * 4, batch_size=None))
-    after = task.network.state_dict()
-    assert not torch.equal(before["backbone.blocks.0.glu.weight"], after["backbone.blocks.0.glu.weight"])
-    assert not torch.equal(before["head.weight"], after["head.weight"])
+    for name in ("backbone.blocks.0.glu.weight", "head.weight"):
+        assert not torch.equal(before[name], task.network.state_dict()[name])
     assert max(g["lr"] for g in fitting.optimizers[0].param_groups) == pytest.approx(0, abs=1e-9)  # the cosine's end

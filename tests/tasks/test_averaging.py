@@ -1,4 +1,4 @@
-"""Averages of weights: their values, where they are used, and that a fit goes on with them."""
+"""Averages of weights: their values, where they are used, and that a resumed fit continues them."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.tasks import fits
 
 
 class Normed(nn.Module):
-    """A linear map behind a BatchNorm, whose statistics and count of batches are buffers; a constant beside them."""
+    """A BatchNorm, whose statistics and count of batches are buffers, a linear map, and a constant buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,21 +24,8 @@ class Normed(nn.Module):
         return self.map(self.norm(inputs.mean(1)))
 
 
-class Watch(Callback):
-    """What is trained after each step, and what is in the model in each validation."""
-
-    def __init__(self):
-        self.trained, self.validated = [], []
-
-    def on_train_batch_end(self, trainer, module, *args):
-        self.trained.append(copied(module))
-
-    def on_validation_epoch_end(self, trainer, module):
-        self.validated.append(copied(module))
-
-
-class Turned(nn.Module):
-    """A map whose weights are complex: the real part of x w."""
+class Complex(nn.Module):
+    """A map with complex weights: the real part of x w."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,6 +33,22 @@ class Turned(nn.Module):
 
     def forward(self, inputs, lengths=None):
         return (inputs.mean(1).to(self.w.dtype) @ self.w).real
+
+
+class Watch(Callback):
+    """Records the weights at the start and after each step, and the model's in each validation."""
+
+    def __init__(self):
+        self.start, self.trained, self.validated = {}, [], []
+
+    def on_train_start(self, trainer, module):
+        self.start = copied(module)
+
+    def on_train_batch_end(self, trainer, module, *args):
+        self.trained.append(copied(module))
+
+    def on_validation_epoch_end(self, trainer, module):
+        self.validated.append(copied(module))
 
 
 def copied(module):
@@ -68,13 +71,13 @@ def trainer(*callbacks, **settings):
 
 
 def expected(start, trained, decay):
-    """By the formula, in float64; integers are those of the last step."""
-    found = {name: wide(value) for name, value in start.items()}
+    """Compute the averages by the formula, in float64; integers are those of the last step."""
+    averages = {name: wide(value) for name, value in start.items()}
     for weights in trained:
         for name, value in weights.items():
-            whole = not (value.is_floating_point() or value.is_complex())
-            found[name] = wide(value) if whole else decay * found[name] + (1 - decay) * wide(value)
-    return found
+            inexact = value.is_floating_point() or value.is_complex()
+            averages[name] = decay * averages[name] + (1 - decay) * wide(value) if inexact else wide(value)
+    return averages
 
 
 def wide(value):
@@ -87,41 +90,32 @@ def assert_close(ours, theirs):
         torch.testing.assert_close(wide(ours[name]), wide(theirs[name]), rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_averages_are_validated_with_their_buffers_and_are_what_a_fit_leaves():
-    module, watch = task(), Watch()
-    start = copied(module)
-    fitting = trainer(watch, val_check_interval=2)
-    fitting.fit(module, batches(4), batches(1))
+def test_averages_are_validated_with_their_buffers_and_remain_after_a_fit_that_trains_as_without_them():
+    module, watch, plain = task(), Watch(), Watch()
+    trainer(watch, val_check_interval=2).fit(module, batches(4), batches(1))
+    trainer(plain, val_check_interval=2).fit(task(None), batches(4), batches(1))
     assert len(watch.trained) == 4 and len(watch.validated) == 2
     for steps, validated in zip((2, 4), watch.validated, strict=True):
-        assert_close(validated, expected(start, watch.trained[:steps], 0.9))
+        assert_close(validated, expected(watch.start, watch.trained[:steps], 0.9))
     assert_close(module.state_dict(), watch.validated[-1])
-    assert not torch.equal(watch.trained[-1]["network.map.weight"], module.network.map.weight)
-    assert torch.equal(module.network.constant, start["network.constant"])  # to the last bit
-    assert not torch.equal(start["network.norm.running_mean"], module.network.norm.running_mean)
-
-
-def test_training_is_as_without_them():
-    watches = Watch(), Watch()
-    for watch, decay in zip(watches, (0.9, None), strict=True):
-        trainer(watch, val_check_interval=2).fit(task(decay), batches(4), batches(1))
-    for ours, theirs in zip(watches[0].trained, watches[1].trained, strict=True):
+    assert torch.equal(module.network.constant, watch.start["network.constant"])  # to the last bit
+    assert not torch.equal(watch.start["network.norm.running_mean"], module.network.norm.running_mean)
+    for ours, theirs in zip(watch.trained, plain.trained, strict=True):
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_gradients_that_accumulate_make_one_step_of_the_average():
+def test_accumulated_gradients_make_one_step_of_the_average():
     module, watch = task(), Watch()
-    start = copied(module)
     trainer(watch, accumulate_grad_batches=2).fit(module, batches(4))
-    assert_close(module.state_dict(), expected(start, watch.trained[1::2], 0.9))
+    assert_close(module.state_dict(), expected(watch.start, watch.trained[1::2], 0.9))
 
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])
-def test_a_fit_that_goes_on_has_both_again(precision, tmp_path):
+def test_a_resumed_fit_has_both_and_a_test_only_the_averages(precision, tmp_path):
     whole = trainer(max_epochs=2, precision=precision)
     whole.fit(module := task(), batches(3), batches(1))
     first = trainer(max_epochs=1, precision=precision)
-    first.fit(task(), batches(3), batches(1))
+    first.fit(stopped := task(), batches(3), batches(1))
     first.save_checkpoint(tmp_path / "a.ckpt")
     saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
     assert not torch.equal(saved["state_dict"]["network.map.bias"], saved["current_model_state"]["network.map.bias"])
@@ -129,58 +123,61 @@ def test_a_fit_that_goes_on_has_both_again(precision, tmp_path):
     again.fit(other := task(), batches(3), batches(1), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
     for name, value in module.state_dict().items():
         assert torch.equal(value, other.state_dict()[name]), name
-
-
-def test_what_scores_takes_the_averages_and_needs_no_callback(tmp_path, recwarn):
-    fitted = trainer()
-    fitted.fit(task(), batches(3))
-    fitted.save_checkpoint(tmp_path / "a.ckpt")
-    scoring = trainer()
-    scoring.test(module := task(), batches(2), ckpt_path=tmp_path / "a.ckpt", verbose=False)
-    assert torch.equal(module.network.map.weight, fitted.lightning_module.network.map.weight)
+    scoring = trainer(precision=precision)
+    scoring.test(tested := task(), batches(2), ckpt_path=tmp_path / "a.ckpt", verbose=False)
+    torch.testing.assert_close(tested.network.map.weight, stopped.network.map.weight, check_dtype=False)
     assert not [c for c in scoring.callbacks if isinstance(c, AverageWeights)]
-    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["state_dict"]
-    assert torch.equal(saved["network.map.weight"], module.network.map.weight)
 
 
-def test_they_begin_with_the_weights_of_a_checkpoint_that_has_none(tmp_path):
-    fitted = trainer()
+def test_a_validation_after_the_fit_leaves_what_trains_and_scores_the_checkpoint_that_it_names(tmp_path):
+    fitted, module, watch = trainer(watcher := Watch()), task(), Watch()
+    fitted.fit(module, batches(3), batches(1))
+    fitted.save_checkpoint(tmp_path / "a.ckpt")
+    averages = copied(module)
+    fitted.callbacks.append(watch)
+    fitted.validate(module, batches(1), verbose=False)
+    fitted.save_checkpoint(tmp_path / "b.ckpt")
+    before, after = (torch.load(tmp_path / f"{name}.ckpt", weights_only=True) for name in "ab")
+    for key, expected in {"state_dict": averages, "current_model_state": watcher.trained[-1]}.items():
+        assert_close(before[key], expected)
+        assert_close(after[key], expected)
+    torch.save({**before, "state_dict": {k: v * 2 for k, v in before["state_dict"].items()}}, tmp_path / "c.ckpt")
+    fitted.validate(module, batches(1), ckpt_path=tmp_path / "c.ckpt", verbose=False, weights_only=True)
+    for validated, factor in zip(watch.validated, (1, 2), strict=True):
+        assert_close(validated, {name: value * factor for name, value in averages.items()})
+
+
+def test_they_start_from_the_weights_of_a_checkpoint_without_averages(tmp_path):
+    fitted, watch = trainer(), Watch()
     fitted.fit(task(None), batches(2))
     fitted.save_checkpoint(tmp_path / "a.ckpt")
-    start, watch = copied(fitted.lightning_module), Watch()
+    start = copied(fitted.lightning_module)
     trainer(watch, max_epochs=2).fit(module := task(), batches(2), ckpt_path=tmp_path / "a.ckpt")
     assert len(watch.trained) == 2
     assert_close(module.state_dict(), expected(start, watch.trained, 0.9))
 
 
-def test_no_average_of_sharded_weights(monkeypatch):
-    sharded = trainer()
-    monkeypatch.setattr("lra_ssm.tasks.averaging.ModelParallelStrategy", type(sharded.strategy))
-    with pytest.raises(InputError, match="there are no averages of sharded weights"):
-        sharded.fit(task(), batches(1))
-
-
-def test_a_decay_of_1_is_none():
-    with pytest.raises(ValueError, match="ema_decay is 1.0; it is a share, below 1"):
-        OptimizerSettings(ema_decay=1.0)
-
-
 @pytest.mark.parametrize(("network", "precision", "dtype"), [
-    (Normed, "bf16-true", torch.float32), (Turned, "32-true", torch.complex64), (Turned, "64-true", torch.complex128),
+    (Normed, "bf16-true", torch.float32), (Complex, "32-true", torch.complex64), (Complex, "64-true", torch.complex128),
 ])  # fmt: skip
-def test_averages_of_narrow_and_of_complex_weights_move(network, precision, dtype, tmp_path):
+def test_averages_of_bfloat16_and_complex_weights_move(network, precision, dtype, tmp_path):
     """At decay 0.999 a step's share of a weight is below bfloat16's rounding."""
     module, watch = task(0.999, network), Watch()
     if precision == "64-true":
         module.network.w.data = module.network.w.data.to(torch.complex128)
     fitting = trainer(watch, precision=precision)
-    module_start = {}
-    watch.on_train_start = lambda trainer, module: module_start.update(copied(module))
     fitting.fit(module, batches(6))
     fitting.save_checkpoint(tmp_path / "last.ckpt")
     averages = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
     weight = next(name for name, value in averages.items() if name.endswith(("map.weight", "w")))
     assert averages[weight].dtype == dtype
-    assert_close(averages, expected(module_start, watch.trained, 0.999))
-    assert not torch.equal(wide(averages[weight]), wide(module_start[weight]))
+    assert_close(averages, expected(watch.start, watch.trained, 0.999))
+    assert not torch.equal(wide(averages[weight]), wide(watch.start[weight]))
     assert torch.equal(module.state_dict()[weight], averages[weight].to(module.state_dict()[weight].dtype))
+
+
+def test_sharded_weights_are_not_averaged(monkeypatch):
+    sharded = trainer()
+    monkeypatch.setattr("lra_ssm.tasks.averaging.ModelParallelStrategy", type(sharded.strategy))
+    with pytest.raises(InputError, match="sharded weights cannot be averaged"):
+        sharded.fit(task(), batches(1))

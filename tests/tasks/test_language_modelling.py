@@ -1,4 +1,4 @@
-"""The task of language models by itself: what is scored, logged, carried from batch to batch, and refused."""
+"""The language modelling task: what is scored, logged, carried from batch to batch, and refused."""
 
 import math
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from lra_ssm.tasks import LanguageModelling, OptimizerSettings
 from tests.tasks.fits import trainer
 
 NETWORK = NetworkSpec(LanguageModel, layer=LayerSpec(S6, d_state=4), vocab_size=11, d_model=8, n_layers=2)
-STEADY = OptimizerSettings(lr=1e-2, warmup_steps=0)
+CONSTANT = OptimizerSettings(lr=1e-2, warmup_steps=0)
 
 
 class Counts(NamedTuple):
@@ -26,7 +26,7 @@ class Counts(NamedTuple):
 
 
 class Data(L.LightningDataModule):
-    """Batches as they are, with what a data module of text says of them."""
+    """A data module of text with given batches and attributes."""
 
     def __init__(self, batches, carries=False, counts=None, is_word_level=True):
         super().__init__()
@@ -47,7 +47,7 @@ def draw(rows=2, length=6, seed=0):
     return found[:, :-1], found[:, 1:], None, None
 
 
-def task(network=NETWORK, optimizer=STEADY):
+def task(network=NETWORK, optimizer=CONSTANT):
     torch.manual_seed(0)
     return LanguageModelling(network, optimizer)
 
@@ -57,27 +57,23 @@ def evaluated(lm, data):
     return found
 
 
-def test_perplexity_is_of_all_tokens_never_a_mean_over_batches():
+def test_losses_are_over_all_tokens_and_some_only_over_a_whole_split():
     lm, batches = task(), [draw(2, 6), draw(1, 3, seed=1)]
     found = evaluated(lm, Data(batches))
     nll = torch.cat([lm.network.negative_log_likelihood(x, y)[0].flatten() for x, y, _, _ in batches]).detach()
     assert found["test/loss"] == pytest.approx(nll.mean().item(), rel=1e-5)
     assert found["test/perplexity"] == pytest.approx(nll.mean().exp().item(), rel=1e-5)
-    assert "test/word_perplexity" not in found and "test/bits_per_byte" not in found
-
-
-def test_per_word_and_bits_per_byte_are_of_a_whole_split_alone():
-    lm, batches = task(), [draw(2, 6), draw(1, 3, seed=1)]
-    found = evaluated(lm, Data(batches, counts=Counts(tokens=15, words=5, bytes=40)))
-    total = found["test/loss"] * 15
+    assert found.keys() == {"test/loss", "test/perplexity"}
+    whole, part = Counts(tokens=15, words=5, bytes=40), Counts(tokens=16, words=5, bytes=40)
+    found, total = evaluated(lm, Data(batches, counts=whole)), nll.sum().item()
     assert found["test/word_perplexity"] == pytest.approx(math.exp(total / 5), rel=1e-4)
     assert found["test/bits_per_byte"] == pytest.approx(total / (40 * math.log(2)), rel=1e-5)
-    assert "test/word_perplexity" not in evaluated(lm, Data(batches, counts=Counts(tokens=16, words=5, bytes=40)))
-    found = evaluated(lm, Data(batches, counts=Counts(tokens=15, words=5, bytes=40), is_word_level=False))
+    assert "test/bits_per_byte" not in evaluated(lm, Data(batches, counts=part))
+    found = evaluated(lm, Data(batches, counts=whole, is_word_level=False))
     assert "test/word_perplexity" not in found and "test/bits_per_byte" in found
 
 
-def test_padding_and_what_is_not_scored_count_nothing():
+def test_padding_and_targets_that_are_not_scored_do_not_count():
     lm = task()
     inputs, targets, _, _ = draw(2, 6)
     lengths = torch.tensor([6, 2])
@@ -89,31 +85,26 @@ def test_padding_and_what_is_not_scored_count_nothing():
 
 
 def cut(batch, at):
-    """Two batches of which the second goes on where the first ended."""
+    """Return two batches, the second of which continues the first."""
     inputs, targets, _, _ = batch
     return [(inputs[:, :at], targets[:, :at], None, None), (inputs[:, at:], targets[:, at:], None, None)]
 
 
-def test_carried_states_make_two_batches_one():
+def test_carried_states_make_two_batches_one_unless_they_are_reset():
     lm, whole = task(), draw(2, 9)
-    expected = evaluated(lm, Data([whole]))["test/loss"]
-    assert evaluated(lm, Data(cut(whole, 4), carries=True))["test/loss"] == pytest.approx(expected, rel=1e-5)
-    again = evaluated(lm, Data(cut(whole, 4), carries=True))["test/loss"]
-    assert again == pytest.approx(expected, rel=1e-5)  # nothing is carried from one evaluation to the next
-    assert evaluated(lm, Data(cut(whole, 4)))["test/loss"] != pytest.approx(expected, rel=1e-5)
-
-
-def test_reset_drops_what_is_carried():
-    lm, whole = task(), draw(2, 9)
+    expected, apart = (evaluated(lm, Data(batches))["test/loss"] for batches in ([whole], cut(whole, 4)))
+    for _ in range(2):  # nothing is carried from one evaluation to the next
+        carried = evaluated(lm, Data(cut(whole, 4), carries=True))["test/loss"]
+        assert carried == pytest.approx(expected, rel=1e-5) != pytest.approx(apart, rel=1e-5)
     first, (inputs, targets, _, _) = cut(whole, 4)
     reset = torch.zeros_like(inputs, dtype=torch.bool)
     reset[:, 0] = True
-    carried = evaluated(lm, Data([first, (inputs, targets, reset, None)], carries=True))
-    assert carried["test/loss"] == pytest.approx(evaluated(lm, Data(cut(whole, 4)))["test/loss"], rel=1e-5)
+    dropped = evaluated(lm, Data([first, (inputs, targets, reset, None)], carries=True))["test/loss"]
+    assert dropped == pytest.approx(apart, rel=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_attention_over_an_endless_stream_has_a_window_or_is_refused(window):
+def test_attention_over_an_endless_stream_needs_a_window(window):
     lm = task(NetworkSpec(LanguageModel, layer=LayerSpec(Attention, n_heads=2, window=window), vocab_size=11, d_model=8,
                           n_layers=1, block=TransformerBlock))  # fmt: skip
     batches = cut(draw(2, 9), 4)
@@ -133,8 +124,7 @@ def fit(lm, batches, folder, carries=True, **more):
     return run, Data(batches, carries=carries)
 
 
-def test_a_run_stopped_within_an_epoch_of_streams_goes_on_with_its_states(tmp_path):
-    """By max_time too, at which Lightning ends its epoch, though the data's goes on."""
+def test_a_run_stopped_within_an_epoch_of_streams_saves_its_states(tmp_path):
     batches = [part for seed in range(2) for part in cut(draw(2, 9, seed=seed), 4)]
     stopped = task()
     run, data = fit(stopped, batches, tmp_path, max_steps=3)
@@ -152,7 +142,7 @@ def test_a_run_stopped_within_an_epoch_of_streams_goes_on_with_its_states(tmp_pa
 
 
 class Watched(LanguageModelling):
-    """Notes of every batch whether it was given states."""
+    """Records for every batch whether it was given states."""
 
     given: tuple[bool, ...] = ()
 
@@ -162,9 +152,8 @@ class Watched(LanguageModelling):
 
 
 @pytest.mark.parametrize("carries", [False, True])
-def test_states_of_another_fit_are_none_of_this_one(carries, tmp_path):
-    """Neither those that a checkpoint brought nor those that a fit left: of other data, or of another batch size."""
-    lm = Watched(NETWORK, STEADY)
+def test_a_fit_does_not_start_with_the_states_of_another(carries, tmp_path):
+    lm = Watched(NETWORK, CONSTANT)
     lm._carried["train"] = lm.network.initial_state(2)
     run, data = fit(lm, [draw(3, 5), draw(3, 5)], tmp_path, carries=carries)
     run.fit(lm, datamodule=data)
@@ -188,7 +177,7 @@ def test_training_states_outlive_a_validation_between_two_batches():
 
 
 class Logits(nn.Module):
-    """A network of a user's own: logits alone."""
+    """A user's network, which only gives logits."""
 
     def __init__(self):
         super().__init__()
@@ -198,42 +187,26 @@ class Logits(nn.Module):
         return self.table(inputs)
 
 
-def test_a_network_of_ones_own_gives_logits():
+def test_a_users_network_gives_logits_and_is_named_where_it_lacks_something():
     lm, (inputs, targets, _, _) = task(Logits), draw()
     found = evaluated(lm, Data([(inputs, targets)]))
     expected = nn.functional.cross_entropy(lm.network.table(inputs).flatten(0, 1), targets.flatten())
     assert found["test/loss"] == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_a_network_that_cannot_keep_documents_apart_or_tell_every_token_is_refused():
-    lm, (inputs, targets, _, _) = task(Logits), draw()
-    lm.try_batch((inputs, targets))
+    lm.dry_run((inputs, targets))
     with pytest.raises(ValueError, match=r"Logits.forward takes no `reset`: documents cannot be .* `isolate: false`"):
-        lm.try_batch((inputs, targets, targets == 1, None))
-    with pytest.raises(InputError, match="token 11 is among the targets, and each has a logit"):
-        lm.try_batch((inputs, targets.masked_fill(targets == targets[0, 0], 11)))
+        lm.dry_run((inputs, targets, targets == 1, None))
+    with pytest.raises(InputError, match="token 11 is among the targets, and each needs a logit"):
+        lm.dry_run((inputs, targets.masked_fill(targets == targets[0, 0], 11)))
 
 
-def test_batches_that_are_no_text_are_refused():
+def test_other_batches_are_refused():
     for batch in [(torch.zeros(2, 3), torch.zeros(2, 3)), (torch.zeros(2, 3).long(), None, torch.zeros(2).long())]:
         with pytest.raises(InputError, match=r"a batch of text is \(inputs, targets, reset, lengths\)"):
             task().inputs_of(batch)
 
 
-def test_a_schedule_ends_at_its_floor():
-    lm = task(optimizer=OptimizerSettings(lr=1.0, warmup_steps=2, min_lr_factor=0.1, betas=(0.9, 0.95)))
-    run, data = fit(lm, [draw(seed=s) for s in range(6)], None, carries=False)
-    run.fit(lm, datamodule=data)
-    (optimizer,) = run.optimizers
-    assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
-    for wrong, said in [({"min_lr_factor": 2.0}, "1 at most"), ({"betas": (0.9, 1.0)}, "two numbers")]:
-        with pytest.raises(ValueError, match=said):
-            OptimizerSettings(**wrong)
-
-
 def weights_after(batches, **more):
-    """Of one optimizer step by plain gradients."""
+    """Return the weights after one step of gradient descent."""
     lm = task()
     lm.configure_optimizers = lambda: torch.optim.SGD(lm.parameters(), lr=0.1)
     run, data = fit(lm, batches, None, carries=False, **more)
@@ -253,7 +226,7 @@ def test_accumulated_batches_of_equal_counts_are_one_large_batch():
 
 
 def test_accumulated_batches_count_the_same_whatever_their_tokens():
-    """Lightning averages their losses, each the mean over its tokens, as it does for every task."""
+    """Lightning averages their losses, each the mean over its tokens."""
     parts, lm, start = [draw(2, 6), draw(1, 3, seed=1)], task(), task().state_dict()
     losses = [lm.network.negative_log_likelihood(x, y)[0].mean() for x, y, _, _ in parts]
     (sum(losses) / 2).backward()

@@ -1,4 +1,4 @@
-"""The regression task by itself: what is scored, what is logged, what is refused."""
+"""The regression task: what is scored, logged and refused."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.tasks.fits import trainer
 
 
 class Scale(nn.Module):
-    """Outputs (B, L, K) of features (B, L, K), or with `first` (B, K) of the first position."""
+    """Outputs (B, L, K) for features (B, L, K), or with `first` (B, K) for the first position."""
 
     def __init__(self, first: bool = False) -> None:
         super().__init__()
@@ -33,7 +33,8 @@ def batches(sizes=(3, 3, 1), targets=(5, 2)):
 
 
 def scored(network, data):
-    (found,) = trainer().test(Regression(network), DataLoader(data, batch_size=None), verbose=False)
+    task = network if isinstance(network, Regression) else Regression(network)
+    (found,) = trainer().test(task, DataLoader(data, batch_size=None), verbose=False)
     return found
 
 
@@ -49,50 +50,38 @@ def test_every_scored_row_counts_once_whatever_the_batches(network, targets):
     assert found["test/relative_error"] == pytest.approx((norms.mean() / sizes.square().mean().sqrt()).item(), rel=1e-5)
 
 
-def test_padding_is_not_scored():
+def test_padding_is_not_scored_in_the_losses_and_in_further_metrics():
     ((inputs, _, labels),) = batches((3,))
     lengths = torch.tensor([5, 2, 1])
     real = torch.arange(5) < lengths[:, None]
-    found = scored(Scale, [(inputs, lengths, labels)])
-    assert found["test/loss"] == pytest.approx(((2 * inputs - labels)[real] ** 2).mean().item(), rel=1e-5)
-    other = torch.where(real[..., None], labels, 1e6)
-    assert scored(Scale, [(inputs, lengths, other)]) == pytest.approx(found)
-    task = Regression(Scale)
+    task = Regression(Scale, metrics={"mae": "torchmetrics.MeanAbsoluteError"})
+    task.dry_run((inputs, lengths, labels))
+    found = scored(task, [(inputs, lengths, labels)] * 2)
+    errors = (2 * inputs - labels)[real]
+    assert found["test/loss"] == pytest.approx((errors**2).mean().item(), rel=1e-5)
+    assert found["test/mae"] == pytest.approx(errors.abs().mean().item(), rel=1e-5)
     task.log = lambda *_, **__: None
+    other = torch.where(real[..., None], labels, 1e6)
     losses = [task.training_step((inputs, lengths, x), 0) for x in (labels, other)]
     assert losses[0].item() == losses[1].item() == pytest.approx(found["test/loss"], rel=1e-5)
 
 
-def test_further_metrics_are_of_what_is_scored():
-    ((inputs, _, labels),) = batches((3,))
-    lengths = torch.tensor([5, 2, 1])
-    real = torch.arange(5) < lengths[:, None]
-    module = Regression(Scale, metrics={"mae": "torchmetrics.MeanAbsoluteError"})
-    module.try_batch((inputs, lengths, labels))
-    (found,) = trainer().test(module, DataLoader([(inputs, lengths, labels)] * 2, batch_size=None), verbose=False)
-    assert found["test/mae"] == pytest.approx((2 * inputs - labels)[real].abs().mean().item(), rel=1e-5)
-    with pytest.raises(InputError, match="model.metrics has 'l2_error', which the task logs itself"):
-        Regression(Scale, metrics={"l2_error": "torchmetrics.MeanAbsoluteError"})
-
-
-def test_training_finds_the_factor():
+def test_training_finds_the_factor_and_hyperparameters_build_the_same_task():
     inputs = torch.randn(64, 5, 2, generator=torch.Generator().manual_seed(0))
     task = Regression(Scale, OptimizerSettings(lr=0.3, weight_decay=0.0, warmup_steps=0))
     trainer(max_epochs=100).fit(task, DataLoader([(inputs, -0.5 * inputs)], batch_size=None))
     assert task.network.factor.item() == pytest.approx(-0.5, abs=0.02)
-
-
-def test_what_is_no_regression_is_one_line():
-    ((inputs, _, labels),) = batches((3,))
-    with pytest.raises(InputError, match=r"Scale returned \(3, 5, 2\) .*the targets are \(3, 2\); .*pooling null"):
-        scored(Scale, [(inputs, labels[:, 0])])
-    with pytest.raises(InputError, match="the task for them is Classification"):
-        scored(Scale, [(inputs, torch.zeros(3, dtype=torch.long))])
-    with pytest.raises(InputError, match="the task for them is Regression"):
-        trainer().test(Classification(First), DataLoader([(inputs, labels[:, 0])], batch_size=None), verbose=False)
-
-
-def test_hyperparameters_are_plain_and_build_the_same():
-    task = Regression(Scale, {"lr": 0.5})
     again = Regression(**task.hparams)
-    assert again.hparams == task.hparams and again.hparams["optimizer"]["lr"] == 0.5
+    assert again.hparams == task.hparams and again.hparams["optimizer"]["lr"] == 0.3
+
+
+def test_wrong_targets_and_metrics_are_one_line():
+    ((inputs, _, labels),) = batches((3,))
+    for call, message in [
+        (lambda: scored(Scale, [(inputs, labels[:, 0])]), r"Scale returned \(3, 5, 2\) .*targets are \(3, 2\); .*null"),
+        (lambda: scored(Scale, [(inputs, torch.zeros(3, dtype=torch.long))]), "the task for them is Classification"),
+        (lambda: Classification(First).training_step((inputs, labels[:, 0]), 0), "the task for them is Regression"),
+        (lambda: Regression(Scale, metrics={"l2_error": "torchmetrics.MeanAbsoluteError"}), "the task logs itself"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            call()

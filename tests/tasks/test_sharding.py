@@ -1,4 +1,4 @@
-"""Sharded networks (FSDP2) on two processes (gloo) beside the same network whole in each."""
+"""Sharded networks (FSDP2) on two processes (gloo), compared with the whole network in each."""
 
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ BATCH_BLOCK = BlockSpec(S4Block, norm="batch")
 
 
 class Own(nn.Module):
-    """A network of a user's own; its bias has fewer entries than there are processes."""
+    """A user's network; its bias has fewer entries than there are processes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,14 +57,14 @@ def loss_of(network: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def sharded_and_whole(build, precision: torch.dtype | None) -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
-    """After forward and backward, of a global batch of 4 rows, of which a process has every second."""
+    """Return both after forward and backward; each process has two of a global batch's four rows."""
     rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
     torch.manual_seed(0)
     whole = build()
     torch.manual_seed(0)
     parts = build()
     shard(parts, mesh, precision)
-    shard(parts, mesh, precision)  # a second fit: nothing more
+    shard(parts, mesh, precision)  # a second fit changes nothing
     assert all(isinstance(p, DTensor) for p in parts.parameters())
     ids = torch.randint(11, (4, 7), generator=torch.Generator().manual_seed(1))
     with torch.autocast("cpu", torch.bfloat16, enabled=precision is not None):
@@ -92,7 +92,7 @@ def reduce(tensor: torch.Tensor, reduce_op: str) -> torch.Tensor:
 
 
 def watched() -> None:
-    """What callbacks say of gradients that are sharded."""
+    """Compare what callbacks measure on sharded gradients."""
     parts, whole, _, _ = sharded_and_whole(B2S6_MODEL, None)
     ours, theirs = gradient_over_weight(parts), gradient_over_weight(whole)
     assert ours.keys() == theirs.keys() and len(ours) > 10

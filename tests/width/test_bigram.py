@@ -1,12 +1,12 @@
 """The model of the theory: exponents at the start, and equivalent parameterizations, which train the same."""
 
 import numpy as np
+import pytest
 import torch
 from torch.nn import functional as F
 
 from lra_ssm.width.bigram import Bigram, FirstOrder
 from lra_ssm.width.parameterizations import KAPPA, PARAMETERIZATIONS, with_rates
-from tests.each import each
 
 WIDTHS, V = (64, 128, 256, 512), 16
 
@@ -15,57 +15,40 @@ def drawn(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def at_the_start(name, width, seed, **settings):
-    """Root mean squares at the start: of activations, of gradients with respect to them and to weights."""
+def sizes_at_the_start(name, width, seed, **settings):
+    """Return root mean squares at the start: of activations h, and of gradients of activations h' and weights W'."""
     model = Bigram(width, V, PARAMETERIZATIONS[name], generator=drawn(seed), dtype=torch.float64, **settings)
     ids = torch.arange(V)
-    found = model.activations(ids)
-    for h in found:
+    activations = model.activations(ids)
+    for h in activations:
         h.retain_grad()
-    F.cross_entropy(found[-1], ids.roll(1)).backward()
-    tensors = {f"h{i}": h for i, h in enumerate(found, 1)} | {f"h'{i}": h.grad for i, h in enumerate(found, 1)}
+    F.cross_entropy(activations[-1], ids.roll(1)).backward()
+    tensors = {f"h{i}": h for i, h in enumerate(activations, 1)} | {
+        f"h'{i}": h.grad for i, h in enumerate(activations, 1)
+    }
     tensors |= {f"W'{i}": weight.grad for i, weight in enumerate(model.weights)}
     return {key: float(value.detach().square().mean().sqrt()) for key, value in tensors.items()}
 
 
-def slopes(name, **settings):
-    means = {
-        width: [at_the_start(name, width, seed, **settings) for seed in range(3)] for width in WIDTHS
-    }  # fmt: skip
-    return {
-        key: np.polyfit(np.log(WIDTHS), [np.log(np.mean([one[key] for one in means[w]])) for w in WIDTHS], 1)[0]
-        for key in means[WIDTHS[0]][0]
-    }
-
-
-@each(("name", "readout"), [("sp", 0.5), ("ntk", 0.5), ("mup", 1.0), ("mean_field", 1.0)])
-def test_exponents_at_the_start(name, readout):
+@pytest.mark.parametrize(
+    ("name", "readout", "settings"),
+    [("sp", 0.5, {}), ("ntk", 0.5, {}), ("mup", 1.0, {}), ("mean_field", 1.0, {}), ("sp", 0.5, {"rms_norm": True})],
+)
+def test_exponents_at_the_start(name, readout, settings):
     """(3), (9) and (10): RMS(h) is Θ(1), of the logits d^(1/2 − a − b), RMS(h') d^−(a + b) of the readout."""
-    found = slopes(name)
+    means = {w: [sizes_at_the_start(name, w, seed, **settings) for seed in range(3)] for w in WIDTHS}
     a = {kind: exponents.a for kind, exponents in PARAMETERIZATIONS[name].items()}
-    wanted = {
-        "h1": 0,
-        "h2": 0,
-        "h3": 0,
-        "h4": 0.5 - readout,
-        "h'1": -readout,
-        "h'2": -readout,
-        "h'3": -readout,
-        "h'4": 0,
-    }
-    wanted |= {"W'0": -readout - a["embedding"], "W'1": -readout - a["hidden"], "W'3": -a["readout"]}
+    wanted = dict.fromkeys(("h1", "h2", "h3", "h'4"), 0) | dict.fromkeys(("h'1", "h'2", "h'3"), -readout)
+    wanted |= {"h4": 0.5 - readout, "W'1": -readout - a["hidden"], "W'3": -a["readout"]}
+    wanted |= {} if settings else {"W'0": -readout - a["embedding"]}
     for key, exponent in wanted.items():
-        assert abs(found[key] - exponent) < 0.1, f"{key}: {found[key]:.3f}, and {exponent} in theory"
+        logs = [np.log(np.mean([sizes[key] for sizes in means[w]])) for w in WIDTHS]
+        slope = np.polyfit(np.log(WIDTHS), logs, 1)[0]
+        assert abs(slope - exponent) < 0.1, f"{key}: {slope:.3f}, and {exponent} in theory"
 
 
-def test_a_norm_keeps_them():
-    found = slopes("sp", rms_norm=True)
-    for key, exponent in {"h1": 0, "h3": 0, "h4": 0, "h'3": -0.5, "h'2": -0.5, "W'1": -0.5, "W'3": 0}.items():
-        assert abs(found[key] - exponent) < 0.1, f"{key}: {found[key]:.3f}, and {exponent} in theory"
-
-
-@each("optimizer", KAPPA)
-@each("pair", [("sp", "ntk"), ("mup", "mean_field")])
+@pytest.mark.parametrize("optimizer", KAPPA)
+@pytest.mark.parametrize("pair", [("sp", "ntk"), ("mup", "mean_field")])
 def test_equivalent_parameterizations_train_the_same(optimizer, pair):
     losses = []
     for name in pair:

@@ -18,7 +18,7 @@ WIDTHS = (16, 64, 256)
 
 
 class Powers(nn.Module):
-    """Its activations are √D, and move by the learning rate."""
+    """Its activations are √D, and change by the learning rate."""
 
     def __init__(self, width):
         super().__init__()
@@ -60,8 +60,11 @@ def test_verdicts_and_slopes_of_nothing():
     assert Slope("h", "update", 3, math.inf, None).verdict(0.2) == "diverges"
 
 
-def test_what_is_promised_of_a_tied_language_model():
-    network = LanguageModel(LayerSpec(S6), 7, 16, 1)
+def test_promises_and_activations_of_a_tied_language_model():
+    network, ids = LanguageModel(LayerSpec(S6), 7, 16, 1), torch.arange(7)[None]
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    names = {row["name"] for row in measure(network, lambda: network(ids), lambda _: network(ids).mean(), optimizer, 0)}
+    assert {"backbone.blocks.0.layer.Δ", "backbone.blocks.0", "backbone.embedding", LOGITS} <= names
     found = promises(network, WidthSettings("mup", 16), "adam")
     assert found["activation", "first", LOGITS] == -0.5 and found["update", "last", "*"] == 0
     assert found["gradient", "first", "backbone.blocks.0.in_proj.weight"] == -1
@@ -70,14 +73,6 @@ def test_what_is_promised_of_a_tied_language_model():
     assert set(promises(network, None, "adam")) == {
         (a, b, "*") for a, b in [("activation", "first"), ("activation", "last"), ("update", "last")]
     }
-
-
-def test_deltas_of_a_layer_are_activations():
-    torch.manual_seed(0)
-    network, ids = LanguageModel(LayerSpec(S6), 7, 16, 1), torch.arange(7)[None]
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    names = {row["name"] for row in measure(network, lambda: network(ids), lambda _: network(ids).mean(), optimizer, 0)}
-    assert {"backbone.blocks.0.layer.Δ", "backbone.blocks.0", "backbone.embedding", LOGITS} <= names
 
 
 class Stack(nn.Module):

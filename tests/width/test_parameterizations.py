@@ -1,4 +1,6 @@
-"""The exponents of the four parameterizations, against the tables of the papers and their conditions."""
+"""The exponents of the four parameterizations, against the papers' tables and conditions."""
+
+from itertools import product
 
 import pytest
 
@@ -16,15 +18,15 @@ from lra_ssm.width.parameterizations import (
     with_rates,
     without_multipliers,
 )
-from tests.each import each
 
-# c of Adam of embedding, hidden and readout: with full alignment the note's table 1, else 1/2 less of the latter two
+# c of Adam for embedding, hidden and readout: with full alignment the note's table 1, otherwise 1/2 less for the latter
 ADAM = {
     "sp": {"full": (0, 1, 1), "none": (0, 0.5, 0.5)},
     "ntk": {"full": (0, 0.5, 0.5), "none": (0, 0, 0)},
     "mup": {"full": (0.5, 1, 0.5), "none": (0.5, 0.5, 0)},
     "mean_field": {"full": (0, 0.5, 0), "none": (0, 0, -0.5)},
 }
+MUON_HIDDEN = {"sp": 0.5, "ntk": 0, "mup": 0.5, "mean_field": 0}
 
 
 def rates(exponents):
@@ -35,88 +37,64 @@ def flat(exponents):
     return pytest.approx([value for layer in LAYERS for value in exponents[layer]])
 
 
-def test_rates_of_adam_are_the_tables():
-    for name, by_alignment in ADAM.items():
-        assert rates(PARAMETERIZATIONS[name]) == by_alignment["full"]
-        for alignment, wanted in by_alignment.items():
-            assert rates(with_rates(PARAMETERIZATIONS[name], "adam", alignment)) == wanted
+@pytest.mark.parametrize("name", PARAMETERIZATIONS)
+def test_rates_of_adam_are_the_tables_and_muons_differ_in_hidden_layers(name):
+    """RMS(ΔW h) of a step O·√d or O, O orthogonal, is √d or 1 times the rate (Jordan et al. 2024; Liu et al. 2025)."""
+    assert rates(PARAMETERIZATIONS[name]) == ADAM[name]["full"]
+    for alignment, (embedding, hidden, readout) in ADAM[name].items():
+        assert rates(with_rates(PARAMETERIZATIONS[name], "adam", alignment)) == (embedding, hidden, readout)
+        for optimizer, less in (("muon", 0), ("muon_original", 0.5)):
+            muon = rates(with_rates(PARAMETERIZATIONS[name], optimizer, alignment))
+            assert muon == (embedding, MUON_HIDDEN[name] - less, readout)
 
 
-def test_one_rate_of_sgd_in_mup():
+def test_sgd_in_mup_has_one_rate():
     """Yang & Hu 2020: in muP with these multipliers SGD has one learning rate for all layers and widths."""
     assert rates(with_rates(PARAMETERIZATIONS["mup"], "sgd")) == (0, 0, 0)
 
 
-def test_rates_of_muon_are_adams_but_for_hidden_layers_aligned_or_not():
-    """RMS(ΔW h) of a step O·√d or O, O orthogonal, is √d or 1 times the rate (Jordan et al. 2024; Liu et al. 2025)."""
-    for name, hidden in {"sp": 0.5, "ntk": 0, "mup": 0.5, "mean_field": 0}.items():
-        for alignment in ALIGNMENTS:
-            adam = rates(with_rates(PARAMETERIZATIONS[name], "adam", alignment))
-            for optimizer, less in (("muon", 0), ("muon_original", 0.5)):
-                found = rates(with_rates(PARAMETERIZATIONS[name], optimizer, alignment))
-                assert found == (adam[0], hidden - less, adam[2])
+def test_the_four_are_stable_and_larger_rates_are_not():
+    for name, optimizer, alignment in product(PARAMETERIZATIONS, KAPPA, ALIGNMENTS):
+        exponents = with_rates(PARAMETERIZATIONS[name], optimizer, alignment)
+        assert failed(exponents, optimizer, ALIGNMENTS[alignment]) == []
+        for layer, equation in (("embedding", "(14"), ("hidden", "(19"), ("readout", "(19")):
+            a, b, c = exponents[layer]
+            wrong = failed({**exponents, layer: Exponents(a, b, c - 0.1)}, optimizer, ALIGNMENTS[alignment])
+            assert any(reason.startswith(equation) and "it is -0.1" in reason for reason in wrong), wrong
 
 
-@each("name", PARAMETERIZATIONS)
-@each("optimizer", KAPPA)
-@each("alignment", ALIGNMENTS)
-def test_the_four_are_stable_and_a_larger_rate_is_not(name, optimizer, alignment):
-    exponents = with_rates(PARAMETERIZATIONS[name], optimizer, alignment)
-    assert failed(exponents, optimizer, ALIGNMENTS[alignment]) == []
-    for layer, equation in (("embedding", "(14"), ("hidden", "(19"), ("readout", "(19")):
-        a, b, c = exponents[layer]
-        wrong = failed({**exponents, layer: Exponents(a, b, c - 0.1)}, optimizer, ALIGNMENTS[alignment])
-        assert any(reason.startswith(equation) and "it is -0.1" in reason for reason in wrong), wrong
-
-
-@each(
+@pytest.mark.parametrize(
     ("change", "equation"),
-    [
-        ({"embedding": Exponents(0, 0.5, 0)}, "(6)"),
-        ({"hidden": Exponents(0, 0, 1)}, "(7)"),
-        ({"readout": Exponents(0, 0, 1)}, "(8)"),
-    ],
-)
+    [({"embedding": Exponents(0, 0.5, 0)}, "(6)"), ({"hidden": Exponents(0, 0, 1)}, "(7)"),
+     ({"readout": Exponents(0, 0, 1)}, "(8)")],
+)  # fmt: skip
 def test_what_is_unstable_at_the_start_is_named(change, equation):
     assert any(reason.startswith(equation) for reason in failed({**PARAMETERIZATIONS["sp"], **change}))
 
 
-def test_sp_needs_a_readout_that_is_not_aligned_and_mup_does_not():
+def test_an_aligned_readout_breaks_sp_but_not_mup():
     worst = Alignment(1, 1, 0.5, 1)
     assert failed(PARAMETERIZATIONS["mup"], "adam", worst) == []
     (only,) = failed(PARAMETERIZATIONS["sp"], "adam", worst)
     assert only.startswith("(18, 24)") and "-0.5" in only
 
 
-def test_conditions_are_told_once_and_in_order():
-    told = [one.equation for one in conditions(PARAMETERIZATIONS["mup"], depth=3)]
-    assert told[:4] == ["6", "7", "8", "14, 21"] and told[4:] == [
-        "18, 23",
-        "19, 22",
-        "20, 22",
-        "18, 24",
-        "19, 22",
-        "20, 22",
-    ]
+def test_each_condition_is_listed_once_and_in_order():
+    equations = [one.equation for one in conditions(PARAMETERIZATIONS["mup"], depth=3)]
+    assert equations == ["6", "7", "8", "14, 21", "18, 23", "19, 22", "20, 22", "18, 24", "19, 22", "20, 22"]
 
 
-@each("optimizer", KAPPA)
+@pytest.mark.parametrize("optimizer", KAPPA)
 def test_equivalents_are_as_stable_and_their_gradients_follow(optimizer):
     theta = {"embedding": 0.3, "hidden": -0.2, "readout": 0.5}
-    for exponents in PARAMETERIZATIONS.values():
+    folded = {}
+    for name, exponents in PARAMETERIZATIONS.items():
         exponents = with_rates(exponents, optimizer)
-        other = equivalent(exponents, theta, optimizer)
+        other, folded[name] = equivalent(exponents, theta, optimizer), without_multipliers(exponents, optimizer)
         assert failed(other, optimizer) == []
         assert flat(with_rates(other, optimizer)) == flat(other).expected
         for layer in LAYERS:
             assert gradient_exponent(other, layer) == pytest.approx(gradient_exponent(exponents, layer) + theta[layer])
-
-
-def test_sp_is_ntk_and_mup_is_mean_field():
-    for optimizer in KAPPA:
-        for one, other in (("sp", "ntk"), ("mup", "mean_field")):
-            pair = [
-                without_multipliers(with_rates(PARAMETERIZATIONS[name], optimizer), optimizer) for name in (one, other)
-            ]
-            assert flat(pair[0]) == flat(pair[1]).expected
-    assert without_multipliers(PARAMETERIZATIONS["sp"]) != without_multipliers(PARAMETERIZATIONS["mup"])
+    assert flat(folded["sp"]) == flat(folded["ntk"]).expected
+    assert flat(folded["mup"]) == flat(folded["mean_field"]).expected
+    assert folded["sp"] != folded["mup"]

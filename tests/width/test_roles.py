@@ -1,4 +1,4 @@
-"""Every parameter of every model of ours has a width role that its shapes and its initial values bear out."""
+"""Every parameter of every model of ours has a width role that fits its shapes and its initial values."""
 
 import math
 from pathlib import Path
@@ -30,14 +30,13 @@ from lra_ssm.layers import (
 )
 from lra_ssm.models import Classifier, DualEncoder, LanguageModel, PlainNetwork, Regressor
 from lra_ssm.models.heads import LogitPairHead, LRAPairHead
-from tests.each import each
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GROWING = {"embedding": 1, "hidden": 2, "readout": 1, "state": 1, "vector": 1, "fixed": 0}  # dimensions, by role
 
 
 def configs():
-    """Each network once, whatever its sizes are called: (path, class, arguments)."""
+    """Return each network once, whatever its sizes: (class, arguments) by config."""
     found = {}
     for path in sorted(CONFIGS.rglob("*.yaml")):
         config = yaml.load(path.read_text(), yaml.CSafeLoader)
@@ -47,7 +46,7 @@ def configs():
             layers = arguments.get("layer")
             arguments["n_layers"] = max(2, len(layers)) if isinstance(layers, list) else 2
             found.setdefault(str((network["class_path"], arguments)), (path, network["class_path"], arguments))
-    return found.values()
+    return [pytest.param(*network, id=str(path.relative_to(CONFIGS))) for path, *network in found.values()]
 
 
 def of_width(class_path, arguments, width):
@@ -59,8 +58,8 @@ def of_width(class_path, arguments, width):
         return NetworkSpec.of({"class_path": class_path, "init_args": {**arguments, "d_model": width}})()
 
 
-@each("path, class_path, arguments", configs())
-def test_every_parameter_of_every_config_has_a_role_that_fits_its_shape(path, class_path, arguments):
+@pytest.mark.parametrize("class_path, arguments", configs())
+def test_every_parameter_of_every_config_has_a_role_that_fits_its_shape(class_path, arguments):
     check_shapes(*(of_width(class_path, arguments, width) for width in (64, 128)))
 
 
@@ -70,7 +69,7 @@ def check_shapes(narrow, wide):
     for (name, small), large in zip(narrow.named_parameters(), wide.parameters(), strict=True):
         kind, _ = roles[name]
         growing = sum(a != b for a, b in zip(small.shape, large.shape, strict=True))
-        assert growing == GROWING[kind], f"{name} {tuple(small.shape)} -> {tuple(large.shape)} is no {kind}"
+        assert growing == GROWING[kind], f"{name} {tuple(small.shape)} -> {tuple(large.shape)} is not {kind}"
 
 
 LAYERS = [
@@ -80,7 +79,7 @@ LAYERS = [
     (LayerSpec(S6, delta_rank=8), BlockSpec(MambaBlock)),
     (LayerSpec(S6, bidirectional=True), BlockSpec(S4Block, norm="layer", prenorm=True)),
     (LayerSpec(B2S6, complex_A=False, bias=False), BlockSpec(MambaBlock)),
-    (LayerSpec(LRU), BlockSpec(PlainBlock, glu=True)),
+    (LayerSpec(LRU), BlockSpec(PlainBlock)),
     (LayerSpec(S5), BlockSpec(PlainBlock)),
     (LayerSpec(S5, C_init="lecun"), BlockSpec(PlainBlock)),
     (LayerSpec(StableSSM, form="real"), BlockSpec(HyenaBlock)),
@@ -88,7 +87,7 @@ LAYERS = [
 ]
 
 
-@each("layer, block", LAYERS)
+@pytest.mark.parametrize("layer, block", LAYERS)
 def test_initial_values_go_with_the_width_as_the_roles_say(layer, block):
     """Root mean squares at widths 64 and 1024; those of a few numbers spread more."""
     found = {}
@@ -106,7 +105,7 @@ def test_initial_values_go_with_the_width_as_the_roles_say(layer, block):
         assert abs(slope - exponent) < (0.1 if numbers[name] > 16 else 0.5), f"{name}: {slope:.2f}, not {exponent}"
 
 
-@each(
+@pytest.mark.parametrize(
     "network",
     [
         lambda d: DualEncoder(S4D, 2, vocab_size=5, d_model=d, n_layers=1),
@@ -122,32 +121,31 @@ def test_heads_and_networks(network):
 
 
 class Own(nn.Module):
-    def __init__(self, d_model):
+    """A user's layer, with the width roles that it is told to declare."""
+
+    def __init__(self, d_model: int, roles: dict[str, str] | None = None) -> None:
         super().__init__()
-        self.mix = nn.Linear(d_model, d_model)
+        self.mix, self.roles = nn.Linear(d_model, d_model), roles or {}
 
     def forward(self, x, lengths=None):
         return self.mix(x)
 
-
-class Said(Own):
     def width_roles(self):
-        return linear_roles(mix=(self.mix, "hidden"))
+        return self.roles or linear_roles(mix=(self.mix, "hidden"))
 
 
-class Wrong(Own):
-    def width_roles(self):
-        return {"mix.weight": "hiden"}
+class Silent(Own):
+    width_roles = None
 
 
-def test_a_parameter_without_a_role_is_named():
+def test_roles_of_a_users_layer():
     def model(layer):
         return Classifier(layer, 2, vocab_size=5, d_model=4, n_layers=1)
 
-    with pytest.raises(ValueError, match=r"backbone\.blocks\.0\.layer\.mix\.weight has no width role.* of Linear"):
-        width_roles(model(Own))
-    roles = width_roles(model(Said))
+    roles = width_roles(model(Own))
     assert roles["backbone.blocks.0.layer.mix.weight"] == ("hidden", -0.5)
     assert roles["backbone.blocks.0.layer.mix.bias"] == ("vector", -0.5)
+    with pytest.raises(ValueError, match=r"backbone\.blocks\.0\.layer\.mix\.weight has no width role.* of Linear"):
+        width_roles(model(Silent))
     with pytest.raises(ValueError, match="the role 'hiden'; it must be one of embedding, hidden"):
-        width_roles(model(Wrong))
+        width_roles(model(LayerSpec(Own, roles={"mix.weight": "hiden"})))

@@ -13,7 +13,6 @@ from lra_ssm.tasks import Classification, LanguageModelling
 from lra_ssm.tasks.optim import OptimizerSettings, format_groups, optimizer_and_schedule
 from lra_ssm.width.parameterizations import PARAMETERIZATIONS
 from lra_ssm.width.scaling import WidthSettings
-from tests.each import each
 
 UNTIED = {"tie_embeddings": False}
 MUP = {"parameterization": "mup", "base_d_model": 16}
@@ -38,9 +37,9 @@ def trained(made, steps=3):
     return made.network.state_dict()
 
 
-@each("name", PARAMETERIZATIONS)
-@each("algorithm", ["AdamW", "SGD", "Muon"])
-def test_at_the_base_width_it_is_the_model_as_it_is(name, algorithm):
+@pytest.mark.parametrize("name", PARAMETERIZATIONS)
+@pytest.mark.parametrize("algorithm", ["AdamW", "SGD", "Muon"])
+def test_at_the_base_width_nothing_changes(name, algorithm):
     optimizer = OptimizerSettings(lr=0.01, weight_decay=0.1, algorithm=algorithm, warmup_steps=0)
     before = trained(task(optimizer=optimizer, **UNTIED))
     after = trained(task({"parameterization": name, "base_d_model": 64}, optimizer=optimizer, **UNTIED))
@@ -61,7 +60,7 @@ def test_factors_of_mup_at_four_times_the_width():
 
 
 @pytest.mark.parametrize(("arguments", "rate"), [({}, 0.5), ({"adjust_lr_fn": "original"}, 1)])
-def test_muon_has_rates_of_its_own_and_adamw_beside_it_keeps_adams(arguments, rate):
+def test_muon_has_its_own_rates_and_adamw_next_to_it_keeps_adams(arguments, rate):
     optimizer = OptimizerSettings(algorithm="Muon", arguments=arguments)
     factors, adam = task(MUP, optimizer=optimizer, **UNTIED).width_factors, task(MUP, **UNTIED).width_factors
     changed = {name for name in factors if factors[name] != adam[name]}
@@ -71,13 +70,10 @@ def test_muon_has_rates_of_its_own_and_adamw_beside_it_keeps_adams(arguments, ra
     assert task(own, optimizer=optimizer, **UNTIED).width_factors == factors
 
 
-def test_initial_values_are_multiplied_and_drawn_as_before():
+def test_initial_values_are_multiplied_and_equivalent_parameterizations_have_the_same_factors():
     plain, scaled = task(**UNTIED), task(MUP, **UNTIED)
     for (name, before), after in zip(plain.network.named_parameters(), scaled.network.parameters(), strict=True):
         assert torch.equal(before * scaled.width_factors[name].initial, after), name
-
-
-def test_equivalent_parameterizations_are_the_same_factors():
     for one, other in (("sp", "ntk"), ("mup", "mean_field")):
         pair = [task({**MUP, "parameterization": name}, **UNTIED).width_factors for name in (one, other)]
         assert pair[0].keys() == pair[1].keys()
@@ -86,7 +82,7 @@ def test_equivalent_parameterizations_are_the_same_factors():
 
 
 def test_a_tied_head_is_scaled_by_the_norm_before_it():
-    """Its logits start at 1/m of theirs, the embedding as large as ever."""
+    """Its logits start at 1/m of the unscaled ones, and the embedding unchanged."""
     made = task(MUP)
     assert tuple(made.width_factors["backbone.norm.weight"]) == ("readout", 0.25, 0.25, 4, 1)
     assert tuple(made.width_factors["backbone.embedding.weight"])[:4] == ("embedding", 1, 1, 1)
@@ -105,19 +101,14 @@ def test_groups_show_the_factors():
     hidden, head = by["backbone.blocks.0.in_proj.weight"], by["head.weight"]
     assert (hidden["initial_lr"], hidden["weight_decay"], hidden["eps"]) == pytest.approx((0.0025, 0.4, 2.5e-9))
     assert (head["initial_lr"], head["weight_decay"], head["eps"]) == pytest.approx((0.0025, 0.4, 1e-8))
-    shown = format_groups(groups)
-    assert torch.load(_saved(optimizer_of(made)), weights_only=True)["param_groups"][0]["width"]["kind"] == "embedding"
+    shown, file = format_groups(groups), io.BytesIO()
     assert "× lr" in shown and "readout" in shown and "width" not in format_groups(optimizer_of(task()).param_groups)
-
-
-def _saved(optimizer):
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
+    torch.save(optimizer_of(made).state_dict(), file)
     file.seek(0)
-    return file
+    assert torch.load(file, weights_only=True)["param_groups"][0]["width"]["kind"] == "embedding"
 
 
-def test_a_checkpoint_says_what_it_was_trained_with():
+def test_a_checkpoint_stores_the_settings_and_loads_without_them():
     assert "width" not in task().hparams
     made = task(MUP)
     again = LanguageModelling(**copy.deepcopy(dict(made.hparams)))
@@ -132,31 +123,9 @@ def test_a_checkpoint_says_what_it_was_trained_with():
 OWN = {"embedding": [0, 0, 0], "hidden": [0, 0.5, 1], "readout": [0, 1, 1]}
 
 
-def test_exponents_of_ones_own():
+def test_a_users_exponents():
     own, mup = (task({**MUP, "parameterization": one}, **UNTIED).width_factors for one in (OWN, "mup"))
     assert own == mup
-    with pytest.raises(ValueError, match=r"not stable with adam: \(7\) a_h \+ b_h = 0.5, and it is 1"):
-        task({**MUP, "parameterization": {**OWN, "hidden": [0, 1, 1]}}, **UNTIED)
-
-
-@each(
-    "width, message",
-    [
-        ({"parameterization": "mupp", "base_d_model": 4}, "did you mean 'mup'"),
-        ({"parameterization": "mup", "base_d_model": 0}, "base_d_model is 0"),
-        ({"parameterization": "mup", "base_dmodel": 4}, "did you mean 'base_d_model'"),
-        ({"parameterization": {"hidden": [0, 0, 0]}, "base_d_model": 4}, "must have"),
-        ({**MUP, "states": "vector"}, "states is 'vector'; it must be one of hidden, readout"),
-    ],
-)
-def test_wrong_settings_are_one_line(width, message):
-    with pytest.raises(ValueError, match=message):
-        task(width)
-
-
-def test_rates_of_an_algorithm_that_theory_has_nothing_on():
-    with pytest.raises(ValueError, match=r"no learning rates of algorithm torch\.optim\.Rprop by width"):
-        task(MUP, optimizer=OptimizerSettings(algorithm="torch.optim.Rprop"))
 
 
 class Plain(torch.nn.Module):
@@ -168,12 +137,34 @@ class Plain(torch.nn.Module):
         return self.scale * x
 
 
-def test_a_layer_without_roles_trains_without_a_parameterization_alone():
-    def classifier(layer, width):
-        spec = NetworkSpec(Classifier, layer=LayerSpec(layer), num_classes=2, vocab_size=5, d_model=8, n_layers=1)
-        return Classification(spec, width=width)
+def classifier(layer, width):
+    spec = NetworkSpec(Classifier, layer=LayerSpec(layer), num_classes=2, vocab_size=5, d_model=8, n_layers=1)
+    return Classification(spec, width=width)
 
-    assert classifier(Plain, None).width_factors is None
-    with pytest.raises(ValueError, match=r"backbone\.blocks\.0\.layer\.scale has no width role.* of Plain"):
-        classifier(Plain, MUP)
-    assert classifier(LRU, MUP).width_factors
+
+def test_a_layer_without_roles_trains_only_without_a_parameterization():
+    assert classifier(Plain, None).width_factors is None and classifier(LRU, MUP).width_factors
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: task({"parameterization": "mupp", "base_d_model": 4}), "did you mean 'mup'"),
+        (lambda: task({"parameterization": "mup", "base_d_model": 0}), "base_d_model is 0"),
+        (lambda: task({"parameterization": "mup", "base_dmodel": 4}), "did you mean 'base_d_model'"),
+        (lambda: task({"parameterization": {"hidden": [0, 0, 0]}, "base_d_model": 4}), "must have"),
+        (lambda: task({**MUP, "states": "vector"}), "states is 'vector'; it must be one of hidden, readout"),
+        (
+            lambda: task({**MUP, "parameterization": {**OWN, "hidden": [0, 1, 1]}}, **UNTIED),
+            r"not stable with adam: \(7\) a_h \+ b_h = 0.5, and it is 1",
+        ),
+        (
+            lambda: task(MUP, optimizer=OptimizerSettings(algorithm="torch.optim.Rprop")),
+            r"no scaling of learning rates is known for algorithm torch\.optim\.Rprop",
+        ),
+        (lambda: classifier(Plain, MUP), r"backbone\.blocks\.0\.layer\.scale has no width role.* of Plain"),
+    ],
+)
+def test_wrong_settings_are_one_line(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

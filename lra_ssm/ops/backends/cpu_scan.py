@@ -18,7 +18,7 @@ from lra_ssm.ops.backends.native_build import library, unavailable
 from lra_ssm.ops.scan_inputs import ScanInputs, is_interleaved
 
 _HUGE = 32 << 20  # bytes: glibc's largest threshold, above which memory is always fresh
-_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+_TYPES = {torch.float32: 0, torch.float64: 1}
 
 
 class _Tensor(ctypes.Structure):
@@ -279,14 +279,13 @@ scan_forward.register_autograd(_backward, setup_context=_keep_for_backward)
 def unsupported_reason(device: torch.device, inputs: ScanInputs | None) -> str | None:
     if device.type != "cpu":
         return f"runs tensors on the CPU alone; u is on {device}"
-    for x in inputs.tensors if inputs is not None else ():
-        if x is not None and x.is_floating_point() and x.dtype not in _TYPES:
-            return f"takes {', '.join(str(t) for t in _TYPES)}; one of the tensors is {x.dtype}"
     return unavailable()
 
 
 def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    """(y, last state) for checked inputs."""
+    """(y, last state) for checked inputs; those in half precision are widened by torch."""
     flags = inputs.discretization == "zoh", inputs.delta_softplus, inputs.needs_grad
-    y, last, _ = scan_forward(*inputs.tensors, *flags)
-    return y, last
+    half = (torch.float16, torch.bfloat16)
+    tensors = (x.float() if x is not None and x.dtype in half else x for x in inputs.tensors)
+    y, last, _ = scan_forward(*tensors, *flags)
+    return y.to(inputs.u.dtype), last

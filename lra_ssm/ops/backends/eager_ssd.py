@@ -15,7 +15,6 @@ Shapes: x, y (batch, L, H, P); delta (batch, L, H); A, D (H,); B, C (batch, L, G
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -126,15 +125,11 @@ def _chunk(x: Tensor, N: int) -> int:
 
 
 def _piece_size(x: Tensor, Q: int) -> tuple[int, int]:
-    """How many rows and positions a piece has."""
+    """How many rows and positions a piece has: of several rows all positions."""
     _, L, H, _ = x.shape
     chunks = max(1, (NUMBERS if x.device.type == "cpu" else NUMBERS_ELSEWHERE) // (H * Q * Q))
     length = min(chunks, CHUNKS, -(-L // Q)) * Q
-    return max(1, chunks * Q // length), length
-
-
-def _split(t: Tensor | None, size: int, dim: int) -> Iterator[Tensor | None]:
-    return repeat(None) if t is None else iter(t.split(size, dim))
+    return (max(1, chunks * Q // length), L) if length >= L else (1, length)
 
 
 def run_eager_ssd(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
@@ -144,17 +139,22 @@ def run_eager_ssd(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
     if initial is None:
         initial = x.new_zeros(batch, H, P, B.shape[-1], dtype=dtype)
     Q = min(_chunk(x, B.shape[-1]) if Q is None else Q, L)
-    if torch.compiler.is_compiling():  # which chooses for itself what to compute twice
+    if torch.compiler.is_compiling() or not batch:  # torch.compile chooses for itself what to compute twice
         return _run_piece(x, delta, A, B, C, D, initial, reset, Q, zero)
     rows, length = _piece_size(x, Q)
     run = partial(_run_piece, Q=Q, zero_nonfinite=zero)
-    results = []
-    for of_rows in zip(*(_split(t, rows, 0) for t in (x, delta, B, C, reset, initial)), strict=False):
-        *steps, state = of_rows
-        outputs = []
-        for x_k, delta_k, B_k, C_k, reset_k in zip(*(_split(t, length, 1) for t in steps), strict=False):
+    # Rows one after the other in one dimension, so that one split and one concatenation, a copy each, make the pieces.
+    in_a_row = [min(length, L - start) for start in range(0, L, length)]
+    sizes = [min(rows, batch - first) * n for first in range(0, batch, rows) for n in in_a_row]
+    pieces = zip(*(repeat(None) if t is None else t.flatten(0, 1).split(sizes) for t in (x, delta, B, C, reset)),
+                 strict=False)  # fmt: skip
+    outputs, last_states = [], []
+    for state in initial.split(rows):
+        for _ in in_a_row:
+            x_k, delta_k, B_k, C_k, reset_k = (
+                None if t is None else t.unflatten(0, (len(state), -1)) for t in next(pieces)
+            )
             y, state = recompute(run, x_k, delta_k, A, B_k, C_k, D, state, reset_k)
-            outputs.append(y)
-        results.append((torch.cat(outputs, 1), state))
-    y, last = (torch.cat(parts) for parts in zip(*results, strict=True))
-    return y, last
+            outputs.append(y.flatten(0, 1))
+        last_states.append(state)
+    return torch.cat(outputs).view(x.shape), torch.cat(last_states)

@@ -1,12 +1,12 @@
 // Tiles: the part of a tensor that one task works on at a time, copied to and from compact aligned rows.
 //
-// A tensor may have any strides and be float32, float64, bfloat16 or float16; a tile has the arithmetic's type T.
+// A tensor may have any strides and be float32 or float64; a tile has the arithmetic's type T.
 
 #pragma once
 
 #include "simd.h"
 
-enum Type : int64_t { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
+enum Type : int64_t { FLOAT32, FLOAT64 };
 
 // A (batch, channel or group, state, time) tensor; `imag` is null for a real one, and strides count real numbers.
 struct Tensor {
@@ -15,55 +15,10 @@ struct Tensor {
     int64_t type, batch, row, state, time;
 };
 
-struct BFloat16 {
-    uint16_t raw;
-    explicit operator float() const { return bits<float>(uint32_t(raw) << 16); }
-    BFloat16(float x) {  // to nearest, ties to even
-        const uint32_t b = bits<uint32_t>(x);
-        raw = std::isnan(x) ? 0x7FC0 : uint16_t((b + 0x7FFF + ((b >> 16) & 1)) >> 16);
-    }
-};
-
-struct Float16 {
-    uint16_t raw;
-    explicit operator float() const {
-        const uint32_t sign = uint32_t(raw & 0x8000) << 16, magnitude = raw & 0x7FFF;
-        if (magnitude >= 0x7C00) return bits<float>(sign | 0x7F800000 | (magnitude & 0x3FF) << 13);
-        return bits<float>(sign | bits<uint32_t>(bits<float>(magnitude << 13) * 0x1p112f));  // the exponents' biases: 127 - 15
-    }
-    Float16(float x) {  // to nearest, ties to even
-        const uint32_t b = bits<uint32_t>(x), sign = (b >> 16) & 0x8000, magnitude = b & 0x7FFFFFFF;
-        if (magnitude > 0x7F800000) {
-            raw = uint16_t(sign | 0x7E00);
-        } else if (magnitude >= 0x477FF000) {  // 65520 and above
-            raw = uint16_t(sign | 0x7C00);
-        } else if (magnitude < 0x38800000) {  // below the normal numbers, multiples of 2^-24
-            raw = uint16_t(sign | uint32_t(std::nearbyint(bits<float>(magnitude) * 0x1p24f)));
-        } else {
-            raw = uint16_t(sign | ((magnitude - 0x38000000 + 0xFFF + ((magnitude >> 13) & 1)) >> 13));
-        }
-    }
-};
-
 // Calls f with a pointer of the tensor's type.
 template <class F>
 INLINE void with_type(int64_t type, void* data, F f) {
-    switch (type) {
-        case FLOAT32: return f(static_cast<float*>(data));
-        case FLOAT64: return f(static_cast<double*>(data));
-        case BFLOAT16: return f(static_cast<BFloat16*>(data));
-        case FLOAT16: return f(static_cast<Float16*>(data));
-    }
-}
-
-template <class To, class From>
-INLINE To convert(From x) {
-    if constexpr (std::is_arithmetic_v<From> && std::is_arithmetic_v<To>)
-        return static_cast<To>(x);
-    else if constexpr (std::is_arithmetic_v<From>)
-        return To(static_cast<float>(x));
-    else
-        return static_cast<To>(static_cast<float>(x));
+    return type == FLOAT64 ? f(static_cast<double*>(data)) : f(static_cast<float*>(data));
 }
 
 // to[i * to_stride + j] = from[i * outer + j * inner], i < rows, j < columns
@@ -95,7 +50,7 @@ INLINE void gather(typename L::Scalar* to, int64_t to_stride, const S* from, int
         }
     }
     for (; i < rows; ++i)
-        for (int j = 0; j < columns; ++j) to[i * to_stride + j] = convert<T>(from[i * outer + j * inner]);
+        for (int j = 0; j < columns; ++j) to[i * to_stride + j] = static_cast<T>(from[i * outer + j * inner]);
 }
 
 // The inverse: to[i * outer + j * inner] = from[i * from_stride + j]
@@ -124,7 +79,7 @@ INLINE void scatter(S* to, int64_t outer, int64_t inner, const typename L::Scala
         }
     }
     for (; i < rows; ++i)
-        for (int j = 0; j < columns; ++j) to[i * outer + j * inner] = convert<S>(from[i * from_stride + j]);
+        for (int j = 0; j < columns; ++j) to[i * outer + j * inner] = static_cast<S>(from[i * from_stride + j]);
 }
 
 // Rows of `size` steps for the channels d .. d+rows-1 and the steps t .. t+steps-1; the rest of a row is 0.
@@ -139,7 +94,7 @@ void load_rows(typename L::Scalar* to, int size, const Tensor& x, int64_t b, int
 // Asks for the memory of the same rows ahead of their use: a row is too short for the processor to see it coming.
 INLINE void prefetch_rows(const Tensor& x, int64_t b, int64_t d, int rows, int64_t t, int steps) {
     if (!x.data) return;
-    const int64_t size = x.type == FLOAT64 ? 8 : x.type == FLOAT32 ? 4 : 2;
+    const int64_t size = x.type == FLOAT64 ? 8 : 4;
     const char* data = static_cast<const char*>(x.data) + (b * x.batch + d * x.row + t * x.time) * size;
     const bool along_time = x.time <= x.row;
     const int64_t outer = (along_time ? x.row : x.time) * size, line = (along_time ? steps : rows) * size;

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from lra_ssm.tasks.carried import all_rows
+from lra_ssm.tasks.state_sync import gather_rows
 
 
 def _gather(rank: int, folder: str) -> None:
@@ -12,7 +12,7 @@ def _gather(rank: int, folder: str) -> None:
     T = 2 + rank
     keys, positions = torch.full((2, T, 3), rank + 1.0), torch.arange(T).expand(2, T)
     state = torch.full((2, 4), rank + 1j)
-    torch.save([all_rows(part) for part in (keys, positions, state)], f"{folder}/{rank}.pt")
+    torch.save([gather_rows(part) for part in (keys, positions, state)], f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
