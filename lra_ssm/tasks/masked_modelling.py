@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lra_ssm.errors import InputError
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
-from lra_ssm.tasks.base import NetworkTask, summed
+from lra_ssm.tasks.base import NetworkTask, all_reduce_sums
 from lra_ssm.tasks.language_modelling import NOT_SCORED, Tokens, unpack_tokens
 from lra_ssm.tasks.metrics import Mean
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
@@ -82,7 +82,7 @@ class MaskedModelling(NetworkTask):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         losses, right, _ = self._scored(_positions(batch))
         total, size = losses.sum(), len(batch[0])
-        (loss, hits, count), processes = summed(
+        (loss, hits, count), processes = all_reduce_sums(
             total.detach(), right.sum(), torch.tensor(float(len(losses)), device=total.device)
         )
         count = count.clamp(min=1)
