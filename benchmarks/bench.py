@@ -42,7 +42,7 @@ error, gradient's: largest relative error of the result, and of the worst gradie
 def start(main: Callable[[], None]) -> None:
     """Runs a script whose threads sleep while they wait, as those of the package's commands.
 
-    torch reads this when it is loaded, so the script begins anew.
+    torch reads this when it is loaded, so the script starts again.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & set(os.environ):
         os.environ["OMP_WAIT_POLICY"] = "passive"
@@ -52,7 +52,7 @@ def start(main: Callable[[], None]) -> None:
 
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
@@ -153,7 +153,7 @@ class Bench:
         self.name = name
         self.given = given
         self.rows: list[Row] = []
-        self.more: dict[str, Any] = {}  # what the JSON has beside the rows
+        self.more: dict[str, Any] = {}  # what else the JSON has
         self.device = device_of(given)
         self.is_gpu = self.device.type == "cuda"
         if given.threads:
@@ -193,7 +193,7 @@ class Bench:
         print(f"{self.name}: {text}", file=sys.stderr, flush=True)
 
     def backends(self, wanted: list[str] | None) -> list[str]:
-        """Of the selective scan, the fastest first: those asked for, else all that run here but the reference."""
+        """Return the backends of the selective scan, fastest first: those asked for, or all but the reference."""
         reasons = scan_backends(self.device)
         if wanted is None:
             # on a CPU Triton's interpreter is for tests
@@ -280,7 +280,7 @@ class Bench:
         self.say(f"{first.comparison}: {first.mode}")
         try:
             timings = interleave(calls, effort)
-        except FAILURES as error:  # beside each other they may need more memory than each alone
+        except FAILURES as error:  # together they may need more memory than one at a time
             for name in names:
                 rows[name].note = reason(error)
             return
@@ -319,9 +319,9 @@ class Bench:
     def write(self) -> None:
         found = {"script": f"benchmarks/{self.name}.py", "machine": self.machine, "load after": os.getloadavg()[0]}
         rows = [asdict(row) for row in self.rows]
-        beside = self.file.with_suffix(".json.part")
-        beside.write_text(json.dumps(found | self.more | {"rows": rows}, indent=1) + "\n")
-        beside.replace(self.file)
+        partial = self.file.with_suffix(".json.part")
+        partial.write_text(json.dumps(found | self.more | {"rows": rows}, indent=1) + "\n")
+        partial.replace(self.file)
 
     def finish(self, figure: Figure | None = None) -> None:
         self.write()

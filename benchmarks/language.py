@@ -1,11 +1,11 @@
 """Measures Mamba as a language model next to its matrix products and others' code, at two sizes.
 
 - Training at 1,024 tokens a step: forward and backward with the loss, and the whole step with clipping and AdamW. The
-  base is the matrix products alone, forward and backward, as a perfect program would spend its time.
+  base is only the matrix products, forward and backward, as a perfect program would spend its time.
 - The prompt: forward without gradients in the parallel form, the last position's logits.
 - Generation, greedy, of one sequence and of eight: a token reads every weight once, and the base is matrix products
   that do so and nothing else; sums of the weights read them with less arithmetic.
-- The head's loss beside the plain one, with its memory.
+- The head's loss next to the plain one, with its memory.
 """
 
 import gc
@@ -84,7 +84,7 @@ class Comparison:
             own |= {label: call[mode] for label, call in calls.items() if label not in self.missing}
             for row in self._times("training", mode, own, tokens, B=self.size.B, L=self.size.L):
                 if row.ms and row.ms > 1e3 * _PATIENCE * self.bench.effort.budget:
-                    self.missing[row.contender] = f"not measured: {mode} alone took {row.ms / 1e3:.0f} s"
+                    self.missing[row.contender] = f"not measured: {mode} took {row.ms / 1e3:.0f} s"
         self.missing = missing  # of reading and generation
         return parts_of_step(calls["ours"][STEP], self.bench.device)[0]
 
@@ -105,7 +105,7 @@ class Comparison:
 
     def generation(self) -> None:
         """A prompt, then token by token."""
-        self.models.pop("transformers, use_mambapy", None)  # a setting of training alone
+        self.models.pop("transformers, use_mambapy", None)  # a setting of training only
         for model in self.models.values():
             model.module.eval()
             model.module.zero_grad(set_to_none=True)
@@ -121,7 +121,7 @@ class Comparison:
             self._times("generation", f"{_TOKENS} tokens", calls, _TOKENS * B, B=B)
 
     def loss(self) -> None:
-        """linear_cross_entropy beside F.cross_entropy of all logits."""
+        """linear_cross_entropy next to F.cross_entropy of all logits."""
         shape = {"positions": self.size.B * self.size.L, "D": self.size.D, "V": self.size.V}
         run = partial(head_loss, device=self.bench.device, **shape)
         double = partial(run, False, dtype=torch.float64)

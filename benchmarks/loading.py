@@ -104,7 +104,7 @@ def measure(name: str, task: Task, bench: Bench) -> list[Row]:
 
 
 def _seconds_of_step(file: Path, length: int, bench: Bench) -> float:
-    """Of one example, at the loader's mean length."""
+    """Return the seconds that a step takes per example, at the loader's mean length."""
     config = sized(read(file), None if bench.is_gpu else 2, length, bench.given.quick)
     call, _ = step(config, bench.device)
     timings = interleave({"step": call}, replace(bench.effort, repeats=3))

@@ -120,7 +120,7 @@ def interleave(calls: Mapping[str, Call], effort: Effort, clock: Callable[[], fl
         timings[name] = Timing(inner)
         rounds[name] = {i * effort.repeats // count for i in range(count)}
     names = list(calls)
-    gc.freeze()  # what is there already: collections look at what the calls left alone
+    gc.freeze()  # collections look only at what the calls left
     for number in range(effort.repeats):
         gc.collect()  # timeit keeps it from running within a sample
         first = number % len(names)
@@ -211,7 +211,7 @@ def _held(name: str, file: Path = _STATUS) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Of a device's memory; 8 GB where the system does not say."""
+    """Return the free bytes of a device's memory; 8 GB where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info()[0]
     info = Path("/proc/meminfo")

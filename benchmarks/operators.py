@@ -1,8 +1,8 @@
-"""Measures the selective scan, S4D's operator and the layers made of them, beside other ways to compute the same.
+"""Measures the selective scan, S4D's operator and the layers made of them, next to other ways to compute the same.
 
 At each length: S6 by every backend, by mamba-ssm's kernel (on a GPU, in bfloat16 too) and written out in PyTorch; S6
-and complex B2S6 of equal state; S4D's kernel and convolution beside the naive ones. Then layers at LRA's sizes, and
-Mamba-2's unit and block beside Mamba's.
+and complex B2S6 of equal state; S4D's kernel and convolution next to the naive ones. Then layers at LRA's sizes, and
+Mamba-2's unit and block next to Mamba's.
 
 Shapes: u, delta, y (B, D, L); A (D, N) or (N,); B, C (B, G, N, L) for the scan, (D, N) for S4D; D, delta_bias (D,);
 B_bias (D, N); a layer's x, y (B, L, D). (B batch, D channels, L length, N states (conjugate pairs for complex A), G
@@ -32,7 +32,7 @@ from measure import Prepared, prepare, seeded
 
 EXAMPLE = "python benchmarks/operators.py --lengths=1024,4096 --threads=2 --budget=2"
 LENGTHS = [1024, 4096, 16384, 65536]
-# B2S6: complex A, zero-order hold, 8 blocks of channels, and a bias beside B.
+# B2S6: complex A, zero-order hold, 8 blocks of channels, and a bias added to B.
 S6, B2S6, S4D, NAIVE = "S6", "B2S6", "S4D", "naive Vandermonde"
 MAMBA, LOOP = "mamba-ssm", "loop over time"
 GROUPS = 8
@@ -54,7 +54,7 @@ def scan_inputs(
 ) -> dict[str, Tensor]:
     """The arguments of a scan in float32, the same values for every layout.
 
-    channels_last: the views that layers pass, projections of (B, L, D). half: real sequences in bfloat16 beside complex
+    channels_last: the views that layers pass, projections of (B, L, D). half: real sequences in bfloat16 with complex
     ones and small parameters in float32, as mixed precision has them.
     """
     B, D, N, L = shape

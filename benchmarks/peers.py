@@ -1,4 +1,4 @@
-"""The language models that are compared: ours, others' of the same sizes, and the matrix products alone.
+"""The language models that are compared: ours, others' of the same sizes, and only the matrix products.
 
 Shapes: ids, targets (B, L) int64.  (B batch, L length, D channels, E = 2D inner channels, R rank of Δ, V vocabulary.)
 """
@@ -62,7 +62,7 @@ class Model(ABC):
         """(logits (B, V), state) after one token more (B,)."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """Of the optimizer."""
+        """Return the parameter groups of the optimizer."""
         return [{"params": list(self.module.parameters())}]
 
 
@@ -101,7 +101,7 @@ class _Other(Model):
 
     @abstractmethod
     def logits(self, ids: Tensor) -> Tensor:
-        """Of ids (B, L): (B, L, V)."""
+        """Return logits (B, L, V) of ids (B, L)."""
 
     def backward(self, ids: Tensor, targets: Tensor) -> None:
         for part, wanted in zip(ids.split(self.at_once), targets.split(self.at_once), strict=True):

@@ -54,7 +54,7 @@ _SAMPLE = 0.3  # seconds of steps that are waited for together, as in a fit: the
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Ends the script where it is no config of a run."""
+    """Ends the script if it is not the config of a run."""
     try:
         config = yaml.safe_load(file.read_text())
         if {"model", "data", "trainer"} <= config.keys():
@@ -63,7 +63,7 @@ def read(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise SystemExit(f"error: --config {file}: {error.strerror}") from error
     except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
-        raise SystemExit(f"error: --config {file}: it is no YAML of a config") from error
+        raise SystemExit(f"error: --config {file}: it is not the YAML of a config") from error
 
 
 def network_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def network_of(config: dict[str, Any]) -> dict[str, Any]:
 def sized(config: dict[str, Any], batch: int | None, length: int | None = None, tiny: bool = False) -> dict[str, Any]:
     """The config with another batch size, its batches cut to a length; tiny: with one narrow block.
 
-    The length stands beside what a config has, since the data may not allow it.
+    The length is not a setting of the data, which may not allow it.
     """
     config = deepcopy(config)
     data = config["data"]["init_args"]
@@ -226,7 +226,7 @@ def parts_of_step(step: Call, device: torch.device) -> tuple[dict[str, float], d
 
 
 def on_gpu(events: list[Any]) -> dict[str, float]:
-    """Of a step: ms that its kernels and copies take, how many the host launched, and how often it waited.
+    """Return of a step: ms that its kernels and copies take, launches of the host, and how often it waited.
 
     Where they take less than the step, the host is the limit.
     """
@@ -411,7 +411,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", type=words, metavar="LIST", help="config files, comma-separated; default: three of "
                         "ListOps and of sCIFAR, on a GPU all six LRA tasks' and sCIFAR's")  # fmt: skip
     parser.add_argument("--variants", type=words, default=[], metavar="LIST",
-                        help=f"each beside the config as it is: {', '.join(VARIANTS)}")  # fmt: skip
+                        help=f"each next to the config as it is: {', '.join(VARIANTS)}")  # fmt: skip
     parser.add_argument("--batch", type=positive, metavar="N", help="default: the config's, at most 2 on a CPU")
     parser.add_argument("--length", type=positive, metavar="N", help="of texts; default: the config's")
     given = parser.parse_args(arguments)

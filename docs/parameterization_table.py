@@ -57,7 +57,7 @@ def table(time: Time) -> list[str]:
 
 
 def page(text: str) -> str:
-    """The page with its tables made anew; what stands before the mark is kept."""
+    """Return the page with new tables; what is before the mark is kept."""
     lines = [text[: text.index(MARK)] + MARK, "", "## Continuous time: dh/dt = λ h + …", "", *table("continuous")]
     return "\n".join([*lines, "", "## Discrete time: h_k = λ h_{k-1} + …", "", *table("discrete"), ""])
 

@@ -13,7 +13,7 @@ ARGUMENTS = {"wsd": {"decay": 0.2}}
 
 
 def factors(name: str) -> list[float]:
-    """Of every step of the run."""
+    """Return the factor of the learning rate at every step of the run."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     schedule = schedule_of(optimizer, name, ARGUMENTS.get(name, {}), Span(WARMUP, TOTAL))
     found = []

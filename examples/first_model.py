@@ -1,14 +1,14 @@
 # %% [markdown]
 # # A first model, from its layers to its memory
 #
-# Builds a classifier in Python, trains it on short ListOps, looks at what it remembers, saves it, and puts a layer of
-# your own in the place of ours. Cells are marked `# %%`, as editors and Jupytext know them; as a script it takes less
-# than two minutes on two cores: `python examples/first_model.py`. Data and runs go into the working folder.
+# Build a classifier in Python, train it on short ListOps, look at what it remembers, save it, and replace our layer
+# with your own. As a notebook: first_model.ipynb; as a script: `python examples/first_model.py`, less than two minutes
+# on two cores. Data and runs go into the working folder.
 
 # %%
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait for each other sleep; before torch is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads sleep; set it before torch is imported
 
 import lightning as L
 import torch
@@ -27,8 +27,8 @@ STEPS = 300
 # %% [markdown]
 # ## Data
 #
-# Nested expressions such as `[MAX 2 9 [MIN 4 7 ] 0 ]`, each with a digit for its value. They are generated once, in a
-# second. A batch is padded on the right, and `lengths` says how much of each sequence is real.
+# Nested expressions such as `[MAX 2 9 [MIN 4 7 ] 0 ]`, whose value is a digit. They are generated once, in a second. A
+# batch is padded on the right, and `lengths` has the real length of each sequence.
 
 # %%
 data = ListOps(
@@ -43,13 +43,13 @@ print(f"{tuple(batch.inputs.shape)} tokens; the first: {' '.join(words)} = {batc
 # %% [markdown]
 # ## A network
 #
-# A layer maps (batch, length, d_model) to the same shape. Where one is asked for, a specification stands: each block
-# builds its own at the width it needs, and a checkpoint holds it as plain values.
+# A layer maps (batch, length, d_model) to the same shape. You give a specification, not an instance: each block builds
+# its own layer at the width it needs, and a checkpoint stores the specification as plain values.
 
 
 # %%
 def network_with(layer: LayerSpec) -> NetworkSpec:
-    """Two blocks of 32 channels around a layer, the mean over positions, and a linear head."""
+    """Return two blocks of 32 channels around a layer, the mean over positions, and a linear head."""
     block = BlockSpec(S4Block, norm="layer", prenorm=True)
     return NetworkSpec(
         Classifier, layer=layer, block=block, d_model=32, n_layers=2, vocab_size=data.vocab_size, num_classes=10
@@ -64,8 +64,8 @@ print(f"{sum(p.numel() for p in task.parameters()):,} parameters; logits {tuple(
 # %% [markdown]
 # ## A fit
 #
-# A `Run` gives Lightning's Trainer a directory, checkpoints and a record. Run this cell again, and it goes on where it
-# was interrupted; a finished run is not trained twice.
+# A `Run` gives Lightning's Trainer a directory, checkpoints and a record. If you interrupt this cell and run it again,
+# it resumes; a finished run is not trained twice.
 
 
 # %%
@@ -108,7 +108,7 @@ for name, layer in layers.items():
 # %% [markdown]
 # ## Saved and loaded
 #
-# A saved model is a folder of a config and weights. It is loaded without the code that trained it.
+# A saved model is a folder with a config and weights. Loading it needs no code from training.
 
 # %%
 network.save_pretrained("first-model")
@@ -118,7 +118,7 @@ assert torch.equal(again(ids, lengths), network(ids, lengths))
 # %% [markdown]
 # ## A layer of your own
 #
-# `forward(x, lengths=None)` is all that a layer needs. This one remembers everything equally: the running mean.
+# A layer needs only `forward(x, lengths=None)`. This one is a running mean, which remembers everything equally.
 
 
 # %%

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -55,8 +56,8 @@ def results() -> list[Result]:
     return found
 
 
-def page() -> str:
-    """Return docs/experiments.md: head.md, what the results say with remarks.yaml, tail.md."""
+def pages() -> dict[Path, str]:
+    """Return docs/experiments.md (head.md, verdicts with remarks.yaml, tail.md) and the claims of each experiment."""
     every = results()
     remarks: dict[str, str] = yaml.safe_load((FOLDER / "remarks.yaml").read_text())
     counts = {one.name: [sum(c.verdict == verdict for c in one.claims) for verdict in VERDICTS] for one in every}
@@ -71,16 +72,26 @@ def page() -> str:
         own = [one for one in every if one.name.startswith(prefix)]
         lines += ["", f"## {paper}", "", f"Each is run by its name: `python experiments/{own[0].name}.py`."]
         for one in own:
-            lines += ["", f"### {one.name}", "", f"{one.title}. {one.state}"]
-            lines += ["", "| | claim | holds if | verdict | numbers |", "|---|---|---|---|---|"] if one.claims else []
-            first: dict[str, int] = {}  # of each rule, which stands once
-            for number, claim in enumerate(one.claims, 1):
-                seen = first.setdefault(claim.rule, number)
-                rule = claim.rule if seen == number else f"as {seen}"
-                lines.append(f"| {number} | {_cells((claim.statement, rule, claim.verdict, claim.found))} |")
+            numbers = f" [Rules and numbers](experiments/{one.name}/claims.md)." if one.claims else ""
+            lines += ["", f"### {one.name}", "", f"{one.title}. {one.state}{numbers}"]
+            lines += ["", "| claim | verdict |", "|---|---|"] if one.claims else []
+            lines += [f"| {_cells((claim.statement, claim.verdict))} |" for claim in one.claims]
             lines += ["", remarks[one.name].strip()] if one.name in remarks else []
             lines += ["", f"![{one.name}](experiments/{one.name}/figure.png)"] if one.claims else []
-    return "\n".join([*lines, "", (FOLDER / "tail.md").read_text()])
+    details = {FOLDER / one.name / "claims.md": claims_page(one) for one in every if one.claims}
+    return {PAGE: "\n".join([*lines, "", (FOLDER / "tail.md").read_text()]), **details}
+
+
+def claims_page(one: Result) -> str:
+    """Return the claims of an experiment with their rules, each of which stands once, and numbers."""
+    lines = [f"# {one.name}", "", f"{one.title}. [How a claim is judged](../../experiments.md#how-a-claim-is-judged)."]
+    lines += ["", "| | claim | holds if | verdict | numbers |", "|---|---|---|---|---|"]
+    first: dict[str, int] = {}
+    for number, claim in enumerate(one.claims, 1):
+        seen = first.setdefault(claim.rule, number)
+        rule = claim.rule if seen == number else f"as {seen}"
+        lines.append(f"| {number} | {_cells((claim.statement, rule, claim.verdict, claim.found))} |")
+    return "\n".join([*lines, ""])
 
 
 def _cells(values: Iterable[Any]) -> str:
@@ -89,10 +100,11 @@ def _cells(values: Iterable[Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--page", action="store_true", help="write docs/experiments.md and run nothing")
+    parser.add_argument("--page", action="store_true", help="write docs/experiments.md and its claims, and run nothing")
     options, passed = parser.parse_known_args()
     if options.page:
-        PAGE.write_text(page())
+        for file, text in pages().items():
+            file.write_text(text)
         return 0
     commands: dict[str, Any] = {name: [sys.executable, str(HERE / f"{name}.py"), *passed] for name in NAMES}
     if "--long" in passed:  # few have one

@@ -1,4 +1,4 @@
-"""How far something is: a bar in a terminal, a line now and then in a job's log."""
+"""Progress of long work: a bar in a terminal, a line every so often in a job's log."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,14 +13,14 @@ TERMINAL, LOG = (2, 0.1), (30, 30)  # seconds until it is shown first, and betwe
 
 
 class Bar(tqdm):
-    """Shows how much is done, how fast, and what time is left, on the standard error; nothing of what is soon over.
+    """Shows how much is done, how fast, and the time left, on the standard error; nothing for work that is soon over.
 
     Args:
-        what: stands in front.
-        total: of bytes, examples or steps; None if it is not known.
+        what: text in front of the bar.
+        total: number of bytes, examples or steps; None if it is not known.
         unit: what is counted.
-        in_bytes: whether these are bytes.
-        done: what was done before, which does not count for the rate.
+        in_bytes: whether bytes are counted.
+        done: number that was done before; it does not count for the rate.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 import random
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -32,13 +32,9 @@ _COUNTED = 128  # positions on which operations are counted: those of a recurren
 _DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
 
 
-def fit_callbacks(seed: int, given: Sequence[Callback] = ()) -> list[Callback]:
-    """Return the callbacks of every fit, in a run's directory or not.
-
-    given: the user's, among which may be a Throughput with settings.
-    """
-    speed = [] if any(isinstance(callback, Throughput) for callback in given) else [Throughput()]
-    logged = [LogLearningRates(), LogGradientNorm(), LogEpochMeans(), *speed]
+def fit_callbacks(seed: int) -> list[Callback]:
+    """Return the callbacks of every fit, in a run's directory or not."""
+    logged = [LogLearningRates(), LogGradientNorm(), LogEpochMeans(), Throughput()]
     return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), ShowBackends(), *logged]
 
 
@@ -64,10 +60,10 @@ class SeedByStep(Callback):
 class StopOnNonFinite(Callback):
     """Raises InputError when the loss or a gradient is NaN or infinite.
 
-    The message has the step, the loss and the largest gradient by parameter name, of the step before if the loss is not
-    finite: then its gradients say nothing. With a gradient scaler (16-mixed) infinite gradients are left to it.
-    Costs one pass over the gradients a step. On a CPU it comes before the weights change; on a GPU, which is not waited
-    for, a step later, and before anything is saved or validated.
+    The message has the step, the loss and the largest gradient by parameter name (of the step before if the loss is
+    not finite: its own gradients say nothing then). A gradient scaler (16-mixed) handles infinite gradients itself.
+    This costs one pass over the gradients a step. On a CPU it stops before the weights change. A GPU is not waited for:
+    it stops a step later, but before anything is saved or validated.
     """
 
     def __init__(self) -> None:
@@ -145,22 +141,17 @@ class Throughput(Callback):
     """Logs speed over all devices, between two log steps, without validation.
 
     `train/samples_per_s`; for a task that has `tokens_of` (language models) `train/tokens_per_s`, without padding; and,
-    if the peak of a device is known, `train/mfu`, model FLOPs utilization (Chowdhery et al. 2022, PaLM, appendix B):
+    on a GPU whose peak Lightning knows, `train/mfu`, model FLOPs utilization (Chowdhery et al. 2022, PaLM, appendix B):
     the operations that tokens/s need by `analysis/flops.py`, over those of all devices at their peak.
     (They are counted on sequences of 128 tokens; attention of a user's network would need more on longer ones.)
-
-    Args:
-        peak_flops: operations per second of one device, in the precision that trains; None for what Lightning knows of
-            a GPU. Nothing is assumed about a CPU.
     """
 
-    def __init__(self, peak_flops: float | None = None) -> None:
-        self.peak_flops = peak_flops
+    def __init__(self) -> None:
         self._samples: Tensor | float = 0.0
         self._tokens: Tensor | float = 0.0
         self._seconds = 0.0
         self._started = 0.0
-        self._share: float | None = None  # of a device's peak that one token per second on it is
+        self._share: float | None = None  # what one token per second is of a device's peak
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._share = None
@@ -201,8 +192,8 @@ class Throughput(Callback):
             self._started = 0.0
 
     def _share_of_peak(self, trainer: Trainer, pl_module: LightningModule, length: int) -> float:
-        """Return 0 if the peak is not known, or the network cannot be counted."""
-        peak = self.peak_flops or _known_peak(trainer, pl_module.device)
+        """Return what one token per second is of the peak; 0 if that is not known, or the network cannot be counted."""
+        peak = _known_peak(trainer, pl_module.device)
         spec = pl_module.hparams.get("network")
         if not (peak and spec):
             return 0.0
@@ -263,7 +254,7 @@ class LogGradientNorm(Callback):
 class LogEpochMeans(Callback):
     """Logs `<name>_epoch`, at the end of an epoch, for each value that the training step logs of its batch only.
 
-    It is the mean over the epoch's batches, each with its number of examples, and over all devices. Lightning's own
+    It is the mean over the epoch's batches, weighted by their sizes, and over all devices. Lightning's own
     (`on_epoch=True`) forgets what was before the checkpoint when an epoch is resumed in its middle.
     """
 
@@ -300,7 +291,7 @@ class LogEpochMeans(Callback):
         self._sums, self._batches = {}, 0
 
     def _sum_over_devices(self) -> dict[str, tuple[float, int]]:
-        """Every process calls it; the names that they have logged may differ."""
+        """Return the sums over all devices. Every process calls this; the names that they have logged may differ."""
         own = {name: (total.item(), examples) for name, (total, examples) in self._sums.items()}
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return own

@@ -1,22 +1,21 @@
-"""Errors that the command line shows to its user, and text of others made fit to be shown."""
+"""Errors that the command line shows to its user, and other text made fit to be shown."""
 
 import difflib
 import inspect
 import os
-import re
 import sysconfig
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-LONGEST = 2000  # characters of a message; of longer ones the beginning and the end
+LONGEST = 2000  # characters of a message
 
 
 class InputError(ValueError):
     """The user's input is wrong: one line that says what, where, and what would be right.
 
     The CLI prints it without a traceback and exits non-zero. Whatever the message quotes (file names, what a server
-    says, a library's many lines), it is one line of printable text from here on: see `to_one_line`.
+    says, a library's many lines), it becomes one printable line: see `to_one_line`.
     """
 
     def __init__(self, message: str) -> None:
@@ -24,11 +23,15 @@ class InputError(ValueError):
 
 
 def to_one_line(text: str) -> str:
-    """Return the text as one printable line of at most LONGEST characters, fit for a terminal whoever wrote it.
+    """Return the text as one printable line; of a text longer than LONGEST, the beginning and the end."""
+    line = printable(" ".join(filter(None, map(str.strip, text.splitlines()))))
+    half = LONGEST // 2
+    return line if len(line) <= LONGEST else f"{line[:half]}…{line[half + 1 - LONGEST :]}"
 
-    A line break becomes a blank. Done twice, it changes nothing more.
-    """
-    return _shortened(printable(re.sub(r"[^\S\r\n]{0,200}[\r\n]\s*", " ", _shortened(text)))).strip()
+
+def printable(text: str) -> str:
+    """Return the text with escapes for characters that are not printable: a terminal would obey control characters."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def describe_error(error: BaseException) -> str:
@@ -38,22 +41,6 @@ def describe_error(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def printable(text: str) -> str:
-    """Return the text with characters that are not printable as escapes.
-
-    These are control characters (a terminal would obey them), marks that turn the direction of writing, and halves of
-    surrogate pairs (which cannot be encoded).
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-def _shortened(text: str) -> str:
-    half = LONGEST // 2
-    return text if len(text) <= LONGEST else f"{text[:half]}…{text[half + 1 - LONGEST :]}"
-
-
 def hint(name: str, valid: Collection[str], takes: str = "there are") -> str:
     """Return what an error says after an unknown name: the nearest known one, or all of them."""
     near = difflib.get_close_matches(name, valid, n=1)
@@ -61,7 +48,7 @@ def hint(name: str, valid: Collection[str], takes: str = "there are") -> str:
 
 
 def chain(error: BaseException | None) -> list[BaseException]:
-    """Return the error, what caused it, what caused that, …, each once: they may form a circle."""
+    """Return the error, its cause, the cause of that, …, each once: they may form a circle."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)

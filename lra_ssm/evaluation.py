@@ -124,15 +124,11 @@ class HarnessModel(TemplateLM):
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return texts up to the first of the stops that a task names, or the end of a text."""
-        answers = [""] * len(requests)
-        order = sorted(range(len(requests)), key=lambda i: repr(requests[i].args[1]))
-        for _, group in groupby(order, key=lambda i: repr(requests[i].args[1])):
-            same = list(group)
-            for begin in range(0, len(same), self.batch_size):
-                batch = same[begin : begin + self.batch_size]
-                texts = self._generated([requests[i].args[0] for i in batch], requests[batch[0]].args[1])
-                for i, text in zip(batch, texts, strict=True):
-                    answers[i] = text
+        answers = list[str]()
+        for settings, group in groupby(requests, key=lambda request: request.args[1]):
+            contexts = [request.args[0] for request in group]
+            for begin in range(0, len(contexts), self.batch_size):
+                answers += self._generated(contexts[begin : begin + self.batch_size], settings)
         return answers
 
     def _context(self, tokens: list[int]) -> list[int]:

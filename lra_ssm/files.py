@@ -63,7 +63,6 @@ def replacing(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
-            sync_folder(path.parent)
         finally:
             with suppress(OSError):  # of a disk that has become read-only
                 partial.unlink(missing_ok=True)
@@ -73,8 +72,7 @@ def replacing(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
 def new_folder(path: Path) -> Iterator[Path]:
     """Make an empty folder next to `path`, which takes that name when the block ends well and else is removed.
 
-    What is written there must be flushed to the disk. A killed process leaves a folder whose name begins with
-    UNFINISHED and is that of no other process, on no other machine.
+    A killed process leaves a folder whose name begins with UNFINISHED and is unique among processes and machines.
 
     Raises:
         OSError: the disk does not take it, or `path` exists.
@@ -83,21 +81,9 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         partial.mkdir()
         yield partial
-        sync_folder(partial)
         partial.rename(path)
-        sync_folder(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's names to the disk: a power failure may bring back the old file, or none, without it."""
-    with suppress(OSError):  # some systems and network drives cannot
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def sha256(path: Path) -> str:

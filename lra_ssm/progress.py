@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTh
 
 from lra_ssm.tables import duration
 
-# Warnings and messages of Lightning's that tell a user nothing, or that ours say.
+# Warnings and messages of Lightning that do not help a user, or that repeat ours.
 _WARNINGS = (
     "does not have many workers",
     "callbacks used to create the checkpoint need to be provided",
@@ -40,7 +40,7 @@ _MESSAGES = (
 
 
 def quiet() -> None:
-    """Silence what Lightning says without need, in this process from now on."""
+    """Silence Lightning's needless warnings and messages, in this process from now on."""
     for text in _WARNINGS:
         warnings.filterwarnings("ignore", message=f".*{text}.*")
     for name in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):

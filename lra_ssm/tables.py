@@ -34,7 +34,7 @@ def duration(seconds: float, at_least: bool = False) -> str:
 
 
 class _Wrapper(textwrap.TextWrapper):
-    """Breaks lines behind / and _ too, and anywhere only if that is not enough."""
+    """Breaks lines after / and _ too, and anywhere only if that is not enough."""
 
     wordsep_simple_re = re.compile(r"(\s+|(?<=[/_])(?=[^\s/_]))")
 
@@ -47,7 +47,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, 
     """
     cells = [[printable(" ".join(cell.split())) for cell in row] for row in (columns, *rows)]
     if any(len(row) != len(columns) for row in cells):
-        raise ValueError(f"a row has not {len(columns)} cells")
+        raise ValueError(f"a row does not have {len(columns)} cells")
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     words = [max(len(word) for cell in column for word in ["", *cell.split()]) for column in zip(*cells, strict=True)]
     room = 10**9 if width is None else width - len(columns) + 1

@@ -38,14 +38,14 @@ def curves():
 @pytest.fixture(autouse=True)
 def _no_curves(request, monkeypatch):
     if "curves" not in request.fixturenames:
-        monkeypatch.setattr("lra_ssm.runs.run.draw_curves", lambda *paths: None)
+        monkeypatch.setattr("lra_ssm.runs.run.draw_curves", lambda *_: None)
 
 
 @cache
-def _options(folder, command, *arguments):
-    from lra_ssm.cli.config import read_config
+def _options(folder, *arguments):
+    from lra_ssm.cli.config import read_fit_options
 
-    return read_config(command, list(arguments))
+    return read_fit_options(arguments)
 
 
 @pytest.fixture
@@ -53,13 +53,13 @@ def read_once(monkeypatch):
     """For tests that start the same commands in this process and folder again and again, and change no config between
     them: the options, half of a small fit, are read the first time."""
 
-    def options(command, arguments):
-        known = _options(os.getcwd(), command, *arguments)
+    def options(arguments):
+        known = _options(os.getcwd(), *arguments)
         again = copy.copy(known)
         again.given, again.resolved = known.given.clone(), copy.deepcopy(known.resolved)
         return again
 
-    monkeypatch.setattr("lra_ssm.cli.fit.read_config", options)
+    monkeypatch.setattr("lra_ssm.cli.fit.read_fit_options", options)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ import os
 import resource
 import shutil
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -85,9 +84,8 @@ class KillMe(Callback):
     """SIGKILL to its own process at the event and the number in KILL_AT, as in "train_batch_start:5"; without, nothing.
 
     KILL_WITH names another signal, KILL_RANK the one process of several that is sent it. Instead of a signal, FULL_AT
-    makes every file full from that many bytes on, and RUN a command of the shell. DELAY sleeps that long at the start
-    of every training batch. COPY_TO is a folder that gets the runs as they are at every event, by "event:number": what
-    a kill would leave.
+    makes every file full from that many bytes on, and RUN a command of the shell. COPY_TO is a folder that gets the
+    runs as they are at every event, by "event:number": what a kill would leave.
     """
 
     def __init__(self) -> None:
@@ -111,39 +109,14 @@ class KillMe(Callback):
     def setup(self, *args: Any, **kwargs: Any) -> None:
         self._at("setup")
 
-    def on_sanity_check_start(self, *args: Any) -> None:
-        self._at("sanity_check_start")
 
-    def on_train_start(self, *args: Any) -> None:
-        self._at("train_start")
+def _report(event: str) -> Callable[..., None]:
+    return lambda self, *_: self._at(event)
 
-    def on_train_end(self, *args: Any) -> None:
-        self._at("train_end")
 
-    def on_validation_batch_start(self, *args: Any) -> None:
-        self._at("validation_batch_start")
-
-    def on_train_batch_start(self, *args: Any) -> None:
-        time.sleep(float(os.environ.get("DELAY", 0)))
-        self._at("train_batch_start")
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self._at("train_batch_end")
-
-    def on_validation_batch_end(self, *args: Any) -> None:
-        self._at("validation_batch_end")
-
-    def on_test_batch_start(self, *args: Any) -> None:
-        self._at("test_batch_start")
-
-    def on_validation_end(self, *args: Any) -> None:
-        self._at("validation_end")
-
-    def on_train_epoch_start(self, *args: Any) -> None:
-        self._at("train_epoch_start")
-
-    def on_train_epoch_end(self, *args: Any) -> None:
-        self._at("train_epoch_end")
-
-    def on_save_checkpoint(self, *args: Any) -> None:
-        self._at("save_checkpoint")
+for _event in (
+    "sanity_check_start", "train_start", "train_end", "train_epoch_start", "train_epoch_end", "train_batch_start",
+    "train_batch_end", "validation_batch_start", "validation_batch_end", "validation_end", "test_batch_start",
+    "save_checkpoint",
+):  # fmt: skip
+    setattr(KillMe, f"on_{_event}", _report(_event))

@@ -27,7 +27,7 @@ ROOMS = {
     "tasks": ["tests/tasks", "tests/test_evaluation.py", "tests/test_packed_documents.py"],
     "datamodules": ["tests/datamodules"],
     "runs": ["tests/test_runs.py", "tests/test_identity.py", "tests/test_curves.py", "tests/test_records.py",
-             "tests/test_step_cost.py", "tests/test_cost_table.py", "tests/test_resume.py", "tests/test_init_from.py",
+             "tests/test_estimate.py", "tests/test_cost_table.py", "tests/test_resume.py", "tests/test_init_from.py",
              "tests/test_checks.py", "tests/test_signals.py"],
     "results": ["tests/results", "tests/test_results_command.py"],
 }  # fmt: skip

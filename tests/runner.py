@@ -1,6 +1,6 @@
-"""Runs `lra_ssm.cli.main` in the test's process, or as one of its own without paying for the imports each time.
+"""Run `lra_ssm.cli.main` in the test's process, or in a process of its own without paying for the imports each time.
 
-A process of its own is a copy of the test's, which has imported all; what a test kills is a real process.
+Such a process is forked from a server that has only imported the package; what a test kills is a real process.
 """
 
 import contextlib
@@ -9,12 +9,11 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,11 +22,12 @@ from unittest import mock
 import yaml
 
 TINY = Path(__file__).parent / "tiny.yaml"
-FIT = ["fit", "--config", str(TINY)]
+FIT = ["fit", f"--config={TINY}"]
 _LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric", "huggingface_hub")
 SHORT = ["--trainer.max_epochs=1", "--data.num_train=16"]
 
-_context = multiprocessing.get_context("fork")
+_context = multiprocessing.get_context("forkserver")  # no copy of the test's process, whose threads would be missing
+_context.set_forkserver_preload(["lra_ssm.cli.fit"])
 
 
 class Result(NamedTuple):
@@ -37,10 +37,7 @@ class Result(NamedTuple):
 
 
 class Command:
-    """A started command, or another function of a list that gives an exit code; `wait()` gives its result.
-
-    terminal: a device that it prints to.
-    """
+    """A started command, or another function of a list that gives an exit code; `wait()` gives its result."""
 
     def __init__(
         self,
@@ -48,11 +45,10 @@ class Command:
         cwd: Path,
         env: dict[str, str] | None = None,
         call: Callable[[list[str]], int] | None = None,
-        terminal: str | None = None,
     ) -> None:
         self._out, self._err = (tempfile.NamedTemporaryFile("w+", suffix=".txt") for _ in range(2))
-        names = (terminal,) * 2 if terminal else (self._out.name, self._err.name)
-        self.process = _context.Process(target=_child, args=(call, arguments, str(cwd), env or {}, *names))
+        given = (call, arguments, str(cwd), {**os.environ, **(env or {})}, self._out.name, self._err.name)
+        self.process = _context.Process(target=_child, args=given)
         self.process.start()
 
     def kill(self) -> None:
@@ -72,33 +68,38 @@ def run(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> R
     return Command(arguments, cwd, env).wait()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+@contextmanager
+def rendezvous() -> Iterator[dict[str, str]]:
+    """What processes that train together need in their environment to find each other, as torchrun's agent gives it.
+
+    The store is served here, on a port that stays bound.
+    """
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+           "TORCHELASTIC_RESTART_COUNT": "0"}  # fmt: skip
 
 
 def run_by(devices: int, arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> list[Result]:
-    """A command by so many processes on CPUs, with what torchrun tells each of them in its environment."""
-    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(devices), "GROUP_RANK": "0",
-             "LOCAL_WORLD_SIZE": str(devices), "TORCHELASTIC_RUN_ID": "tests", **(env or {})}  # fmt: skip
+    """Run a command by several processes on CPUs, with what torchrun tells each of them in its environment."""
     line = [*arguments, f"--trainer.devices={devices}"]
-    started = [Command(line, cwd, {**given, "RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(devices)]
-    return [command.wait() for command in started]
+    with rendezvous() as found:
+        given = {**found, "WORLD_SIZE": str(devices), "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(devices),
+                 "TORCHELASTIC_RUN_ID": "tests", **(env or {})}  # fmt: skip
+        started = [Command(line, cwd, {**given, "RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(devices)]
+        return [command.wait() for command in started]
 
 
-def bare(
-    ranks: Iterable[int],
-    arguments: list[str],
-    cwd: Path,
-    env: dict[str, str] | None = None,
-    call: Callable[[list[str]], int] | None = None,
-) -> list[Command]:
-    """These processes of a command by two on CPUs, started, with what srun tells each of them in its environment."""
-    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SLURM_NTASKS": "2", "SLURM_JOB_NAME": "fit",
-             "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_ID": "12", "SLURM_NODEID": "0", **(env or {})}  # fmt: skip
+def run_by_srun(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> list[Result]:
+    """Run a command by two processes on CPUs, with what srun tells each of them in its environment."""
     line = [*arguments, "--trainer.devices=2", "--trainer.strategy=ddp"]
-    own = [{"RANK": str(i), "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in ranks]
-    return [Command(line, cwd, {**given, **each}, call) for each in own]
+    with rendezvous() as found:
+        given = {**found, "SLURM_NTASKS": "2", "SLURM_JOB_NAME": "fit", "SLURM_NTASKS_PER_NODE": "2",
+                 "SLURM_JOB_ID": "12", "SLURM_NODEID": "0", **(env or {})}  # fmt: skip
+        own = [{"RANK": rank, "SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in "01"]
+        started = [Command(line, cwd, {**given, **each}) for each in own]
+        return [command.wait() for command in started]
 
 
 def run_here(arguments: list[str], cwd: Path) -> Result:
@@ -201,6 +202,7 @@ def _child(
     call: Callable[[list[str]], int] | None, arguments: list[str], cwd: str, env: dict[str, str], out: str, err: str
 ) -> None:
     os.chdir(cwd)
+    os.environ.clear()  # it has the server's
     os.environ.update(env)
     sys.argv = ["lra-ssm", *arguments]
     # As a console script finds modules, then tests.helpers: a my_layer.py that lies beside README.md is nobody's here.
@@ -219,7 +221,7 @@ def _child(
     from lra_ssm.runs import run
 
     native_build.library.cache_clear()  # it looks for its kernels itself
-    run.draw_curves = lambda *paths: None  # see conftest.py's fixture `curves`
+    run.draw_curves = lambda *_: None  # see conftest.py's fixture `curves`
     rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning asked when it was imported
 
     torch.set_num_threads(1)

@@ -14,6 +14,7 @@ from lra_ssm.layers import B2S6, LRU, S4D, S5, S6, Attention, LayerSpec, Network
 from lra_ssm.models import Classifier, LanguageModel
 from lra_ssm.runs.checks import check_layers, check_trainer, make_trainer
 from lra_ssm.tasks import Classification, LanguageModelling
+from tests.helpers import Smooth
 from tests.runner import FIT, SHORT, TINY, in_process, only_run, refused
 
 
@@ -21,7 +22,6 @@ from tests.runner import FIT, SHORT, TINY, in_process, only_run, refused
     ("arguments", "message"),
     [
         ({"max_epochs": -1}, "the schedule spans the run, so give trainer.max_epochs or trainer.max_steps"),
-        ({"max_epochs": 1, "limit_train_batches": 0}, "limit_train_batches is 0: nothing would be trained"),
         ({"max_epochs": 1, "accumulate_grad_batches": 0}, "accumulate_grad_batches is 0; it must be at least 1"),
         ({"max_epochs": 1, "check_val_every_n_epoch": 0}, "check_val_every_n_epoch is 0; it must be at least 1"),
         ({"max_epochs": 1, "val_check_interval": 0}, "val_check_interval is 0; it must be at least 1 batch, or 1.0"),
@@ -60,17 +60,6 @@ def test_validation_by_time_trains(tmp_path, monkeypatch, data, capsys):
 
 
 # -- layers --
-
-
-class Smooth(nn.Module):
-    """Sees both neighbors."""
-
-    def __init__(self, d_model: int) -> None:
-        super().__init__()
-        self.mix = nn.Conv1d(d_model, d_model, 3, padding="same")
-
-    def forward(self, x: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
-        return self.mix(x.transpose(1, 2)).transpose(1, 2)
 
 
 class Mean(nn.Module):

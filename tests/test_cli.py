@@ -1,9 +1,8 @@
-"""The commands: what a run leaves, the traps of LightningCLI closed."""
+"""The commands: how they start, what a run leaves, how it is scored; the traps of LightningCLI closed."""
 
 import csv
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -18,25 +17,18 @@ import yaml
 
 from lra_ssm.cli import COMMANDS, main
 from lra_ssm.cli.config import read_fit_options
-from tests.runner import FIT, SHORT, TINY, everything_below, fail, only_run, refused, run_here, succeed
+from lra_ssm.datamodules import ListOps
+from tests.runner import FIT, SHORT, everything_below, fail, only_run, refused, run_here, succeed
+
+SCORE = [*FIT[1:], *SHORT]
 
 
-@pytest.fixture
-def folder(trained, tmp_path):
-    """A copy of the finished run and its data."""
-    return shutil.copytree(trained[0], tmp_path / "copy")
+def rows_of(file):
+    with open(file, newline="") as opened:
+        return list(csv.DictReader(opened))
 
 
-def layer_of(config):
-    return config["model"]["init_args"]["network"]["init_args"]["layer"]
-
-
-# --- entry points ---
-
-
-def test_the_lightning_command_is_ours():
-    scripts = {e.name: e.value for e in entry_points(group="console_scripts") if e.name in ("lightning", "lra-ssm")}
-    assert scripts == {"lightning": "lra_ssm.cli:main", "lra-ssm": "lra_ssm.cli:main"}
+# --- how commands start ---
 
 
 @pytest.mark.parametrize("command", [["lightning"], ["lra-ssm"], [sys.executable, "-m", "lra_ssm"]])
@@ -46,31 +38,33 @@ def test_all_three_ways_to_start(command):
     assert "usage: lra-ssm COMMAND" in out and "lightning fit --config" in out
     wrong = subprocess.run([*command, "fitt"], capture_output=True, text=True)
     assert wrong.returncode == 2 and wrong.stderr == "lra-ssm: error: unknown command 'fitt'; did you mean 'fit'?\n"
+    scripts = {e.name: e.value for e in entry_points(group="console_scripts") if e.name in ("lightning", "lra-ssm")}
+    assert scripts == {"lightning": "lra_ssm.cli:main", "lra-ssm": "lra_ssm.cli:main"}
 
 
-@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "5"}, {"KMP_BLOCKTIME": "7"}])
-def test_waiting_threads_sleep_unless_the_user_says_otherwise(given):
+def test_waiting_threads_sleep_unless_the_user_says_otherwise():
     others = {name: value for name, value in os.environ.items() if name.split("_")[0] not in ("OMP", "GOMP", "KMP")}
-    with mock.patch.dict(os.environ, {**others, **given}, clear=True):
-        assert main(["--version"]) == 0
-        assert os.environ == others | (given or {"OMP_WAIT_POLICY": "passive"})
+    for given in ({}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "5"}, {"KMP_BLOCKTIME": "7"}):
+        with mock.patch.dict(os.environ, {**others, **given}, clear=True):
+            assert main(["--version"]) == 0
+            assert os.environ == others | (given or {"OMP_WAIT_POLICY": "passive"})
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command, tmp_path):
     out = succeed([command, "--help"], tmp_path).out
-    assert "usage" in out and "example" in out
+    assert "usage" in out and "example" in out and "default: null" not in out
 
 
-def test_whoever_reads_no_further_ends_the_command_quietly(trained):
+def test_a_reader_that_goes_away_ends_the_command_quietly(trained):
     """As `lra-ssm status | head -1`: the pipe is closed before anything is written."""
-    end, tip = os.pipe()
-    os.close(end)
+    reader, writer = os.pipe()
+    os.close(reader)
     for command in ("status", "--help"):
         started = [sys.executable, "-m", "lra_ssm", command]
-        ended = subprocess.run(started, cwd=trained[0], stdout=tip, stderr=subprocess.PIPE)
+        ended = subprocess.run(started, cwd=trained[0], stdout=writer, stderr=subprocess.PIPE)
         assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
-    os.close(tip)
+    os.close(writer)
 
 
 # --- what a run leaves ---
@@ -79,112 +73,85 @@ def test_whoever_reads_no_further_ends_the_command_quietly(trained):
 def test_the_run_directory_has_what_the_design_says(trained):
     folder, result = trained
     path = only_run(folder)
-    fitted, scored = (
-        {"config.yaml", "run.json", "progress.json", "metrics.csv", "curves.png", "checkpoints"},
-        {"validate.json", "test.json", "predictions-val.csv"},
-    )
+    fitted = {"config.yaml", "run.json", "progress.json", "metrics.csv", "curves.png", "checkpoints"}
     names = {p.name for p in path.iterdir() if not p.name.startswith(".")}
-    assert fitted <= names <= fitted | scored
+    assert fitted <= names <= fitted | {"validate.json", "test.json", "predictions-val.csv"}
     assert {p.name for p in (path / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
     record = json.loads((path / "run.json").read_text())
     assert record["status"] == "finished" and record["run_id"] == path.name
     (start,) = record["starts"]
     assert start["versions"]["torch"] == torch.__version__ and start["versions"]["lra_ssm"].startswith("0.")
     assert start["hardware"]["cpus"] >= 1 and start["command"][1] == "fit"
-    with open(path / "metrics.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(path / "metrics.csv")
     assert [row["step"] for row in rows] == ["0", "1", "1", "1"]
     assert all(row["train/loss"] and float(row["train/samples_per_s"]) > 0 for row in rows[:2])
     assert [row["lr/base"] for row in rows] == ["0.0", "0.005", "", ""]  # a warm-up of two steps to 0.01
-    assert rows[2]["val/accuracy"] and rows[2]["val/loss"]
     losses = [float(row["train/loss"]) for row in rows[:2]]
     assert float(rows[3]["train/loss_epoch"]) == pytest.approx(sum(losses) / 2, abs=1e-6)
     assert record["metrics"]["val/accuracy"] == pytest.approx(float(rows[2]["val/accuracy"]))
-    assert record["of_last_batch"] == ["train/accuracy", "train/loss"]
-    shown = {line.split()[0]: line for line in result.out.splitlines() if line.startswith("  ")}
-    assert shown.keys() >= set(record["of_last_batch"]) and not any(name.startswith("lr/") for name in shown)
-    assert {name for name, line in shown.items() if line.endswith(" of the last batch")} == set(record["of_last_batch"])
-
-
-def test_the_groups_are_printed_one_row_each(trained):
-    lines = trained[1].out.splitlines()
+    shown = {line.split()[0] for line in result.out.splitlines() if line.startswith("  ")}
+    assert shown >= {"train/accuracy_epoch", "train/loss_epoch"} and not any(name.startswith("lr/") for name in shown)
+    lines = result.out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("group "))
-    names = [line[: lines[start].index("parameters") - 2].strip() for line in lines[start + 1 : start + 4]]
-    assert names == ["base", "no_decay", "recurrent, delta"]
+    groups = [line[: lines[start].index("parameters") - 2].strip() for line in lines[start + 1 : start + 4]]
+    assert groups == ["base", "no_decay", "recurrent, delta"]
 
 
-def test_the_saved_config_is_complete_and_starts_the_same_run(trained):
+def test_the_same_settings_find_the_finished_run_and_others_do_not(trained):
     folder, _ = trained
     saved = only_run(folder) / "config.yaml"
-    assert layer_of(yaml.safe_load(saved.read_text()))["init_args"]["num_blocks"] == 2
-    assert "is finished" in succeed(["fit", "--config", str(saved)], folder).out
-    assert "is finished" in succeed([*FIT, *SHORT], folder).out
+    network = yaml.safe_load(saved.read_text())["model"]["init_args"]["network"]["init_args"]
+    assert network["layer"]["init_args"]["num_blocks"] == 2
+    neutral = ["--data.num_workers=1", f"--data.root={folder / 'elsewhere'}", "--trainer.log_every_n_steps=2",
+               "--trainer.profiler=simple", "--trainer.enable_progress_bar=true", "--trainer.logger=false",
+               "--data.eval_batch_size=3", "--trainer.limit_test_batches=1"]  # fmt: skip
+    for given in ([f"--config={saved}"], SCORE, [*SCORE, *neutral]):
+        assert "is finished" in succeed(["fit", *given], folder).out
+    others = ("--seed_everything=2", "--model.optimizer.lr=0.02", "--data.generator_seed=3")
+    paths = {read_fit_options([*SCORE, other]).path.name for other in others}
+    assert len(paths | {only_run(folder).name}) == 4
 
 
 def test_validate_test_and_predict_take_the_runs_best_checkpoint(trained):
     folder, _ = trained
-    path = only_run(folder)
-    for command in ("validate", "test"):
-        succeed([command, *FIT[1:], *SHORT], folder)
+    path, found = only_run(folder), {}
+    for command, name in (("validate", "val/accuracy"), ("test", "test/accuracy")):
+        succeed([command, *SCORE], folder)
         written = json.loads((path / f"{command}.json").read_text())
         assert written["checkpoint"].endswith("best.ckpt")
-        assert 0 <= written["metrics"][f"{'val' if command == 'validate' else 'test'}/accuracy"] <= 1
-    with open(path / "metrics.csv", newline="") as file:
-        scored = [float(row["val/accuracy"]) for row in csv.DictReader(file) if row["val/accuracy"]]
-    assert json.loads((path / "validate.json").read_text())["metrics"]["val/accuracy"] == pytest.approx(max(scored))
-    succeed(["predict", *FIT[1:], *SHORT], folder)
-    with open(path / "predictions-val.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 20
-    for row in rows:
-        probabilities = [float(row[f"p_{i}"]) for i in range(10)]
-        assert sum(probabilities) == pytest.approx(1, abs=1e-4)
-        assert probabilities[int(row["prediction"])] == max(probabilities)
-    accuracy = json.loads((path / "validate.json").read_text())["metrics"]["val/accuracy"]
-    from lra_ssm.datamodules import ListOps
-
+        found[name] = written["metrics"][name]
+    logged = [float(row["val/accuracy"]) for row in rows_of(path / "metrics.csv") if row["val/accuracy"]]
+    assert found["val/accuracy"] == pytest.approx(max(logged))
     settings = yaml.safe_load((path / "config.yaml").read_text())["data"]["init_args"]
     data = ListOps(**{**settings, "root": str(folder / "data")})
-    data.setup("predict")
-    labels = torch.cat([batch.labels for batch in data.predict_dataloader()]).tolist()
-    assert [int(row["label"]) for row in rows] == labels
-    assert sum(row["prediction"] == row["label"] for row in rows) / 20 == pytest.approx(accuracy)
-
-
-def test_in_a_job_of_slurm_that_srun_did_not_start_one_line_says_the_command(trained):
-    folder, _ = trained
-    given = [*FIT[1:], *SHORT]
-    with mock.patch.dict(os.environ, SLURM_JOB_ID="1"):
-        said = succeed(["validate", *given], folder).err
-    (line,) = [line for line in said.splitlines() if "srun" in line]
-    started = shlex.join(["srun", "lightning", "validate", *given])
-    assert line == f"note: in a job of Slurm srun starts each process: {started}"
-
-
-def test_predict_takes_the_split_that_it_is_told(trained):
-    folder, _ = trained
-    path, right = only_run(folder), {}
-    for split, examples in {"test": 20, "train": 16}.items():
-        out = succeed(["predict", *FIT[1:], *SHORT, f"--split={split}"], folder).out
-        rows = list(csv.DictReader((path / f"predictions-{split}.csv").read_text().splitlines()))
+    for split, examples in {"val": 20, "test": 20, "train": 16}.items():
+        out = succeed(["predict", *SCORE, *([f"--split={split}"] if split != "val" else [])], folder).out
+        rows = rows_of(path / f"predictions-{split}.csv")
+        right = sum(row["prediction"] == row["label"] for row in rows) / examples
+        assert f"{examples} predictions, {right:.2%} of them right," in out and len(rows) == examples
+        assert right == pytest.approx(found.get(f"{split}/accuracy", right))
+        data.predict_split = split
+        data.setup("predict")
+        labels = torch.cat([batch.labels for batch in data.predict_dataloader()]).tolist()
+        assert [int(row["label"]) for row in rows] == labels
+        for row in rows:
+            probabilities = [float(row[f"p_{i}"]) for i in range(10)]
+            assert sum(probabilities) == pytest.approx(1, abs=1e-4)
+            assert probabilities[int(row["prediction"])] == max(probabilities)
+    for split in ("test", "train"):
         (path / f"predictions-{split}.csv").unlink()
-        right[split] = sum(row["prediction"] == row["label"] for row in rows) / examples
-        assert f"{examples} predictions, {right[split]:.2%} of them right," in out and len(rows) == examples
-    succeed(["test", *FIT[1:], *SHORT], folder)
-    assert right["test"] == pytest.approx(json.loads((path / "test.json").read_text())["metrics"]["test/accuracy"])
-    assert "split" in (said := fail(["predict", *FIT[1:], *SHORT, "--split=vall"], folder)) and "vall" in said
-    assert "unknown option --split" in fail([*FIT, "--split=val"], folder)
 
 
-def test_fit_and_validate_never_touch_the_test_split(folder):
+def test_fit_and_validate_never_touch_the_test_split(trained, tmp_path):
+    folder = shutil.copytree(trained[0], tmp_path / "copy")
     (prepared,) = (p for p in (folder / "data/listops").iterdir() if p.is_dir())
     files = list(prepared.glob("test*"))
     assert files
     for file in files:  # the same size, no meaning: whoever reads it fails
         file.write_bytes(b"\xff" * file.stat().st_size)
     succeed([*FIT, *SHORT, "--fresh"], folder)
-    succeed(["validate", *FIT[1:], *SHORT], folder)
-    assert run_here(["test", *FIT[1:], *SHORT], folder).code > 0
+    succeed(["validate", *SCORE], folder)
+    assert run_here(["test", *SCORE], folder).code > 0
     one, two = (torch.load(p, weights_only=True)["state_dict"] for p in folder.rglob("last.ckpt"))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -194,23 +161,16 @@ def test_fit_and_validate_never_touch_the_test_split(folder):
 
 def test_a_checkpoint_never_overrides_flags(trained, tmp_path):
     folder, _ = trained
-    best = only_run(folder) / "checkpoints/best.ckpt"
-    data = f"--data.root={folder / 'data'}"
-    message = fail([*FIT, *SHORT, data, f"--ckpt_path={best}", "--model.optimizer.lr=0.5"], tmp_path)
+    best, last = (only_run(folder) / f"checkpoints/{name}.ckpt" for name in ("best", "last"))
+    fit = [*FIT, *SHORT, f"--data.root={folder / 'data'}"]
+    message = fail([*fit, f"--ckpt_path={best}", "--model.optimizer.lr=0.5"], tmp_path)
     assert "optimizer.lr 0.01 there, 0.5 here" in message and "--init_from" in message
-    message = fail([*FIT, *SHORT, data, f"--ckpt_path={best}", "--model.network.d_model=16"], tmp_path)
+    message = fail([*fit, f"--ckpt_path={best}", "--model.network.d_model=16"], tmp_path)
     assert "of another shape" in message or "network.d_model 8 there, 16 here" in message
-    # its weights alone: the flags hold
-    fresh = succeed([*FIT, *SHORT, data, f"--init_from={best}", "--model.optimizer.lr=0.5"], tmp_path)
-    assert "0.5" in next(line for line in fresh.out.splitlines() if line.startswith("base"))
-
-
-def test_init_from_starts_from_the_weights(trained, tmp_path):
-    folder, _ = trained
-    last = only_run(folder) / "checkpoints/last.ckpt"
-    flags = [f"--data.root={folder / 'data'}", f"--init_from={last}", "--model.optimizer.lr=1e-30",
-             "--model.optimizer.roles.recurrent.lr=0", "--model.optimizer.weight_decay=0"]  # fmt: skip
-    succeed([*FIT, *SHORT, *flags], tmp_path)
+    # Only its weights: the flags hold.
+    still = ["--model.optimizer.lr=1e-30", "--model.optimizer.roles.recurrent.lr=0", "--model.optimizer.weight_decay=0"]
+    fresh = succeed([*fit, f"--init_from={last}", *still], tmp_path)
+    assert "1e-30" in next(line for line in fresh.out.splitlines() if line.startswith("base"))
     ours = torch.load(only_run(tmp_path) / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     theirs = torch.load(last, weights_only=True)["state_dict"]
     names = [n for n in ours if "running" not in n and "batches" not in n]
@@ -218,114 +178,64 @@ def test_init_from_starts_from_the_weights(trained, tmp_path):
 
 
 def test_checkpoints_from_the_cli_and_from_python_load_alike(trained, tmp_path):
-    import lightning as L
+    from lightning import Trainer
 
-    from lra_ssm.datamodules import ListOps
     from lra_ssm.layers import B2S6, LayerSpec, NetworkSpec
     from lra_ssm.models import Classifier
     from lra_ssm.tasks import Classification, OptimizerSettings
 
-    folder, _ = trained
     layer = LayerSpec(B2S6, num_blocks=2, d_state=4, bidirectional=True)
     network = NetworkSpec(Classifier, layer=layer, num_classes=10, vocab_size=18, d_model=8, n_layers=1)
     task = Classification(network, OptimizerSettings(warmup_steps=2))
-    data = ListOps(
-        root=str(tmp_path), batch_size=8, length_bounds=(3, 20), max_depth=3, num_train=16, num_val=8, num_test=8
-    )
-    trainer = L.Trainer(
+    sizes = {"length_bounds": (3, 20), "max_depth": 3, "num_train": 16, "num_val": 8, "num_test": 8}
+    trainer = Trainer(
         accelerator="cpu", max_epochs=1, logger=False, default_root_dir=tmp_path, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0,
     )  # fmt: skip
-    trainer.fit(task, data)
+    trainer.fit(task, ListOps(root=str(tmp_path), batch_size=8, **sizes))
     trainer.save_checkpoint(tmp_path / "python.ckpt")
     settings = []
-    for path in (tmp_path / "python.ckpt", only_run(folder) / "checkpoints/best.ckpt"):
+    for path in (tmp_path / "python.ckpt", only_run(trained[0]) / "checkpoints/best.ckpt"):
         checkpoint = torch.load(path, weights_only=True)
         settings.append(checkpoint["hyper_parameters"])
         layer = checkpoint["hyper_parameters"]["network"]["init_args"]["layer"]
         assert layer["class_path"] == "lra_ssm.layers.B2S6" and layer["init_args"]["num_blocks"] == 2
         loaded = Classification.load_from_checkpoint(path, weights_only=True)
-        for name, value in loaded.state_dict().items():
-            assert torch.equal(value, checkpoint["state_dict"][name])
+        assert all(torch.equal(value, checkpoint["state_dict"][name]) for name, value in loaded.state_dict().items())
     settings[1]["network"]["init_args"]["block"]["init_args"]["dropout"] = 0.0
     assert settings[0] == settings[1]
 
 
-def test_dotted_overrides_and_print_config(tmp_path):
-    flags = [
-        "--model.network.layer.num_blocks=4",
-        "--model.init_args.optimizer.lr=0.5",
-        "--model.network.n_layers=3",
-        "--data.batch_size=7",
-    ]
-    printed = yaml.safe_load(succeed([*FIT, *flags, "--print_config"], tmp_path).out)
-    model = printed["model"]["init_args"]
-    network = model["network"]["init_args"]
-    assert network["layer"]["init_args"]["num_blocks"] == 4 and network["n_layers"] == 3
-    assert model["optimizer"]["lr"] == 0.5
-    assert printed["data"]["init_args"]["batch_size"] == 7
-    assert everything_below(tmp_path) == []
+# --- loggers ---
 
 
-def test_null_reaches_every_depth(tmp_path):
-    """A library's parser of a class within a class makes the text None of it."""
-    config = yaml.safe_load(TINY.read_text())
-    network = config["model"]["init_args"]["network"]["init_args"]
-    network["head"], network["layer"] = "lra_ssm.models.LinearHead", {"class_path": "lra_ssm.layers.S6"}
-    network["layer"]["init_args"], config["model"]["init_args"]["optimizer"] = (
-        {"delta_rank": 2},
-        {"roles": {"delta": {"lr_factor": 1}}},
-    )
-    (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
-    flags = ["--model.network.head=null", "--model.network.layer.delta_rank=null",
-             "--model.optimizer.roles.delta.lr_factor=null", "--model.network.init_args.vocab_size=null",
-             "--data.eval_batch_size=null"]  # fmt: skip
-    printed = yaml.safe_load(succeed(["fit", "--config", "given.yaml", *flags, "--print_config"], tmp_path).out)
-    network = printed["model"]["init_args"]["network"]["init_args"]
-    found = [network["head"], network["layer"]["init_args"]["delta_rank"], network["vocab_size"]]
-    found += [printed["model"]["init_args"]["optimizer"]["roles"]["delta"]["lr_factor"]]
-    assert found == [None] * 4 and printed["data"]["init_args"]["eval_batch_size"] is None
-
-
-def test_tensorboard_by_config_stands_beside_the_csv(tmp_path):
+def test_tensorboard_stands_next_to_the_csv_and_a_run_needs_no_logger(tmp_path):
     """wandb likewise: test_wandb.py."""
-    succeed([*FIT, *SHORT, "--trainer.logger=lightning.pytorch.loggers.TensorBoardLogger"], tmp_path)
+    succeed([*FIT, *SHORT, "--trainer.logger=TensorBoardLogger"], tmp_path)
     path = only_run(tmp_path)
     assert (path / "metrics.csv").is_file() and list(path.glob("tensorboard/events.*"))
-    assert set(everything_below(tmp_path)) >= {"runs", "data"}
+    assert {each.name for each in tmp_path.iterdir()} == {"runs", "data"}
+    succeed([*FIT, *SHORT, "--trainer.logger=false", "--experiment=without"], tmp_path)
+    path = only_run(tmp_path, "without")
+    assert not (path / "metrics.csv").exists() and (path / "checkpoints/best.ckpt").is_file()
+    assert "val/accuracy" in json.loads((path / "run.json").read_text())["metrics"]
 
 
-@pytest.mark.parametrize("logger", ["WandbLogger", "TensorBoardLogger"])
-def test_a_logger_whose_package_is_missing_says_what_to_install(logger, tmp_path, monkeypatch, capsys):
-    import lightning.fabric.loggers.tensorboard
-    import lightning.pytorch.loggers.wandb
+def test_a_logger_whose_package_is_missing_says_what_to_install(tmp_path, monkeypatch, capsys):
+    import lightning.fabric.loggers.tensorboard as tensorboard
+    import lightning.pytorch.loggers.wandb as wandb
     from lightning_utilities.core.imports import RequirementCache
 
-    missing = RequirementCache("not-there-at-all")
-    for module, names in (
-        (lightning.fabric.loggers.tensorboard, ("_TENSORBOARD_AVAILABLE", "_TENSORBOARDX_AVAILABLE")),
-        (lightning.pytorch.loggers.wandb, ("_WANDB_AVAILABLE",)),
-    ):
-        for name in names:
-            monkeypatch.setattr(module, name, missing)
+    for module, name in ((tensorboard, "_TENSORBOARD"), (tensorboard, "_TENSORBOARDX"), (wandb, "_WANDB")):
+        monkeypatch.setattr(module, f"{name}_AVAILABLE", RequirementCache("not-there-at-all"))
     monkeypatch.chdir(tmp_path)
-    flags = [f"--trainer.logger=lightning.pytorch.loggers.{logger}", "--trainer.logger.save_dir=."]
-    assert "Try running `pip install -U 'not-there-at-all'`" in refused([*FIT, *flags], capsys)
+    for logger in ("WandbLogger", "TensorBoardLogger"):
+        flags = [f"--trainer.logger=lightning.pytorch.loggers.{logger}", "--trainer.logger.save_dir=."]
+        assert "Try running `pip install -U 'not-there-at-all'`" in refused([*FIT, *flags], capsys)
     assert everything_below(tmp_path) == []
 
 
-def test_what_cannot_change_the_result_is_no_part_of_the_identity(trained):
-    folder, _ = trained
-    neutral = ["--data.num_workers=1", f"--data.root={folder / 'elsewhere'}", "--trainer.log_every_n_steps=2",
-               "--trainer.profiler=simple", "--trainer.enable_progress_bar=true", "--trainer.logger=false",
-               "--data.eval_batch_size=3", "--trainer.limit_test_batches=1"]  # fmt: skip
-    assert "is finished" in succeed([*FIT, *SHORT, *neutral], folder).out
-    others = ("--seed_everything=2", "--model.optimizer.lr=0.02", "--data.generator_seed=3")
-    paths = {read_fit_options([*FIT[1:], *SHORT, other]).path.name for other in others}
-    assert len(paths | {only_run(folder).name}) == 4
-
-
-# --- a loss that is not finite ---
+# --- a loss that is not finite; Lightning's ways to run less ---
 
 
 @pytest.mark.parametrize(
@@ -345,19 +255,19 @@ def test_what_is_not_finite_stops_the_run_before_the_weights_are_touched_and_say
     assert last["global_step"] == 2 and all(torch.isfinite(w).all() for w in last["state_dict"].values())
 
 
-# --- Lightning's ways to run less ---
-
-
-def test_fast_dev_run_leaves_nothing(tmp_path):
-    succeed([*FIT, "--trainer.fast_dev_run=2"], tmp_path)
+def test_fast_dev_run_leaves_nothing_and_a_checkpoint_of_ones_own_is_no_obstacle(tmp_path):
+    """Nothing is saved then, nor when a run is scored, and Lightning refuses a callback that would."""
+    own = "--trainer.callbacks+={class_path: ModelCheckpoint, init_args: {monitor: val/accuracy}}"
+    succeed([*FIT, *SHORT, own, "--trainer.fast_dev_run=2"], tmp_path)
     assert not (tmp_path / "runs").exists()
+    succeed([*FIT, *SHORT, own], tmp_path)
+    assert "test/accuracy" in succeed(["test", *SCORE, own], tmp_path).out
 
 
 def test_overfit_batches_are_the_same_in_every_epoch(tmp_path):
     succeed([*FIT, "--trainer.overfit_batches=1", "--trainer.max_epochs=3", "--model.optimizer.lr=0",
              "--model.optimizer.roles.recurrent.lr=0", "--model.network.block.dropout=0"], tmp_path)  # fmt: skip
-    with open(only_run(tmp_path) / "metrics.csv", newline="") as file:
-        losses = [row["train/loss"] for row in csv.DictReader(file) if row["train/loss"]]
+    losses = [row["train/loss"] for row in rows_of(only_run(tmp_path) / "metrics.csv") if row["train/loss"]]
     assert len(losses) == 3 and len(set(losses)) == 1
 
 
@@ -366,23 +276,3 @@ def test_max_time_stops_a_run_that_is_not_finished(tmp_path, monkeypatch):
     flags = ["--trainer.max_epochs=500", "--trainer.max_time=00:00:00:01"]
     assert "stopped by max_time" in succeed([*FIT, *flags], tmp_path).out
     assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "stopped by max_time"
-
-
-def test_without_a_logger_a_run_still_finishes(tmp_path):
-    succeed([*FIT, *SHORT, "--trainer.logger=false"], tmp_path)
-    path = only_run(tmp_path)
-    assert not (path / "metrics.csv").exists() and (path / "checkpoints/best.ckpt").is_file()
-    assert "val/accuracy" in json.loads((path / "run.json").read_text())["metrics"]
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_ones_own_is_no_obstacle_to_scoring(tmp_path):
-    """Nothing is saved then, and Lightning refuses a callback that would."""
-    (tmp_path / "own.yaml").write_text(
-        "trainer:\n  callbacks:\n  - class_path: lightning.pytorch.callbacks.ModelCheckpoint\n"
-        "    init_args: {monitor: val/accuracy}\n"
-    )
-    line = [*FIT, *SHORT, "--config=own.yaml"]
-    succeed([*line, "--trainer.fast_dev_run=1"], tmp_path)
-    succeed(line, tmp_path)
-    assert "test/accuracy" in succeed(["test", *line[1:]], tmp_path).out

@@ -1,9 +1,6 @@
 """Two processes (DDP on gloo) train, validate and test as one does with the same global batch."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,35 +17,24 @@ FLAGS = [*UNEVEN, *F1, *LOSS, "--model.network.block.dropout=0", "--trainer.prec
 DEVICES = {1: ["--trainer.devices=1"], 2: ["--trainer.devices=2", "--trainer.strategy=ddp"]}
 
 
-@pytest.fixture(scope="module", params=[pytest.param("Lightning's", marks=pytest.mark.slow), "torchrun's"])
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The run directories of a fit and a test by one process and by two, which are started in one of two ways."""
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The run directories of a fit and a test by one process and by two."""
     root, found = tmp_path_factory.mktemp("data") / "root", {}
     for devices, flags in DEVICES.items():
         folder = tmp_path_factory.mktemp(f"by-{devices}")
-        fit, test = (
-            [command, "--config", str(TINY), f"--data.root={root}", *FLAGS, *flags] for command in ("fit", "test")
-        )
-        if devices == 1:
-            succeed(fit, folder)
-            succeed(test, folder)
-        else:
-            if request.param == "Lightning's":  # the second process has the first one's own command line
-                env = os.environ | {"PYTHONPATH": str(TINY.parents[1]), "OMP_NUM_THREADS": "1"}
-                real = [sys.executable, "-m", "lra_ssm", *fit]
-                subprocess.run(real, cwd=folder, env=env, check=True, capture_output=True, timeout=300)
+        for command in ("fit", "test"):
+            line = [command, "--config", str(TINY), f"--data.root={root}", *FLAGS, *flags]
+            if devices == 1:
+                succeed(line, folder)
             else:
-                assert all(result.code == 0 for result in run_by(devices, fit, folder))
-            assert all(result.code == 0 for result in run_by(devices, test, folder))
+                assert all(result.code == 0 for result in run_by(devices, line, folder))
         found[devices] = only_run(folder)
     return found
 
 
-def test_the_run_is_the_same(runs: dict[int, Path]) -> None:
+def test_the_run_and_its_weights_are_the_same(runs: dict[int, Path]) -> None:
     assert runs[1].name == runs[2].name
-
-
-def test_weights_are_the_same(runs: dict[int, Path]) -> None:
     one, two = (torch.load(runs[n] / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in (1, 2))
     assert one.keys() == two.keys() and len(one) > 10
     for name in one:

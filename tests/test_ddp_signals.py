@@ -6,7 +6,6 @@ The processes are those of a real command in a session of its own.
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 import torch
 
 from tests.interrupted import Outcome, assert_same, outcome
-from tests.runner import FIT, SHORT, TINY, bare, only_run
+from tests.runner import FIT, SHORT, TINY, only_run, run_by_srun
 
 LIMIT = 300  # seconds for a command, of which most is imports: other tests may be running
 # Batches that two and three processes can share; long enough that a signal meets the training.
@@ -36,29 +35,6 @@ class Processes:
                 [*line, "--trainer.devices=2"], cwd=folder, stdout=log, stderr=subprocess.STDOUT,
                 env=os.environ | environment | (env or {}), start_new_session=True,
             )  # fmt: skip
-
-    def ranks(self) -> list[int]:
-        """The process ids, the first process's first, as many as there are by now."""
-        children = Path(f"/proc/{self.first.pid}/task/{self.first.pid}/children").read_text().split()
-        found = {}
-        for pid in map(int, children):
-            try:
-                environment = Path(f"/proc/{pid}/environ").read_bytes()
-            except OSError:  # it has ended meanwhile
-                continue
-            if rank := re.search(rb"\0LOCAL_RANK=(\d+)", environment):
-                found[int(rank[1])] = pid
-        return [self.first.pid, *(found[rank] for rank in sorted(found))]
-
-    def wait_for_rows(self, count: int) -> None:
-        """Until metrics.csv has so many rows: the run is at about that step."""
-        until = time.monotonic() + LIMIT
-        while self.first.poll() is None and time.monotonic() < until:
-            for file in self.folder.glob("runs/tiny/*/metrics.csv"):
-                if len(file.read_text().splitlines()) > count:
-                    return
-            time.sleep(0.02)
-        raise AssertionError(f"the run did not come so far:\n{self.log.read_text()}")
 
     def end(self, seconds: float = LIMIT) -> tuple[int, list[str]]:
         """The exit code and the lines that this package printed at the end; all processes end in that time."""
@@ -141,16 +117,16 @@ def test_processes_that_srun_starts_stop_together_and_the_first_queues_the_job(t
     env = {"KILL_AT": "train_batch_end:3", "KILL_WITH": "SIGUSR1", "KILL_RANK": "1",
            "PATH": f"{tools}:{os.environ['PATH']}"}  # fmt: skip
     command = [*FIT, f"--data.root={data}"]
-    ends = [each.wait(LIMIT) for each in bare([0, 1], command, tmp_path, env)]
+    ends = run_by_srun(command, tmp_path, env)
     assert [each.code for each in ends] == [138, 0], ends
     assert "stopped by SIGUSR1 at step 3, saved" in ends[0].err and "stopped by" not in ends[1].err
     assert (tmp_path / "asked").read_text() == "requeue 12\n"
-    ends = [each.wait(LIMIT) for each in bare([0, 1], command, tmp_path)]
+    ends = run_by_srun(command, tmp_path)
     assert [each.code for each in ends] == [0, 0] and record(tmp_path)["status"] == "finished"
 
 
 def test_processes_that_srun_starts_train_and_end(tmp_path: Path, data: Path) -> None:
-    ends = [each.wait(LIMIT) for each in bare([0, 1], [*FIT, *SHORT, f"--data.root={data}"], tmp_path)]
+    ends = run_by_srun([*FIT, *SHORT, f"--data.root={data}"], tmp_path)
     assert [each.code for each in ends] == [0, 0], ends
     assert record(tmp_path)["status"] == "finished"
 
@@ -158,23 +134,14 @@ def test_processes_that_srun_starts_train_and_end(tmp_path: Path, data: Path) ->
 @pytest.mark.trials
 @pytest.mark.parametrize("seed", range(12))
 def test_signals_at_random_moments(seed: int, tmp_path: Path, data: Path, undisturbed: Outcome) -> None:
-    """To one process, to both, or to the process group; in training, in validation and while saving."""
+    """To one process or to both, in training, in validation and while saving."""
     draw = random.Random(seed)
     name = draw.choice(["SIGTERM", "SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGKILL"])
-    rows, delay = draw.choice([2, 5, 8, 12]), draw.uniform(0, 0.5)
-    processes = Processes(tmp_path, data)
-    processes.wait_for_rows(rows)
-    time.sleep(delay)
-    to = 0 if name == "SIGKILL" else draw.choice(["group", "all", 0, 1])
-    pids, sent = processes.ranks(), signal.Signals[name]
-    print(f"seed {seed}: {name} to {to} after {rows} rows")
-    if to == "group" or name == "SIGKILL":
-        os.killpg(processes.first.pid, sent)
-    else:
-        for pid in pids if to == "all" else pids[to : to + 1] or pids[:1]:
-            os.kill(pid, sent)
-    code, lines = processes.end()
-    print(f"ended with {code}: {lines}")
+    event = draw.choice(["train_batch_start", "train_batch_end", "validation_batch_start", "save_checkpoint"])
+    rank = {"KILL_RANK": draw.choice("01")} if draw.random() < 0.7 else {}
+    moment = f"{event}:{draw.randint(1, 6 if 'train' in event else 3)}"
+    code, lines = Processes(tmp_path, data, env={"KILL_AT": moment, "KILL_WITH": name, **rank}).end()
+    print(f"seed {seed}: {name} at {moment} {rank}, ended with {code}: {lines}")
     if name != "SIGKILL":
         assert record(tmp_path)["status"] == ("finished" if code == 0 else "interrupted")
         assert len(lines) == (code != 0), lines

@@ -1,4 +1,4 @@
-"""Text of others on the terminal: one line of characters that can be seen, whatever a message quotes."""
+"""Errors and text of others on the terminal: one line of characters that can be seen, whatever a message quotes."""
 
 import errno
 import io
@@ -20,18 +20,13 @@ from tests.datamodules.helpers import tiny_dataset
 
 HOSTILE = {
     "escape sequence": "a\x1b[2J\x1b]0;title\x07b",
-    "bell": "a\x07b",
     "carriage return": "right\rwrong",
     "lines": "a\nlra-ssm: error: forged\n\n  b",
-    "backspace and delete": "a\b\b\x7fb",
-    "nul": "a\0b",
-    "form feed, vertical tab": "a\f\v\x1c\x85b",
-    "C1": "a\x9b31m\x90b",
+    "controls": "a\b\b\x7f\0\f\v\x1c\x85\x9b31m\x90b",
     "bidi override": "a\u202egnp.exe\u202c\u2066\u200fb",
     "invisible": "a\u200b\ufeff\u00adb",
     "other line breaks": "a\u2028b\u2029c",
-    "surrogates": "a\ud800\udcff\udfffb",
-    "private and unassigned": "a\ue000\U000e0001\U0010ffffb",
+    "surrogates, private and unassigned": "a\ud800\udcff\udfff\ue000\U000e0001\U0010ffffb",
     "long": "x" * 10**6 + "\x1b" * 10**5,
     "blanks": " " * 10**6 + "\n" * 10**5,
 }
@@ -39,14 +34,19 @@ HOSTILE = {
 
 def check(line: str) -> None:
     assert line.isprintable() and len(line) <= LONGEST and line.encode("utf-8").decode() == line
+    assert to_one_line(line) == line
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_message_is_one_printable_line(text: str) -> None:
-    for line in (to_one_line(text), str(InputError(f"file {text}: is wrong"))):
-        check(line)
-        assert to_one_line(line) == line
-    assert str(pickle.loads(pickle.dumps(InputError(text)))) == str(InputError(text))
+def test_a_message_is_one_printable_line() -> None:
+    rng = random.Random(0)
+    texts = [*HOSTILE.values()]
+    for _ in range(300):
+        codes = [rng.choice([rng.randrange(256), rng.randrange(0x110000)]) for _ in range(rng.randrange(40))]
+        texts.append("".join(map(chr, codes)))
+    for text in texts:
+        check(to_one_line(text))
+        check(str(InputError(f"file {text}: is wrong")))
+        assert str(pickle.loads(pickle.dumps(InputError(text)))) == str(InputError(text))
 
 
 def test_what_can_be_read_stays() -> None:
@@ -58,78 +58,69 @@ def test_what_can_be_read_stays() -> None:
     assert cut.startswith("begin") and cut.endswith("end") and len(cut) == LONGEST
 
 
-def test_random_text() -> None:
-    rng = random.Random(0)
-    for _ in range(300):
-        text = "".join(chr(rng.choice([rng.randrange(256), rng.randrange(0x110000)])) for _ in range(rng.randrange(40)))
-        check(to_one_line(text))
-        assert to_one_line(to_one_line(text)) == to_one_line(text)
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the error of the command doctor."""
+
+    def doctor(error: BaseException) -> None:
+        def fail() -> None:
+            print("prepared", "\ud800 ×")
+            raise error
+
+        module = type("Module", (), {"doctor": staticmethod(fail)})
+        monkeypatch.setattr("lra_ssm.cli.import_module", lambda name: module)
+
+    return doctor
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_command_prints_one_line(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal that takes strict UTF-8, or nothing but ASCII."""
-
-    def fail(command: str, *_: Any) -> int:
-        print("prepared", "\ud800 ×")
-        raise InputError(text) if command == "prepare" else PermissionError(13, "denied", text)
-
-    monkeypatch.setattr("lra_ssm.cli.import_module", lambda name: type("Module", (), {"main": staticmethod(fail)}))
-    for encoding, command in (("utf-8", "prepare"), ("utf-8", "fit"), ("ascii", "prepare")):
+def test_a_command_prints_one_line(text: str, failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal that takes strict UTF-8, or only ASCII."""
+    for encoding, error in (("utf-8", InputError(text)), ("ascii", PermissionError(13, "denied", text))):
+        failing(error)
         out, err = (io.TextIOWrapper(io.BytesIO(), encoding, "strict") for _ in range(2))
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
-        assert main([command]) == 2
+        assert main(["doctor"]) == 2
         err.flush()
-        shown = err.buffer.getvalue().decode(encoding)
-        error, end = shown.split("\n")
-        assert error.startswith("lra-ssm: error:") and error.isprintable() and not end
+        line, end = err.buffer.getvalue().decode(encoding).split("\n")
+        assert line.startswith("lra-ssm: error:") and line.isprintable() and not end
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
+def test_what_the_system_refuses_is_one_line_and_other_errors_are_pythons_own(
+    failing: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, expected in (
         (OSError(errno.EROFS, "Read-only file system", "runs/a"), "runs/a: cannot be read or written (Read-only file"),
         (OSError(errno.ENOSPC, "No space left on device"), "[Errno 28] No space left on device"),
-    ],
-)
-def test_what_the_system_refuses_is_one_line(
-    error: OSError, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: Any) -> int:
-        raise error
-
-    monkeypatch.setattr("lra_ssm.cli.import_module", lambda name: type("Module", (), {"main": staticmethod(fail)}))
-    assert main(["prepare"]) == 2
-    assert capsys.readouterr().err.startswith(f"lra-ssm: error: {said}")
-
-
-def test_debug_shows_the_traceback_and_other_errors_are_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(command: str, *_: Any) -> int:
-        raise InputError("wrong") if command == "prepare" else KeyError("a bug")
-
-    monkeypatch.setattr("lra_ssm.cli.import_module", lambda name: type("Module", (), {"main": staticmethod(fail)}))
-    with pytest.raises(InputError, match="wrong"):
-        main(["prepare", "--debug"])
+        (InputError("wrong"), "wrong"),
+    ):
+        failing(error)
+        assert main(["doctor"]) == 2
+        assert capsys.readouterr().err.startswith(f"lra-ssm: error: {expected}")
+        with pytest.raises(type(error)):
+            main(["doctor", "--debug"])
+    failing(KeyError("a bug"))
     with pytest.raises(KeyError, match="a bug"):
-        main(["fit"])
+        main(["doctor"])
+    failing(KeyboardInterrupt())
+    assert main(["doctor"]) == 130 and "interrupted" in capsys.readouterr().err
 
 
-def test_bars_show_names_as_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bars_and_tables_show_names_as_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(bars, "LOG", (0, 0))
     with bars.Bar("a[/b]\x1b]0;t\x07\nc", 10) as bar:
         bar.advance(5)
         bar.refresh()
     shown = capsys.readouterr().err
     assert r"a[/b]\x1b]0;t\x07 c:  50%" in shown and "\x1b]0" not in shown and "\x07" not in shown
-
-
-def test_tables_show_manifests_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert table(("a",), [("x\x1b[2J\u202ey",)]) == "a\n" + r"x\x1b[2J\u202ey"
     folder = tmp_path / "tiny" / "one\x1b[2J"
     tiny_dataset(tmp_path).folder.rename(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["source"] = {"kind": "x\x1b[2J\ud800", "note\x07": ["\u202e", {"a\r": "b\nc"}]}
+    manifest["source"] = {"kind": "files", "difficulty": "x\x1b[2J\ud800\u202e"}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert main(["prepare", "--summary", f"--root={tmp_path}"]) == 0
     shown = capsys.readouterr().out

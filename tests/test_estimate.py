@@ -1,18 +1,21 @@
-"""`lra-ssm fit --estimate`."""
+"""`lra-ssm fit --estimate`: what is counted of a step, by hand for a linear map; what is printed and warned of."""
 
 import re
 from functools import partial
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lra_ssm.cli.config import read_fit_options
 from lra_ssm.datamodules import ListOps
 from lra_ssm.errors import InputError
-from lra_ssm.runs.cost import _extrapolate, count_step, estimate, planned_steps
-from lra_ssm.runs.step_cost import Kernel, StepCost
+from lra_ssm.runs.cost import GPUS, count_step, estimate, extrapolated, planned_steps, seconds_on
+from lra_ssm.runs.step_cost import CountStep
 from lra_ssm.tables import duration
-from tests.runner import FIT, SHORT, everything_below, fail, run_here
+from tests.runner import FIT, SHORT, everything_below, run_here
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -21,65 +24,98 @@ def made():
     return found.task, found.data
 
 
-def test_what_is_said_and_nothing_is_left(tmp_path):
-    result = run_here([*FIT, "--estimate=A100"], tmp_path)
-    assert result.code == 0
-    lines = result.out.splitlines()
-    assert lines[0].startswith("a training step of ") and lines[0].endswith("by the CPU's kernels")
-    assert "an A100 needs at least " in result.out and "fits into this machine" in result.out
-    assert max(map(len, lines)) <= 100 and not everything_below(tmp_path)
-    assert "--estimate=A10: did you mean 'A100'?" in fail([*FIT, "--estimate=A10"], tmp_path)
+# --- counting ---
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_product_by_hand(fake):
+    """(128, 64) by (64, 256), float32, and its gradients, of which that of the inputs is not asked for."""
+    x, w = torch.ones(128, 64), torch.ones(64, 256).requires_grad_()
+    if fake:
+        mode = FakeTensorMode()
+        x, w = mode.from_tensor(x), mode.from_tensor(w)
+    with CountStep(CPU) as counter:
+        for tensor in (x, w):
+            counter.track(tensor)
+        held = counter.allocated
+        y = x @ w
+        kept = counter.allocated - held
+        counter.phase = "backward"
+        y.backward(torch.ones_like(y.detach()))
+        del y
+    cost, kb = counter.cost, 1024
+    assert (held, kept) == ((32 + 64) * kb, 128 * kb)
+    assert cost.total("dtype", "flops") == {torch.float32: 2 * 2 * 128 * 64 * 256}
+    assert cost.total("phase", "launches") == {"forward": 1, "backward": 2}  # ones, and the product
+    assert cost.total("operator", "size") == {"aten::mm": 2 * (32 + 64 + 128) * kb, "aten::ones_like": 2 * 128 * kb}
+    assert cost.peak == held + (128 + 128 + 64) * kb and cost.peak_phase == "backward"
+    assert counter.allocated == held + 64 * kb  # the gradient
+
+
+def test_views_and_expanded_entries_cost_nothing():
+    x = torch.ones(8, 1)
+    with CountStep(CPU) as counter:
+        x.expand(8, 1000).view(8, 10, 100).transpose(0, 1).sum()
+    assert counter.cost.total("operator", "size") == {"aten::sum": 8 * 4 + 4}
+    assert counter.cost.total("phase", "launches") == {"forward": 1}
+
+
+def test_a_gpu_takes_the_longer_of_bytes_and_products():
+    x = torch.empty(1024, 1024)
+    with FakeTensorMode() as mode:
+        x = mode.from_tensor(x)
+        with CountStep(CPU) as counter:
+            _ = x @ x, x + 1
+    gpu = GPUS["H100"]
+    for precision, rate in (("highest", gpu.float32), ("high", gpu.tf32)):
+        expected = 2 * 1024**3 / rate + 2 * 4 * 1024**2 / gpu.bandwidth
+        assert seconds_on(counter.cost, gpu, precision) == pytest.approx(expected)
 
 
 def test_more_examples_cost_what_the_second_did(made):
     task, data = made
     batch = data.largest_batch()
 
-    def cost(examples: int):
-        part = tuple(None if x is None else x[:examples] for x in batch)
-        return count_step(task, part, torch.device("cpu"), fake=False)
+    def part(examples: int):
+        return tuple(None if x is None else x[:examples] for x in batch)
 
-    one, two, four = cost(1), cost(2), cost(4)
-    grown = _extrapolate(one, two, 4)
-    for key, value in (("phase", "launches"), ("dtype", "flops")):
-        assert grown.total(key, value) == four.total(key, value)
-    for name in ("peak", "saved", "resident"):
-        assert getattr(grown, name) == pytest.approx(getattr(four, name), rel=0.02)
-    moved = [cost.total("operator", "size").total() for cost in (grown, four)]
-    assert moved[0] == pytest.approx(moved[1], rel=0.01)
+    one, two, four = (count_step(task, part(n), CPU, fake=False) for n in (1, 2, 4))
+    for quantity in (lambda cost: cost.peak, lambda cost: cost.saved, lambda cost: cost.resident,
+                     lambda cost: cost.total("dtype", "flops").total(),
+                     lambda cost: seconds_on(cost, GPUS["H100"], "high")):  # fmt: skip
+        assert extrapolated([one, two], part(4), quantity) == pytest.approx(quantity(four), rel=0.02)
+        assert extrapolated([four], part(4), quantity) == quantity(four)
 
 
-def test_loops_that_are_longer_for_more_examples():
-    """As many products and bytes as are computed, though more kernels."""
-
-    def cost(examples: int) -> StepCost:
-        fixed = Kernel("optimizer", "aten::add", 1, 1000, 0, None)
-        return StepCost(kernels=[fixed] + examples * [Kernel("forward", "aten::mm", 1, 8, 6, torch.float32)])
-
-    grown = _extrapolate(cost(1), cost(2), 5)
-    assert grown.total("operator", "size") == cost(5).total("operator", "size") == {"aten::add": 1000, "aten::mm": 40}
-    assert grown.total("dtype", "flops") == {torch.float32: 30}
+# --- the command ---
 
 
-def test_what_does_not_fit_is_said(made, monkeypatch):
+def test_memory_and_hours_of_the_whole_run_are_printed_and_nothing_is_left(made, trained, tmp_path, monkeypatch):
+    result = run_here([*FIT, "--estimate=A100", "--trainer.max_steps=9000000", "--trainer.max_epochs=-1"], tmp_path)
+    assert result.code == 0 and not everything_below(tmp_path)
+    lines = result.out.splitlines()
+    assert lines[0].startswith("a training step of ") and lines[0].endswith("by the CPU's kernels")
+    assert "fits into an A100 (80 GB)" in lines and max(map(len, lines)) <= 100
+    line = next(line for line in lines if line.startswith("an A100 needs"))
+    step, whole = re.search(r"at least (\S+) ms .*, (.+) for all 9,000,000 steps", line).groups()
+    assert whole in {duration(float(step) * 9e3 * part) for part in (0.99, 1, 1.01)}
     task, data = made
     monkeypatch.setattr("os.sysconf", lambda name: 1)  # a page of a byte
-    said = estimate(task, data.largest_batch(), "32-true", None, "H100")
-    assert said.splitlines()[-1] == "does not fit into this machine (0 GB)"
+    text = estimate(task, data.largest_batch(), "32-true", None, "H100")
+    assert text.splitlines()[-1] == "does not fit into this machine (0 GB)"
 
 
-def test_the_whole_run_is_given_in_hours(made, trained):
-    task, data = made
-    text = estimate(task, data.largest_batch(), "32-true", None, "H100", steps=1e9)
-    step, whole = re.search(r"an H100 needs at least (\S+) ms .*, (.+) for all 1,000,000,000 steps", text).groups()
-    assert whole in {duration(float(step) * 1e9 / 1e3 * part) for part in (0.998, 1, 1.002)}
+def test_the_steps_of_a_run_by_its_trainers_arguments(trained):
     prepared = ListOps(root=str(trained[0] / "data"), batch_size=8, length_bounds=(3, 20), max_depth=3, num_train=16,
                        num_val=20, num_test=20)  # fmt: skip
-    assert planned_steps({"max_epochs": 3}, prepared) == 6
-    assert planned_steps({"max_epochs": 3, "max_steps": 5}, prepared) == 5
-    assert planned_steps({"max_epochs": 3, "accumulate_grad_batches": 2}, prepared) == 3
-    assert planned_steps({"max_epochs": 3, "limit_train_batches": 1}, prepared) == 3
-    assert planned_steps({"max_epochs": -1, "max_time": "01:00:00:00"}, prepared) == float("inf")
+    for given, steps in (
+        ({}, 6),
+        ({"max_steps": 5}, 5),
+        ({"accumulate_grad_batches": 2}, 3),
+        ({"limit_train_batches": 1}, 3),
+        ({"max_epochs": -1, "max_time": "01:00:00:00"}, float("inf")),
+    ):
+        assert planned_steps({"max_epochs": 3, **given}, prepared) == steps
     assert planned_steps({"max_epochs": 3}, ListOps(root="nowhere")) == float("inf")
 
 
@@ -89,7 +125,7 @@ def test_a_step_that_depends_on_values_cannot_be_counted_for_a_gpu(made, monkeyp
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     monkeypatch.setattr("lra_ssm.runs.cost.memory_of", lambda device: 1)
-    on_cpu = partial(count_step, device=torch.device("cpu"))
+    on_cpu = partial(count_step, device=CPU)
     monkeypatch.setattr(
         "lra_ssm.runs.cost.count_step", lambda task, batch, device, *others: on_cpu(task, batch, precision=others[0])
     )
@@ -109,9 +145,8 @@ def test_a_fit_that_will_not_fit_says_so_first(tmp_path, monkeypatch):
     assert "a training step needs" not in run_here([*FIT, *SHORT, "--experiment=fits"], tmp_path).err
     monkeypatch.setattr("lra_ssm.runs.cost.memory_of", lambda device: 1e5)
     again = "--compute.recompute_blocks=true"
-    said = r"warning: a training step needs about 0.00\d+ GB, and this machine has 0.0001 GB; "
+    line = r"warning: a training step needs about 0.00\d+ GB, and this machine has 0.0001 GB; "
     smaller = "a smaller --data.batch_size, with --trainer.accumulate_grad_batches"
     usual = run_here([*FIT, *SHORT], tmp_path)
-    assert re.search(f"{said}{again}, or {smaller}", usual.err) and usual.code == 0
-    told = run_here([*FIT, *SHORT, again, "--fresh"], tmp_path)
-    assert re.search(said + smaller, told.err)
+    assert re.search(f"{line}{again}, or {smaller}", usual.err) and usual.code == 0
+    assert re.search(line + smaller, run_here([*FIT, *SHORT, again, "--fresh"], tmp_path).err)

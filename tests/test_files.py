@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import stat
 
 import pytest
 
@@ -31,19 +30,6 @@ def test_nothing_half_written_stays(tmp_path):
     assert everything_below(tmp_path) == ["a.json"]
 
 
-def test_the_new_name_is_on_the_disk_too(tmp_path, monkeypatch):
-    """A power failure after a rename may bring back the old name, unless the folder is flushed after it."""
-    flushed = []
-
-    def fsync(descriptor):
-        flushed.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), (tmp_path / "a").exists()))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    with replacing(tmp_path / "a"):
-        pass
-    assert flushed == [(False, False), (True, True)]
-
-
 def test_the_error_of_a_disk_names_the_file_and_the_space_that_is_left(tmp_path, monkeypatch):
     name = f"{tmp_path / 'a'}: cannot be read or written"
     with pytest.raises(OSError) as error, naming_file(tmp_path / "a"):
@@ -63,15 +49,10 @@ def test_the_error_of_a_disk_names_the_file_and_the_space_that_is_left(tmp_path,
     assert describe_error(error.value) == f"{name} (Read-only file system)"
 
 
-def test_tables_line_up_and_take_any_text_as_it_is(monkeypatch):
+def test_tables_line_up_and_take_any_text_as_it_is():
     lines = table(("name", "Δ", "count"), [("[bold]a", "x", "1"), ("b" * 150, "", "1,000")], left=2).splitlines()
     assert len(lines) == 3 and lines[1].startswith("[bold]a ") and lines[2].endswith(" 1,000")
     assert len({len(line) for line in lines}) == 1 and lines[0].index("Δ") == lines[1].index("x")
-
-    class ZMQInteractiveShell:
-        pass
-
-    monkeypatch.setattr("builtins.get_ipython", ZMQInteractiveShell, raising=False)  # a notebook
     assert table(("a", "b"), [("x\ty\nz", "1")]) == "a      b\nx y z  1"
-    with pytest.raises(ValueError, match="a row has not 2 cells"):
+    with pytest.raises(ValueError, match="a row does not have 2 cells"):
         table(("a", "b"), [("1",)])

@@ -10,7 +10,7 @@ import yaml
 
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.sources import SHIPPED
-from lra_ssm.cli.find_model import NamedNetwork, find, load_network, named_network
+from lra_ssm.cli.find_model import NamedNetwork, load_network, named_network
 from lra_ssm.cli.inspect import check_fits, open_data, other_data, random_examples, validation_examples
 from lra_ssm.datamodules import MNIST, TeacherStudent
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
@@ -19,6 +19,11 @@ from lra_ssm.layers import S4D, S6, LayerSpec
 from lra_ssm.models import LanguageModel, Regressor
 from tests.datamodules.language.helpers import MadeUp
 from tests.runner import TINY, everything_below, in_process, only_run, refused
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -37,10 +42,13 @@ def reported(monkeypatch, capsys):
     return of
 
 
+def opened(network, spec=None, config=None, **more):
+    return NamedNetwork("it", network, spec or {}, config or {}, **more)
+
+
 def test_a_run_is_inspected_on_its_own_data(trained, tmp_path, monkeypatch, capsys):
-    folder, _ = trained
-    monkeypatch.chdir(folder)
-    run, file = only_run(folder), tmp_path / "of/a run/memory.pdf"  # whose folder is made
+    monkeypatch.chdir(trained[0])
+    run, file = only_run(trained[0]), tmp_path / "of/a run/memory.pdf"  # whose folder is made
     code, out, errors = in_process(["inspect", str(run), f"--out={file}"], capsys)
     assert code == 0, errors
     facts, columns, *rows, _, last = out.splitlines()
@@ -50,10 +58,7 @@ def test_a_run_is_inspected_on_its_own_data(trained, tmp_path, monkeypatch, caps
     assert everything_below(tmp_path) == ["of", "of/a run", "of/a run/memory.pdf"]
 
 
-def test_two_are_measured_on_the_same_inputs_beside_the_first_or_refused(
-    trained, tmp_path, monkeypatch, reported, capsys
-):
-    monkeypatch.chdir(tmp_path)
+def test_two_are_measured_on_the_same_inputs_or_refused(trained, tmp_path, reported, capsys):
     shutil.copytree(only_run(trained[0]), "first")
     shutil.copytree("first", "second")
     config = yaml.safe_load(Path("second/config.yaml").read_text())
@@ -62,16 +67,14 @@ def test_two_are_measured_on_the_same_inputs_beside_the_first_or_refused(
     options = [f"--data.root={trained[0] / 'data'}", "--examples=1"]
     file, texts = reported("first", "--against=second/checkpoints/last.ckpt", *options)
     text = "\n".join(texts)
-    assert file == Path("first/inspect.png") and [one.partition(":")[0] for one in texts] == [
-        "tiny first",
-        "tiny second",
-    ]
+    assert file == Path("first/inspect.png")
+    assert [one.partition(":")[0] for one in texts] == ["tiny first", "tiny second"]
     assert "best.ckpt" in texts[0] and "last.ckpt" in texts[1]
     assert text.count("measured on 1 validation example(s) of ListOps") == 2 and "random" not in text
     assert text.count("trained with other settings of data: num_val 777") == 1
     for more, name in ((options, "ListOps"), (["--random"], "random input for first")):
-        said = refused(["inspect", "first", "--against=mnist-lru", *more], capsys)
-        assert said == f"mnist-lru: its d_input is 1, but {name} has None"
+        line = refused(["inspect", "first", "--against=mnist-lru", *more], capsys)
+        assert line == f"mnist-lru: its d_input is 1, but {name} has None"
     words = opened(None, config=config, recorded={"vocabulary": ["a", "b"]})
     data = open_data([words], ["--data.num_val=20", options[0]])
     with pytest.raises(InputError, match="it: was trained on another vocabulary than ListOps has here"):
@@ -81,44 +84,31 @@ def test_two_are_measured_on_the_same_inputs_beside_the_first_or_refused(
 def test_data_that_is_not_prepared_is_one_line_whose_command_prepares_it(trained, tmp_path, reported, capsys):
     run, nowhere = shutil.copytree(only_run(trained[0]), tmp_path / "run"), tmp_path / "nowhere"
     smaller = [f"--data.root={nowhere}", "--data.num_val=3", "--data.batch_size=5"]
-    said = refused(["inspect", str(run), *smaller], capsys)
-    assert said == (
+    line = refused(["inspect", str(run), *smaller], capsys)
+    assert line == (
         f"ListOps is not prepared below {nowhere} with these settings: `lra-ssm prepare --config {run}/config.yaml"
         f" {' '.join(smaller)}` prepares it, --random takes random inputs"
     )
     assert not nowhere.exists() and not Path(run, "inspect.png").exists()
     nowhere.mkdir()
-    code, _, errors = in_process(said.partition("`")[2].partition("`")[0].split()[1:], capsys)
-    assert code == 0, errors
+    assert in_process(line.partition("`")[2].partition("`")[0].split()[1:], capsys)[0] == 0
     _, (text,) = reported(run, *smaller, "--examples=4")
     assert text.endswith(
         "measured on 3 validation example(s) of ListOps; trained with other settings of data: num_val 20"
     )
-    said = refused(["inspect", str(run), "--random", "--data.num_val", "3"], capsys)
-    assert said == "--random takes no data: leave it out, or --data.num_val=3"
-    assert "did you mean 'num_val'?" in refused(["inspect", str(run), "--data.num_vall=3"], capsys)
-    assert "must be at least 1" in refused(["inspect", str(run), "--data.batch_size=0"], capsys)
 
 
-def opened(network, spec=None, config=None, **more):
-    return NamedNetwork("it", network, spec or {}, config or {}, **more)
-
-
-def test_a_checkpoint_alone_needs_data_or_random(trained, tmp_path, capsys):
-    file = tmp_path / "some.ckpt"
-    shutil.copy(only_run(trained[0]) / "checkpoints" / "best.ckpt", file)
-    found = find(str(file))
-    assert found.run is None and found.config == {}
-    said = refused(["inspect", str(file)], capsys)
-    assert said.startswith(f"{file}: no config.yaml names its training data: give --data=CLASS and its")
+def test_a_checkpoint_without_a_run_needs_data_or_random(trained, tmp_path, capsys):
+    file = Path(shutil.copy(only_run(trained[0]) / "checkpoints" / "best.ckpt", tmp_path / "some.ckpt"))
+    line = refused(["inspect", str(file)], capsys)
+    assert line.startswith(f"{file}: no config.yaml names its training data: give --data=CLASS and its")
     network, spec, step = load_network(file)
-    assert step > 0
     examples = random_examples(opened(network, spec), 3)
-    assert len(examples) == 3
+    assert step > 0 and len(examples) == 3
     assert examples[0].inputs.dtype == torch.int64 and 0 < examples[0].inputs.min() < examples[0].inputs.max() < 18
     assert network(examples[0].inputs, examples[0].lengths).shape == (1, 10)
-    settings = ["--data=ListOps", "--data.length_bounds=[3,20]", "--data.max_depth=3", "--data.num_train=16"]
-    settings += ["--data.num_val=20", "--data.num_test=20", f"--data.root={trained[0] / 'data'}"]
+    settings = ["--data=ListOps", "--data.length_bounds=[3,20]", "--data.max_depth=3", "--data.num_train=16",
+                "--data.num_val=20", "--data.num_test=20", f"--data.root={trained[0] / 'data'}"]  # fmt: skip
     data = open_data([opened(network, spec)], settings)
     check_fits(opened(network, spec), data)
     assert len(validation_examples(data, 3)) == 3
@@ -132,20 +122,16 @@ def test_data_that_needs_no_preparation_is_the_runs_own():
     check_fits(one, data)
     assert other_data(one, data) == []
     examples = validation_examples(data, 2)
-    assert len(examples) == 2
     data = TeacherStudent(length=6, num_val=3)
     data.setup("validate")
     (batch,) = data.val_dataloader()
     for i, example in enumerate(examples):
-        assert torch.equal(example.inputs, batch.inputs[i : i + 1]) and torch.equal(
-            example.labels, batch.labels[i : i + 1]
-        )
-
-
-def test_data_of_another_kind_is_named():
-    config = {"data": {"class_path": "lightning.LightningDataModule"}}
+        assert torch.equal(example.inputs, batch.inputs[i : i + 1])
+        assert torch.equal(example.labels, batch.labels[i : i + 1])
+    assert len(examples) == 2
+    other = {"data": {"class_path": "lightning.LightningDataModule"}}
     with pytest.raises(InputError, match="LightningDataModule is a data module of another kind: --random"):
-        open_data([opened(torch.nn.Identity(), config=config)], [])
+        open_data([opened(torch.nn.Identity(), config=other)], [])
 
 
 def test_text_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):
@@ -155,8 +141,6 @@ def test_text_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):
     network.save_pretrained(tmp_path / "lm", tokenizer=CharacterTokenizer("abc"))
     network.save_pretrained(tmp_path / "bare")
     one = opened(network, network.specification(), config)
-    with pytest.raises(InputError, match="is not prepared"):
-        open_data([one], [])
     (tmp_path / "data").mkdir()
     MadeUp(**settings).prepare_data()
     data = open_data([one], [])
@@ -171,13 +155,12 @@ def test_text_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):
 
 
 def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, reported, capsys):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LRA_SSM_DATA", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = str(Path(shutil.copytree(SHIPPED / "mnist-b2s6", "mine")))
-    said = refused(["inspect", "mnist-b2s6", f"--against={folder}"], capsys)
-    assert "MNIST is not prepared below" in said
-    assert f"`lra-ssm prepare --config {SHIPPED / 'mnist-b2s6' / 'config.yaml'}` prepares it" in said
+    line = refused(["inspect", "mnist-b2s6", f"--against={folder}"], capsys)
+    assert "MNIST is not prepared below" in line
+    assert f"`lra-ssm prepare --config {SHIPPED / 'mnist-b2s6' / 'config.yaml'}` prepares it" in line
     (example,) = random_examples(named_network("mnist-b2s6"), 1)
     assert example.inputs.shape == (1, 28 * 28, 1)
     monkeypatch.setattr(MNIST, "image_size", (4, 4))
@@ -190,35 +173,30 @@ def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, reported, ca
     stated = json.loads(Path("mine/config.json").read_text())
     del stated["source"]["files"]
     Path("mine/config.json").write_text(json.dumps(stated))
-    assert "names tests.helpers.KillMe, which is no class that" in refused(["inspect", "mine"], capsys)
-
-
-def test_what_cannot_be_inspected_is_one_line(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    run = str(only_run(trained[0]))
-    for arguments, said in (
-        (["nowhere.ckpt"], "nowhere.ckpt does not exist: give a run's directory, or a .ckpt"),
-        ([run, f"--out={TINY}"], "tiny.yaml: give a file that ends in .png, .pdf, .svg, such as inspect.png"),
-        ([run, "--out=seen"], "--out seen: give a file that ends in"),
-        ([run, "--examples=0"], "--examples: "),
-        ([], "CHECKPOINT"),
-    ):
-        assert said in refused(["inspect", *arguments], capsys)
-    assert everything_below(tmp_path) == []
+    assert "names tests.helpers.KillMe, which is not a class that" in refused(["inspect", "mine"], capsys)
 
 
 LINEAR = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 2}}
 
 
-@pytest.mark.parametrize(
-    "state, says",
-    [
+def test_what_cannot_be_inspected_is_one_line(trained, tmp_path, capsys):
+    run, root = str(only_run(trained[0])), f"--data.root={trained[0] / 'data'}"
+    for arguments, expected in (
+        (["nowhere.ckpt"], "nowhere.ckpt does not exist: give a run's directory, or a .ckpt"),
+        ([run, f"--out={TINY}"], "tiny.yaml: give a file that ends in .png, .pdf, .svg, such as inspect.png"),
+        ([run, "--examples=0"], "--examples: "),
+        ([run, "--random", "--data.num_val", "3"], "--random takes no data: leave it out, or --data.num_val=3"),
+        ([run, root, "--data.num_vall=3"], "did you mean 'num_val'?"),
+        ([run, root, "--data.batch_size=0"], "must be at least 1"),
+        ([run, "--trainer.max_steps=3"], "unknown option --trainer"),
+    ):
+        assert expected in refused(["inspect", *arguments], capsys)
+    assert everything_below(tmp_path) == []
+    for state, expected in (
         ([1], "checkpoint"),
         ({"state_dict": {}}, "names no network"),
         ({"state_dict": {}, "hyper_parameters": {"network": {"class_path": "no.such.Class"}}}, "cannot be built"),
         ({"state_dict": {}, "hyper_parameters": {"network": LINEAR}}, "of another shape"),
-    ],
-)
-def test_a_checkpoint_of_something_else(state, says, tmp_path, capsys):
-    torch.save(state, tmp_path / "x.ckpt")
-    assert says in refused(["inspect", str(tmp_path / "x.ckpt")], capsys)
+    ):
+        torch.save(state, "x.ckpt")
+        assert expected in refused(["inspect", "x.ckpt"], capsys)

@@ -97,27 +97,17 @@ def test_two_processes_train_as_one(order: tuple[str, ...], fitted: Callable[...
     assert_close(two, one)
 
 
-EVALUATIONS = {
-    "windows": [],
-    "sliding": ["--data.evaluation=sliding", "--data.eval_stride=3"],
-    "streams": ["--data.evaluation=streams"],
-}
-
-
 @pytest.mark.slow  # fits of the tests above validate in streams
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-def test_perplexity_is_of_the_whole_split(evaluation: str, fitted: Callable[..., Path]) -> None:
-    folder, found = fitted(1, *EXACT), []
+def test_perplexity_of_sliding_windows_is_of_the_whole_split(fitted: Callable[..., Path]) -> None:
+    folder, metrics = fitted(1, *EXACT), []
     for devices in (1, 2):
-        strategy = DDP if devices > 1 else []
-        line = ["test", "--config", str(CONFIG), *strategy, *EXACT, *EVALUATIONS[evaluation]]
+        line = ["test", "--config", str(CONFIG), *(DDP if devices > 1 else []), *EXACT]
+        line += ["--data.evaluation=sliding", "--data.eval_stride=3"]
         command(devices, [*line, f"--ckpt_path={only_run(folder)}/checkpoints/best.ckpt"], folder)
-        # The run's own result is of windows, as it was validated.
-        file = only_run(folder) / ("test.json" if evaluation == "windows" else "test-others.json")
-        result = json.loads(file.read_text())
-        found.append((result if evaluation == "windows" else result["others"][-1])["metrics"])
-    assert {"test/loss", "test/perplexity", "test/bits_per_byte"} == found[0].keys()
-    assert found[1] == pytest.approx(found[0], rel=1e-6)
+        # The run's own result would be of windows, as it was validated.
+        metrics.append(json.loads((only_run(folder) / "test-others.json").read_text())["others"][-1]["metrics"])
+    assert {"test/loss", "test/perplexity", "test/bits_per_byte"} == metrics[0].keys()
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-6)
 
 
 def test_a_run_killed_within_an_epoch_of_streams_ends_as_an_uninterrupted_one(
@@ -151,15 +141,6 @@ def test_another_number_of_processes_goes_on_within_an_epoch_of_streams(
     assert_close(tmp_path, fitted(1, *STREAMS, *EXACT))
 
 
-@pytest.mark.slow  # tests/tasks/test_sharding.py has a step of it by default
-def test_sharded_weights_train_as_whole_ones(fitted: Callable[..., Path]) -> None:
-    checkpointed = "--model.network.activation_checkpointing=true"
-    one, two = fitted(1, *STREAMS), fitted(2, *STREAMS, checkpointed, *FSDP2)
-    assert_close(two, one, rtol=1e-5, atol=1e-6)
-    whole = LanguageModelling.load_from_checkpoint(only_run(two) / "checkpoints/last.ckpt", weights_only=True)
-    assert torch.equal(whole.network.head_weight, last(two)["state_dict"]["network.backbone.embedding.weight"])
-
-
 def test_other_strategies_are_one_line(tmp_path: Path) -> None:
     more = [*FIT, *FSDP2, "--trainer.devices=1"]
     assert "data_parallel_size=1 and trainer.strategy.tensor_parallel_size=1" in fail(more, tmp_path)
@@ -168,9 +149,11 @@ def test_other_strategies_are_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
-def test_sharded_weights_go_on_from_whole_ones(tmp_path: Path, fitted: Callable[..., Path]) -> None:
+@pytest.mark.slow  # tests/tasks/test_sharding.py has a step of it by default
+def test_sharded_weights_go_on_from_whole_ones_and_train_as_them(tmp_path: Path, fitted: Callable[..., Path]) -> None:
     fit(1, tmp_path, *STREAMS, code=-9, env={"KILL_AT": "train_batch_end:7"})
     assert last(tmp_path)["global_step"] == 6
-    fit(2, tmp_path, *STREAMS, *FSDP2)
+    fit(2, tmp_path, *STREAMS, "--model.network.activation_checkpointing=true", *FSDP2)
     assert_close(tmp_path, fitted(1, *STREAMS), rtol=1e-5, atol=1e-6)
+    whole = LanguageModelling.load_from_checkpoint(only_run(tmp_path) / "checkpoints/last.ckpt", weights_only=True)
+    assert torch.equal(whole.network.head_weight, last(tmp_path)["state_dict"]["network.backbone.embedding.weight"])

@@ -64,7 +64,7 @@ def test_with_a_configuration_it_is_a_checkpoint_as_any_other(pushed):
 def test_what_its_configuration_names_is_not_imported(pushed):
     folder, _ = pushed
     said = fail(["test", "model"], folder)
-    assert "its config.yaml names tests.helpers.KillMe, which is no class that" in said and "--trust tests" in said
+    assert "its config.yaml names tests.helpers.KillMe, which is not a class that" in said and "--trust tests" in said
     shutil.copytree(folder / "model", folder / "bare")
     (folder / "bare/config.yaml").unlink()
     assert "bare has no config.yaml: give --config, and --ckpt_path=bare" in fail(["test", "bare"], folder)
@@ -108,7 +108,7 @@ def test_what_others_import_or_run_is_refused_in_a_network_too(path, copy, tmp_p
     network = {"class_path": path, "init_args": {"command": "touch was-run"}}
     copy(lambda config: config["model"]["init_args"].update(network=network))
     said = refused(trusting, capsys)
-    assert f"its config.yaml names {path}, which is no class that lra_ssm, lightning, torch or torchmetrics has" in said
+    assert f"names {path}, which is not a class that lra_ssm, lightning, torch or torchmetrics has" in said
     (tmp_path / "model/vocabulary.json").write_text(f"class_path: {path}")  # jsonargparse would read it
     for file in ("vocabulary.json", "model/vocabulary.json", str(tmp_path / "model/vocabulary.json")):
         copy(lambda config, file=file: config["model"]["init_args"].update(network=file))

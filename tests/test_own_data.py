@@ -32,27 +32,20 @@ experiment: mine
 trainer: {max_steps: 6, accelerator: cpu, log_every_n_steps: 1, callbacks: [{class_path: tests.helpers.KillMe}]}
 checkpoint: {every_n_steps: 1}
 model:
-  class_path: lra_ssm.tasks.Classification
+  class_path: Classification
   init_args:
     network:
-      class_path: lra_ssm.models.Classifier
+      class_path: Classifier
       init_args:
-        layer: {class_path: lra_ssm.layers.S4D, init_args: {d_state: 4}}
-        num_classes: 2
-        vocab_size: 5
-        d_model: 4
-        n_layers: 1
+        {layer: {class_path: S4D, init_args: {d_state: 4}}, num_classes: 2, vocab_size: 5, d_model: 4, n_layers: 1}
     optimizer: {lr: 0.01, warmup_steps: 1}
-data:
-  class_path: my_promoters.Promoters
-  init_args: {source: promoters.csv}
+data: {class_path: my_promoters.Promoters, init_args: {source: promoters.csv}}
 """
-FIT = ["fit", "--config", "mine.yaml"]
-TEST = ["test", *FIT[1:]]
+FIT = ["fit", "--config=mine.yaml"]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("my_promoters.py").write_text(CLASS)
@@ -63,42 +56,30 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def cut_to_a_third() -> None:
-    rows = Path("promoters.csv").read_text().splitlines(keepends=True)
-    Path("promoters.csv").write_text("".join(rows[:30]))
-
-
-def test_a_run_whose_file_was_cut_is_not_reported_as_finished(here: Path) -> None:
-    assert "is finished" in (succeed(FIT, here) and succeed(FIT, here)).out
-    cut_to_a_third()
-    out = succeed(FIT, here).out
-    assert "is finished" not in out
-    assert "was trained with other data: promoters.csv has changed; --fresh trains with what there is now" in out
-    assert "test-others.json, not as the run's result: it is of other data" in succeed(TEST, here).out
-    succeed([*FIT, "--fresh"], here)
-    first, second = (json.loads(file.read_text())["data"] for file in sorted(here.glob("runs/mine/*/run.json")))
-    counts = [data["splits"]["train"]["examples"] for data in (first, second)]
-    assert counts == [72, 24]
-
-
-def test_an_unfinished_run_whose_file_was_cut_is_not_resumed(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_a_run_whose_file_was_cut_is_neither_finished_nor_resumed(here, monkeypatch, capsys):
     with monkeypatch.context() as stopped:
         stopped.setenv("KILL_AT", "train_batch_start:2")
         stopped.setenv("KILL_WITH", "SIGTERM")
-        assert in_process(FIT, capsys)[0] == 143
-    cut_to_a_third()
-    assert "other data" in refused(FIT, capsys)
+        assert in_process([*FIT, "--experiment=stopped"], capsys)[0] == 143
+    assert "is finished" in (succeed(FIT, here) and succeed(FIT, here)).out
+    rows = Path("promoters.csv").read_text().splitlines(keepends=True)
+    Path("promoters.csv").write_text("".join(rows[:30]))
+    assert "other data" in refused([*FIT, "--experiment=stopped"], capsys)
+    out = succeed(FIT, here).out
+    assert "was trained with other data: promoters.csv has changed; --fresh trains with what there is now" in out
+    assert "test-others.json, not as the run's result: it is of other data" in succeed(["test", *FIT[1:]], here).out
+    succeed([*FIT, "--fresh"], here)
+    first, second = (json.loads(file.read_text())["data"] for file in sorted(here.glob("runs/mine/*/run.json")))
+    assert [data["splits"]["train"]["examples"] for data in (first, second)] == [72, 24]
 
 
-def test_data_without_a_test_split_is_trained_and_there_is_nothing_to_score(here: Path) -> None:
-    option = "--data.with_test=false"
-    assert "val/loss" in succeed([*FIT, option], here).out
-    out = succeed([*TEST, option], here).out
+def test_data_without_a_test_split_is_trained_and_there_is_nothing_to_score(here):
+    options = [*FIT[1:], "--data.with_test=false"]
+    assert "val/loss" in succeed(["fit", *options], here).out
+    out = succeed(["test", *options], here).out
     assert "Promoters has no test split; there is nothing to score" in out and "test/" not in out
-    assert "val/loss" in succeed(["validate", *FIT[1:], option], here).out
-    assert "has no split test" in fail(["predict", *FIT[1:], option, "--split=test"], here)
+    assert "val/loss" in succeed(["validate", *options], here).out
+    assert "has no split test" in fail(["predict", *options, "--split=test"], here)
     assert "val/accuracy" in succeed(["results", "runs"], here).out
 
 
@@ -110,7 +91,7 @@ def test_data_without_a_test_split_is_trained_and_there_is_nothing_to_score(here
         ("1," + "A" * 21, "Promoters: split val, example 9: 21 positions; max_length is 20"),
     ],
 )
-def test_a_wrong_row_is_one_line_and_leaves_nothing(here: Path, row: str, message: str, capsys) -> None:
+def test_a_wrong_row_is_one_line_and_leaves_nothing(here, row, message, capsys):
     with open("promoters.csv", "a") as file:
         file.write(f"{row}\n")
     assert message in refused(FIT, capsys)

@@ -1,4 +1,4 @@
-"""Documents behind each other in a window or stream: what one says changes nothing of what is told of the next."""
+"""Documents one after another in a window or stream: none of them changes how the next one is scored."""
 
 import pytest
 import torch
@@ -34,13 +34,13 @@ def corpus(folder, texts, packing, isolate):
     return data
 
 
-def told(model, data):
+def losses(model, data):
     """−log p of the tokens of each document of the validation split, in order."""
     losses, state = [], None
     for batch in data.val_dataloader():
         tokens = unpack_tokens(batch)
-        kept = {"initial_state": state, "return_last_state": True} if data.eval_carries_state else {}
-        nll, state = model.negative_log_likelihood(*tokens[:2], tokens.lengths, reset=tokens.reset, **kept)
+        carried = {"initial_state": state, "return_last_state": True} if data.eval_carries_state else {}
+        nll, state = model.negative_log_likelihood(*tokens[:2], tokens.lengths, reset=tokens.reset, **carried)
         losses += nll[tokens.targets != -100].tolist()
     ends = [sum(len(text) + 1 for text in TEXTS[: n + 1]) for n in range(len(TEXTS))]  # an end-of-text token each
     assert len(losses) == ends[-1]
@@ -60,15 +60,17 @@ def test_a_changed_document_changes_nothing_in_the_next(layer, block, packing, t
     changed = [text.replace("changed", "chanted") for text in TEXTS]
     with torch.no_grad():
         before, after = (
-            told(model, corpus(tmp_path / name, texts, packing, True)) for name, texts in (("a", TEXTS), ("b", changed))
+            losses(model, corpus(tmp_path / name, texts, packing, True))
+            for name, texts in (("a", TEXTS), ("b", changed))
         )
         assert not torch.equal(before[1], after[1])
         for n in (0, 2, 3):
             torch.testing.assert_close(before[n], after[n], rtol=1e-6, atol=1e-7)
-        alone = model.score(torch.tensor([[256, *TEXTS[2].encode(), 256]]))[0]
+        single = model.score(torch.tensor([[256, *TEXTS[2].encode(), 256]]))[0]
         if packing == "streams":  # where a window's end cuts nothing off
-            torch.testing.assert_close(-before[2], alone, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(-before[2], single, rtol=1e-4, atol=1e-5)
         leaking = [
-            told(model, corpus(tmp_path / f"{n}", texts, packing, False))[2] for n, texts in enumerate((TEXTS, changed))
+            losses(model, corpus(tmp_path / f"{n}", texts, packing, False))[2]
+            for n, texts in enumerate((TEXTS, changed))
         ]
         assert not torch.allclose(*leaking, rtol=1e-6, atol=1e-7)  # not isolated, the next document is told otherwise

@@ -1,162 +1,41 @@
-"""`lra-ssm prepare` and `lra-ssm doctor`: what they print, leave and refuse."""
+"""`lra-ssm prepare`, `configs` and `doctor`: what they print and leave; what is wrong with them: test_bad_input.py."""
 
 import os
+import re
 import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from lra_ssm import datamodules
-from lra_ssm.cli.datasets import DATASETS, LANGUAGE
+from lra_ssm import datamodules, ops, shipped
+from lra_ssm.cli import doctor
+from lra_ssm.cli.data import readiness
+from lra_ssm.cli.datasets import DATASETS
 from lra_ssm.datamodules import Text
-from tests.runner import fail, printed, refused, succeed
+from lra_ssm.results.published import row_of
+from lra_ssm.sweeps.submit import folder_of
+from lra_ssm.sweeps.sweep import read_sweep
+from tests.results.made import make_run, read
+from tests.runner import fail, in_process, printed, refused
 from tests.small_data import write_cifar10, write_imdb, write_mnist
 
-CONFIGS = Path(__file__).parents[1] / "configs"
-COLUMNS = ["dataset", "source", "inputs", "split", "examples", "classes", "class shares", "tokens", "length mean"]
+ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "configs"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LRA_SSM_DATA", raising=False)
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data root with four datasets in it, each prepared by a command."""
-    folder = tmp_path_factory.mktemp("prepared")
-    sources = {
-        "listops": ["--num_train=8", "--num_val=4", "--num_test=4", "--length_bounds=[3,20]", "--max_depth=3"],
-        "text": [f"--source={write_imdb(folder)}"],
-        "image": [f"--source={write_cifar10(folder)}", "--limit=10"],
-        "mnist": [f"--source={write_mnist(folder)}"],
-    }
-    for name, options in sources.items():
-        out = succeed(["prepare", name, f"--root={folder / 'data'}", *options], folder).out
-        assert str(folder / "data") in out and "train" in out
-    return folder / "data"
-
-
-def test_summary_is_one_table_of_everything(root: Path, capsys: Any) -> None:
-    lines = printed(["prepare", "--summary", f"--root={root}"], capsys).splitlines()
-    assert all(column in lines[0] for column in COLUMNS)
-    rows = [line.split() for line in lines[1:]]
-    assert [row[0] for row in rows] == ["cifar10"] * 3 + ["listops"] * 3 + ["mnist"] * 3 + ["text"] * 3
-    assert len({len(line) for line in lines}) == 1  # the last column is aligned to the right
-    listops = next(row for row in rows if row[0] == "listops" and "train" in row)
-    assert listops[1:5] == ["generated,", "3", "to", "20"] and "8" in listops and "18" in listops
-    text = next(row for row in rows if row[0] == "text" and "test" in row)
-    assert "40" in text and "50.0–50.0%" in text
-    assert any("limit 10" in line and "32×32×1" in line for line in lines)
-    assert printed(["prepare", "--summary", "--root", str(root)], capsys).splitlines() == lines
-
-
-def test_summary_beside_a_dataset_and_of_nothing(root: Path, tmp_path: Path, capsys: Any) -> None:
-    flags = ["--num_train=8", "--num_val=4", "--num_test=4", "--length_bounds=[3,20]", "--max_depth=3"]
-    out = printed(["prepare", "listops", f"--root={root}", *flags, "--summary"], capsys)
-    assert "lengths" in out and "class shares" in out
-    empty = printed(["prepare", "--summary", f"--root={tmp_path}"], capsys)
-    assert empty == f"nothing is prepared below {tmp_path}\n"
-
-
-def test_a_batch_is_drawn(root: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    files = root.parent / "mnist-files"
-    arguments = [f"--root={root}", f"--source={files}", "--permutation=random", "--picture=batch.png"]
-    assert printed(["prepare", "mnist", *arguments], capsys).endswith("batch.png\n")
-    assert (tmp_path / "batch.png").read_bytes()[:4] == b"\x89PNG"
-    tokens = ["--num_train=8", "--num_val=4", "--num_test=4", "--length_bounds=[3,20]", "--max_depth=3"]
-    line = refused(["prepare", "listops", f"--root={root}", *tokens, "--picture=batch2.png"], capsys)
-    assert "unknown option --picture" in line and not (tmp_path / "batch2.png").exists()
-    for picture, reason in ((".", "is a folder"), ("absent/x.png", "its folder does not exist")):
-        given = ["prepare", "mnist", f"--root={tmp_path / 'new'}", f"--source={files}", f"--picture={picture}"]
-        line = refused(given, capsys)
-        assert reason in line and not (tmp_path / "new").exists()  # said before anything is prepared
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_folders_that_may_not_be_read(tmp_path: Path) -> None:
-    (tmp_path / "locked").mkdir(mode=0)
-    for arguments in (["listops", f"--source={tmp_path / 'locked'}"], ["text", f"--root={tmp_path / 'locked'}"]):
-        assert "Permission denied" in fail(["prepare", *arguments], tmp_path)
-    assert "cannot be read" in fail(["prepare", "--summary", f"--root={tmp_path / 'locked'}"], tmp_path)
-
-
-def test_the_summary_names_damaged_data(root: Path, tmp_path: Path) -> None:
-    manifest = next(root.glob("mnist/*/test_labels.npy")).parent / "manifest.json"
-    record = manifest.read_text()
-    try:
-        for text in ("{", "{}"):
-            manifest.write_text(text)
-            assert f"damaged: {manifest}" in succeed(["prepare", "--summary", f"--root={root}"], tmp_path).out
-    finally:
-        manifest.write_text(record)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["txet"], "unknown dataset 'txet'; did you mean 'text'?"),
-        (["--summary", "--verify"], "unknown option --verify"),
-        ([], "a dataset, --config CONFIG, --summary or --clean"),
-        (["text", "--limt=3"], "unknown option --limt; did you mean '--limit'?"),
-        (["text", "--batch_size=3"], "unknown option --batch_size"),
-        (["listops", "--limit=0"], "ListOps limit 0: must be at least 1"),
-        (["text", "--source=/nowhere"], "/nowhere"),
-        (["mnist", "--source=nowhere"], "nowhere"),
-        (["pathx", "--resolution=48"], "resolution"),
-    ],
-)
-def test_bad_input_is_one_line_and_leaves_nothing(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    assert message in refused(["prepare", *arguments, *([] if "--summary" in arguments else ["--root=data"])], capsys)
-    assert list(tmp_path.rglob("*")) == [tmp_path / "data"]
-
-
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("text", "retrieval", "scifar", "image")]
-
-
-@pytest.mark.parametrize("name", ["mnist", *OTHERS])
-def test_a_fit_never_downloads(name: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = name if name in ("mnist", "scifar") else f"lra/{name}"
-    config = Path(__file__).parents[1] / f"configs/{folder}/s4d.yaml"
-    message = refused(["fit", "--config", str(config), f"--data.root={tmp_path / 'data'}"], capsys)
-    assert f"`lra-ssm prepare --config {config} --data.root=" in message
-    assert list(tmp_path.rglob("*")) == []
-
-
-@pytest.mark.parametrize("name", DATASETS)
-def test_help_of_every_dataset(name: str, capsys: Any) -> None:
-    out = printed(["prepare", name, "--help"], capsys)
-    own = "--shard" if name in LANGUAGE else "--limit"
-    assert "--source" in out and own in out and "--root" in out and "--batch_size" not in out
-    assert "--length " not in out and "--order" not in out
-
-
-def _said(out: str) -> tuple[Path, list[str]]:
-    """The folder that `prepare` names and the options of a fit that it ends with."""
-    lines = out.splitlines()
-    (line,) = [line for line in lines if line.startswith("train on it: ")]
-    program, *command = shlex.split(line.removeprefix("train on it: "))
-    assert program == "lightning" and command[:2] == ["fit", "--config"]
-    return Path(next(line for line in lines if ": " in line and "train" in line).split(": ")[0]), command[2:]
-
-
-OPTIONS = {  # dataset -> what it is prepared with; the data module's class
-    "listops": (
-        ["--length_bounds=[3,20]", "--max_depth=3", "--num_train=20", "--num_val=4", "--num_test=4"],
-        "ListOps",
-    ),
-    "text": (["--source={text}", "--min_freq=1"], "Text"),
-    "image": (["--source={image}", "--limit=10", "--split_seed=1"], "Image"),
-    "pathx": (["--limit=2"], "Pathfinder"),
-    "corpus": (["--source={corpus}", "--tokenizer=bytes"], "Corpus"),
-}
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def sources(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("a folder of files")
     (folder / "corpus").mkdir()
     for i in range(200):
@@ -165,30 +44,219 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {**files, "corpus": folder / "corpus"}
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """A data root that all datasets here are prepared in."""
+    return tmp_path_factory.mktemp("prepared")
+
+
+# --- prepare ---
+
+OPTIONS = {  # dataset -> what it is prepared with; the data module's class; its folder
+    "listops": (["--num_train=20", "--num_val=4", "--num_test=4", "--length_bounds=[3,20]", "--max_depth=3"],
+                "ListOps"),
+    "text": (["--source={text}", "--min_freq=1"], "Text"),
+    "image": (["--source={image}", "--limit=10", "--split_seed=1"], "Image"),
+    "mnist": (["--source={mnist}"], "MNIST"),
+    "pathx": (["--limit=2"], "Pathfinder"),
+    "corpus": (["--source={corpus}", "--tokenizer=bytes"], "Corpus"),
+}  # fmt: skip
+
+
+def prepared(out):
+    """The folder that `prepare` names and the options of a fit that it ends with."""
+    lines = out.splitlines()
+    (line,) = [line for line in lines if line.startswith("train on it: ")]
+    program, *command = shlex.split(line.removeprefix("train on it: "))
+    assert program == "lightning" and command[0] == "fit"
+    return Path(next(line for line in lines if ": " in line and "train" in line).split(": ")[0]), command[1:]
+
+
 @pytest.mark.parametrize("dataset", OPTIONS)
-def test_it_ends_with_the_options_that_take_it(dataset, sources, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LRA_SSM_DATA", raising=False)
+def test_a_dataset_is_prepared_once_and_the_options_that_take_it_are_printed(dataset, sources, root, capsys):
     options, name = OPTIONS[dataset]
     given = [option.format(**sources) for option in options]
-    folder, (_, chosen, *taken) = _said(printed(["prepare", dataset, *given, "--root", "other"], capsys))
-    assert folder.parent.parent == tmp_path / "other" and chosen == f"--data={name}"
+    command = ["prepare", dataset, *given, "--root", str(root)]
+    folder, (_, _, chosen, *taken) = prepared(out := printed(command, capsys))
+    assert folder.parent.parent == root and chosen == f"--data={name}"
     rows = ["--model.network.vocab_size=257"] if dataset == "corpus" else []
     resolution = ["--data.resolution=128"] if dataset == "pathx" else []
-    assert taken == [*resolution, *(f"--data.{option[2:]}" for option in given), "--data.root=other", *rows]
+    assert taken == [*resolution, *(f"--data.{option[2:]}" for option in given), f"--data.root={root}", *rows]
     pairs = [option.removeprefix("--data.").split("=", 1) for option in taken if option not in rows]
     arguments = {key: yaml.safe_load(value) for key, value in pairs}
     assert getattr(datamodules, name)(**arguments).prepared_folder == folder
+    before = {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file()}
+    assert printed(command, capsys) == out
+    assert {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file()} == before
 
 
-def test_a_configuration_prepares_what_its_fit_needs(sources: dict[str, Path], tmp_path: Path, monkeypatch, capsys):
-    """Whoever lacks data is told the command: the options of the fit itself."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LRA_SSM_DATA", raising=False)
-    options = ["--config", str(CONFIGS / "lra/text/s4d.yaml"), "--data.limit=4", "--model.network.d_model=4"]
+def test_a_configuration_prepares_what_its_fit_needs(sources, tmp_path, capsys):
+    """A fit whose data is missing names the command: the options of the fit itself."""
+    options = [f"--config={CONFIGS / 'lra/text/s4d.yaml'}", "--data.limit=4", "--model.network.d_model=4"]
     assert f"`lra-ssm prepare {' '.join(options)}` downloads them" in refused(["fit", *options], capsys)
-    folder, command = _said(printed(["prepare", *options, f"--data.source={sources['text']}"], capsys))
-    assert command == [*options[1:], f"--data.source={sources['text']}"]
+    folder, command = prepared(printed(["prepare", *options, f"--data.source={sources['text']}"], capsys))
+    assert command == [*options, f"--data.source={sources['text']}"]
     assert folder == Text(limit=4, source=str(sources["text"])).prepared_folder and (folder / "manifest.json").is_file()
     small = ["--trainer.fast_dev_run=1", "--trainer.accelerator=cpu", "--model.network.n_layers=1"]
-    printed(["fit", "--config", *command, *small], capsys)
+    printed(["fit", *command, *small], capsys)
+    assert "nothing to prepare" in printed(["prepare", "first_token"], capsys)
+    assert "nothing to prepare" in printed(["prepare", "--config=synthetic/first_token"], capsys)
+
+
+def test_the_table_of_what_is_prepared_names_damage_and_what_is_not_finished(sources, root, tmp_path, capsys):
+    for dataset, (options, _) in OPTIONS.items():
+        printed(["prepare", dataset, *(each.format(**sources) for each in options), f"--root={root}"], capsys)
+    out = printed(["prepare", "--summary", f"--root={root}"], capsys)
+    columns, *lines = out.splitlines()
+    assert columns.split()[:5] == ["folder", "settings", "inputs", "split", "examples"]
+    rows = [line.split() for line in lines]
+    datasets = list(dict.fromkeys(row[0].partition("/")[0] for row in rows))
+    assert datasets == ["cifar10", "corpus", "listops", "mnist", "pathfinder", "text"]
+    listops = next(row for row in rows if "listops" in row[0] and "train" in row)
+    assert listops[1:5] == ["3", "to", "20", "tokens"] and listops[6:9] == ["20", "10", "18"]
+    assert any("limit 10" in line and "32×32×1" in line for line in lines)
+    assert any("bytes" in line and "257" in line for line in lines)
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    damaged = next(copy.glob("mnist/*/manifest.json"))
+    damaged.write_text("{}")
+    (copy / "text/.parts-files-0123").mkdir()
+    out = printed(["prepare", "--summary", f"--root={copy}"], capsys)
+    assert f"damaged: {damaged}" in out and f"not finished: {copy}/text/.parts-files-0123" in out
+    assert f"removed: {copy}/text/.parts-files-0123" in printed(["prepare", "--clean", f"--root={copy}"], capsys)
+    empty = printed(["prepare", "--summary", "--root=empty"], capsys)
+    assert empty == f"nothing is prepared below {tmp_path}/empty\n"
+
+
+def test_a_batch_is_drawn(sources, root, capsys):
+    arguments = [f"--root={root}", f"--source={sources['mnist']}", "--permutation=random", "--picture=batch.png"]
+    assert printed(["prepare", "mnist", *arguments], capsys).endswith("batch.png\n")
+    assert Path("batch.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_folders_that_may_not_be_read(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0)
+    for arguments in (["listops", f"--source={tmp_path / 'locked'}"], ["text", f"--root={tmp_path / 'locked'}"]):
+        assert "Permission denied" in fail(["prepare", *arguments], tmp_path)
+    assert "cannot be read" in fail(["prepare", "--summary", f"--root={tmp_path / 'locked'}"], tmp_path)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_help_of_every_dataset(name, capsys):
+    out = printed(["prepare", name, "--help"], capsys)
+    assert "--source" in out and "--root" in out and "--batch_size" not in out and "--order" not in out
+    assert name in printed(["prepare", "--help"], capsys)
+
+
+# --- configs ---
+
+
+def test_the_list_of_configs(capsys):
+    lines = printed(["configs"], capsys).splitlines()
+    assert [line.split()[0] for line in lines] == ["config", *shipped.names("config")]
+    row = next(line for line in lines if line.startswith("lra/listops/b2s6 "))
+    assert row.split() == ["lra/listops/b2s6", "listops", "B2S6", "8", "×", "128", "63.85", "±", "0.45", "missing"]
+    out = printed(["configs", "synthetic"], capsys)
+    assert out.count("generated") == 7 and len(out.splitlines()) == 8
+    assert "no config nope" in refused(["configs", "nope"], capsys)
+    code = "import sys; from lra_ssm.cli import main; main(['configs']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    config = yaml.safe_load(printed(["configs", "lra/listops/b2s6", "--resolved"], capsys))
+    assert config["model"]["init_args"]["network"]["init_args"]["padding"] == "masked"
+    assert "--resolved prints one config" in refused(["configs", "--resolved"], capsys)
+
+
+# The rows of tables that vary a setting, or give a figure at several steps: it is the config's own value that counts.
+OF_ITS_SETTINGS = {
+    "lra/listops/stable_ssm": "60.80", "lra/text/stable_ssm": "88.50", "lra/retrieval/stable_ssm": "91.30",
+    "lra/image/stable_ssm": "87.39", "lra/pathfinder/stable_ssm": "94.80", "lra/pathx/stable_ssm": "96.10",
+    "mnist/stable_ssm": "0.023475 ± 0.001414", "scifar/stable_ssm": "0.870412 ± 0.021024",
+    "scifar/b2s6": "87.19 ± 0.26", "lm/slimpajama6b/s6": "21.0785", "lm/slimpajama6b/b2s6": "20.9773",
+    "lm/slimpajama6b/s4d": "25.6661", "synthetic/associative_recall": "99.80",
+    "synthetic/associative_recall_131k": "100.00", "lm/tinyshakespeare/b2s6": "1.88",
+    "lm/wikitext103/stable_ssm_3b": "",
+}  # fmt: skip
+
+
+def test_the_list_has_the_row_that_results_sets_next_to_a_run_of_the_config(tmp_path, capsys):
+    listed = printed(["configs"], capsys).splitlines()
+    for name in shipped.names("config"):
+        config, row = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()), None
+        if "experiment" in config:
+            make_run(tmp_path / name, name)
+            (run,) = read(tmp_path / name)
+            row = row_of(run)
+        figure = "" if row is None or row.unmatched else row.figure
+        (cells,) = [re.split(r"  +", line.strip()) for line in listed if line.startswith(f"{name} ")]
+        assert cells[4:-1] == ([figure] if figure else []), name
+        assert figure == OF_ITS_SETTINGS.get(name, figure), name
+
+
+def test_sweeps_and_templates_have_names_too(tmp_path, monkeypatch):
+    sweep = read_sweep("lra")
+    monkeypatch.chdir(ROOT)  # whose configs/ has the same files: the sweep's folder is the same
+    assert folder_of(read_sweep("slurm/sweeps/lra.yaml")) == folder_of(sweep)
+    monkeypatch.chdir(tmp_path)
+    assert shipped.find("template", "one-gpu").is_file()
+    assert "our sweeps are ablation-scifar, " in fail(["submit", "none", "--dry-run"], tmp_path)
+    line = fail(["submit", "lra", "--dry-run", "--template=one-gp"], tmp_path)
+    assert line.endswith("did you mean 'one-gpu'?") and "no template one-gp" in line
+    os.mkdir("small")  # a folder of that name hides no sweep
+    assert "sweep small was not submitted from here" in fail(["status", "small"], tmp_path)
+
+
+def test_prepared_data_is_ready(sources, root, capsys):
+    printed(["prepare", "mnist", f"--source={sources['mnist']}", f"--root={root}"], capsys)
+    assert readiness("mnist", root) == "prepared" and readiness("retrieval", root) == "missing"
+    assert readiness("first_token", root) == "generated"
+
+
+def test_a_wheel_has_configs_sweeps_and_templates():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["lra_ssm"]
+    taken = {file.resolve() for pattern in settings for file in (ROOT / "lra_ssm").glob(pattern)}
+    assert {*(ROOT / "slurm").glob("*.sbatch"), *CONFIGS.rglob("*.yaml"), *ROOT.glob("slurm/sweeps/*.yaml")} <= taken
+
+
+# --- doctor ---
+
+
+def test_doctor_shows_everything_and_compares_digests(trained, capsys):
+    code, out, errors = in_process(["doctor", f"--root={trained[0] / 'data'}"], capsys)
+    assert code == 0 and out.endswith("nothing is wrong\n") and "Traceback" not in "".join(errors)
+    shown = dict(line.split(maxsplit=1) for line in out.splitlines() if line and not line.startswith(" "))
+    assert "torch 2." in shown["versions"] and "lra_ssm 0." in shown["versions"] and "cores" in shown["hardware"]
+    assert "GB free" in shown["data"] and "GB free, does not exist yet" in shown["runs"]
+    rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("cpu ")}
+    assert rows.keys() == ops.scan_backends("cpu").keys()
+    assert "not here: " in rows["mamba_ssm"] and rows["eager"].count("off by ") == 2
+    assert any(line.startswith("listops/") and "train" in line for line in out.splitlines())
+    shutil.copytree(trained[0] / "data", "data")
+    assert "all digests are as recorded" in in_process(["doctor", "--verify"], capsys)[1]
+    labels = next(Path("data").glob("listops/*/test_labels.npy"))
+    labels.write_bytes(labels.read_bytes()[:-8] + bytes(8))
+    assert in_process(["doctor"], capsys)[0] == 0
+    code, out, _ = in_process(["doctor", "--verify"], capsys)
+    assert code == 1 and "does not have its recorded sha256" in out and "all digests" not in out
+
+
+def test_what_is_wrong_comes_last_and_decides_the_exit_code(tmp_path, monkeypatch, capsys):
+    def error(device, backend, discretization):
+        if backend == "eager":
+            raise RuntimeError("no kernel image is available")
+        return {"euler": 1e-7, "zoh": float("nan")}[discretization]
+
+    monkeypatch.setattr(doctor, "_largest_error", error)
+    usage = type(shutil.disk_usage("/"))(10, 10, 12_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    command = tmp_path / "lightning"
+    command.write_text("#!/bin/sh\nexec lightning_sdk\n")
+    monkeypatch.setattr(shutil, "which", lambda name: str(command) if name == "lightning" else None)
+    (tmp_path / "data/listops/abc").mkdir(parents=True)
+    (tmp_path / "data/listops/abc/manifest.json").write_text("{")
+    code, out, _ = in_process(["doctor"], capsys)
+    assert code == 1 and "nothing is wrong" not in out
+    wrong = [line for line in out.splitlines() if line.startswith("WRONG: ")]
+    assert "lightning belongs to another package: use lra-ssm" in wrong[0] and "only 0.01 GB are free" in wrong[1]
+    assert "WRONG: S6 by eager on cpu fails: no kernel image is available" in wrong
+    assert any(line.startswith("WRONG: B2S6 by reference on cpu is off by nan") for line in wrong)
+    assert "manifest.json" in wrong[-1]

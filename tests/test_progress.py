@@ -2,7 +2,9 @@
 
 import os
 import re
-import time
+import subprocess
+import sys
+from contextlib import suppress
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lra_ssm.progress import Bar, LogLines, display_arguments
-from tests.runner import FIT, SHORT, Command, only_run, succeed
+from tests.runner import FIT, SHORT, TINY, only_run, succeed
 
 
 class Line(LightningModule):
@@ -96,35 +98,24 @@ def test_settings_of_the_log_are_not_part_of_the_run(tmp_path, data):
 
 @pytest.mark.slow
 def test_in_a_terminal_there_is_one_bar_and_the_end_stands_on_a_line_of_its_own(tmp_path, data):
-    import fcntl
     import pty
-    import signal
-    import struct
-    import termios
 
+    size = "fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack('HHHH', 40, 100, 0, 0))"
+    main = "from lra_ssm.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = f"import fcntl, struct, sys, termios; {size}; {main}"
+    arguments = [*FIT, "--trainer.enable_progress_bar=true", f"--data.root={data}"]
+    env = {"TERM": "xterm", "PYTHONPATH": str(TINY.parents[1]), "KILL_AT": "train_batch_end:8", "KILL_WITH": "SIGINT"}
     leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-    arguments = [*FIT, "--trainer.enable_progress_bar=true", "--trainer.max_epochs=500", f"--data.root={data}"]
-    env = {"TERM": "xterm", "DELAY": "0.1", "COLUMNS": ""}
-    command = Command(arguments, tmp_path, env, terminal=os.ttyname(follower))
-    sent, until, interrupted = b"", time.monotonic() + 200, False
-    try:
-        while time.monotonic() < until:
-            try:
-                part = os.read(leader, 65536)
-            except OSError:
-                break
-            if not sent:
-                os.close(follower)  # the command has it open
+    command = subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=tmp_path, env=os.environ | env,
+                               stdout=follower, stderr=follower)  # fmt: skip
+    os.close(follower)
+    sent = b""
+    with suppress(OSError):  # the terminal ends with the command
+        while part := os.read(leader, 65536):
             sent += part
-            if not interrupted and b"val/accuracy" in sent:
-                os.kill(command.process.pid, signal.SIGINT)
-                interrupted = True
-        assert command.wait(60).code == 130
-    finally:
-        command.process.kill()
-        os.close(leader)
+    os.close(leader)
+    assert command.wait(60) == 130
     plain = [re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", sent.decode())]
     bars = [line for line in plain if "━" in line]
-    assert any(re.search(r"Epoch 0/499 .*loss: ", bar) for bar in bars) and all(len(bar) <= 100 for bar in bars)
-    assert any(line.startswith("lra-ssm: stopped by SIGINT at step ") for line in plain)
+    assert any(re.search(r"Epoch 1/1 .*loss: ", bar) for bar in bars) and all(len(bar) <= 100 for bar in bars)
+    assert any(line.startswith("lra-ssm: stopped by SIGINT at step 8") for line in plain)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lra_ssm.runs import provenance
-from lra_ssm.runs.provenance import changed, other_code, user_source, weight_digests
+from lra_ssm.runs.provenance import changed, other_code, user_source
 from tests.runner import FIT, SHORT, TINY, in_process
 
 LAYER = """
@@ -38,31 +38,22 @@ def write(folder, name, text):
     return path
 
 
-def test_a_finished_run_says_that_the_code_is_another(here, capsys):
-    file = write(here, "edited_after", LAYER)
-    command = [*FIT, *SHORT, "--model.network.layer=edited_after.Mine"]
-    assert in_process(command, capsys)[0] == 0
-    assert "other" not in in_process(command, capsys)[1]
-    file.write_text(LAYER + "# another\n")
-    code, out, _ = in_process(command, capsys)
-    (line,) = [line for line in out.splitlines() if "was trained with" in line]
-    assert code == 0 and "edited_after.py has changed" in line and "--fresh" in line and "val/accuracy" in out
-    code, out, _ = in_process(["test", *command[1:]], capsys)
-    assert code == 0 and "warning: " in out and "edited_after.py has changed" in out
-
-
-def test_a_resume_warns_of_other_code_or_refuses(here, capsys, monkeypatch):
-    file = write(here, "edited_within", LAYER)
-    command = [*FIT, *SHORT, "--model.network.layer=edited_within.Mine", "--checkpoint.every_n_steps=1"]
+def test_other_code_is_named_by_a_finished_run_a_score_and_a_resume(here, capsys, monkeypatch):
+    file = write(here, "edited", LAYER)
+    command = [*FIT, *SHORT, "--model.network.layer=edited.Mine", "--checkpoint.every_n_steps=1"]
     with monkeypatch.context() as stopped:
         stopped.setenv("KILL_AT", "train_batch_start:2")
         stopped.setenv("KILL_WITH", "SIGTERM")
         assert in_process(command, capsys)[0] == 143
     file.write_text(LAYER + "# another\n")
     code, _, errors = in_process([*command, "--strict-resume"], capsys)
-    assert code == 2 and "edited_within.py has changed; --strict-resume refuses to resume" in errors[-1]
+    assert code == 2 and "edited.py has changed; --strict-resume refuses to resume" in errors[-1]
     code, out, _ = in_process(command, capsys)
-    assert code == 0 and "edited_within.py has changed: the run may not end as it would have" in out
+    assert code == 0 and "edited.py has changed: the run may not end as it would have" in out
+    assert "was trained with other code: edited.py has changed; --fresh" in in_process(command, capsys)[1]
+    file.write_text(LAYER + "# once more\n")
+    code, out, _ = in_process(["test", *command[1:]], capsys)
+    assert code == 0 and "warning: " in out and "edited.py has changed" in out
 
 
 def test_a_finished_run_says_that_the_data_is_other(tmp_path, monkeypatch, capsys):
@@ -110,6 +101,7 @@ def test_files_of_the_classes_that_are_named(here):
         assert changed(before, source_of(*named)) == f"{name} has changed"
         before = source_of(*named)
     assert changed(None, before) == changed(before, None) == ""
+    assert user_source({"trainer": {"logger": [{"class_path": "one_file.A"}]}}) == {}  # cannot change a result
 
 
 def test_in_a_repository_its_commit_and_what_was_not_committed_count(here):
@@ -134,24 +126,7 @@ def test_in_a_repository_its_commit_and_what_was_not_committed_count(here):
     assert "git commit" not in source_of("torch.nn.GELU")
 
 
-def test_what_cannot_change_a_result_does_not_count(here):
-    write(here, "named_only", "class Log: pass\nclass Call: pass\n")
-    import named_only  # noqa: F401
-
-    assert user_source({"trainer": {"logger": [{"class_path": "named_only.Log"}]}}) == {}
-    assert set(user_source({"trainer": {"callbacks": [{"class_path": "named_only.Call"}]}})) == {"named_only.py"}
-
-
 def test_another_version_of_the_package_is_named(monkeypatch):
     record = {"starts": [{"versions": {"lra_ssm": "0.0.1+abc"}, "source": {"a.py": "1"}}]}
     monkeypatch.setattr(provenance, "code_version", lambda: "0.0.2+def")
     assert other_code(record, {"a.py": "2"}) == "lra_ssm was 0.0.1+abc, this is 0.0.2+def; a.py has changed"
-
-
-def test_starting_weights_are_known_by_their_digest(tmp_path):
-    file = tmp_path / "a.ckpt"
-    file.write_bytes(b"1")
-    before = weight_digests(str(file))
-    assert before.keys() == {str(file)} and weight_digests("someone/model") == weight_digests(None) == {}
-    file.write_bytes(b"2")
-    assert weight_digests(str(file)) != before

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.layers import S6, LayerSpec
-from lra_ssm.models import LanguageModel, NetworkSpec, save_network
+from lra_ssm.models import LanguageModel, save_network
 from tests.hub_models import COMMIT, Hub, point_at, serving
 from tests.runner import printed, refused
 
@@ -81,6 +80,9 @@ def test_a_repository_is_fetched_verified_and_cached(
     assert Path(place).is_relative_to(Path("cache").resolve())
     pulled(capsys, "me/lm@v1", "--to", "here/lm")
     assert {path.name for path in Path("here/lm").iterdir()} == FILES and not Path("here/lm/config.json").is_symlink()
+    message = "here/lm already holds a model: --force replaces it"
+    assert refused(["pull", "me/lm@v1", "--to", "here/lm"], capsys) == message
+    pulled(capsys, "me/lm@v1", "--to", "here/lm", "--force")
     expected = logits(saved)
     names = (("here/lm", None), ("me/lm", None), ("me/lm", COMMIT), (f"hf://me/lm@{COMMIT}", None), ("me/lm", "v1"))
     for name, revision in names:
@@ -186,60 +188,21 @@ def test_a_path_in_a_file_name_leads_nowhere(hub: Hub, own: Path, capsys) -> Non
     assert {file for _, file in hub.asked} <= {*FILES, "model.safetensors.index.json"}
 
 
-def test_a_class_outside_the_package_is_imported_only_if_it_is_trusted(
-    hub: Hub, own: Path, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("their_layer.py").write_text("import lra_ssm.layers\nclass Theirs(lra_ssm.layers.S6):\n    pass\n")
-    monkeypatch.syspath_prepend(str(Path.cwd()))
-    spec = NetworkSpec(LanguageModel, layer="their_layer.Theirs", vocab_size=9, d_model=8, n_layers=1)
-    trained = spec()
-    sys.modules.pop("their_layer")
-    save_network(own, spec.as_dict(), trained.state_dict())
-    hub.repositories["me/own"] = own
-    line = refused(["pull", "me/own", "--to", "lm"], capsys)
-    assert "built with their_layer.Theirs" in line and "--trust" in line
-    assert "their_layer" not in sys.modules and not Path("lm").exists()
-    lines = pulled(capsys, "me/own", "--to", "lm", "--trust", "their_layer.Theirs")
-    assert lines[-1] == 'use it: lra-ssm generate lm --trust their_layer.Theirs --prompt "The"'
-
-
-def test_to_replaces_nothing_unasked(saved: Path, tmp_path: Path, capsys) -> None:
-    to, other = tmp_path / "lm", tmp_path / "other"
-    pulled(capsys, str(saved), "--to", str(to))
-    (to / "notes.txt").write_text("mine")
-    (to / "model.safetensors").write_bytes(b"old")
-    assert refused(["pull", str(saved), "--to", str(to)], capsys) == f"{to} already holds a model: --force replaces it"
-    pulled(capsys, str(saved), "--to", str(to), "--force")
-    assert torch.equal(logits(to), logits(saved)) and (to / "notes.txt").is_file()
-    other.mkdir()
-    (other / "thesis.tex").touch()
-    line = refused(["pull", str(saved), "--to", str(other), "--force"], capsys)
-    assert "is not empty and holds no saved model" in line
-    assert [p.name for p in other.iterdir()] == ["thesis.tex"]
-
-
 # -- wandb and the package ---------------------------------------------------------------------------------------------
 
 
-class Artifact:
-    """The part of wandb.Artifact that is used."""
-
-    qualified_name, digest = "me/lra/lm:v3", "abc"
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def download(self, root: str) -> None:
-        shutil.copytree(self.folder, root, dirs_exist_ok=True)
-
-
 def test_an_artifact_of_wandb(hub: Hub, saved: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Artifact:
+        qualified_name, digest = "me/lra/lm:v3", "abc"
+
+        def download(self, root: str) -> None:
+            shutil.copytree(saved, root, dirs_exist_ok=True)
+
     class Api:
         def artifact(self, name: str, type: str) -> Artifact:
-            assert type == "model"
-            if name != "me/lra/lm:latest":
+            if (name, type) != ("me/lra/lm:latest", "model"):
                 raise ValueError(f"artifact '{name}' not found\nand more")
-            return Artifact(saved)
+            return Artifact()
 
     monkeypatch.setattr("wandb.Api", Api)
     first = pulled(capsys, "wandb:me/lra/lm:latest", "--to", "lm")[0]

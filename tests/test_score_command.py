@@ -12,8 +12,6 @@ import yaml
 
 from lra_ssm.cli.find_model import load_language_model
 from lra_ssm.datamodules.language.tokenizer import ByteTokenizer, CharacterTokenizer
-from lra_ssm.models import LanguageModel
-from tests.models.public_mamba import hf_folder, sizes
 from tests.runner import fail, only_run, printed, refused, succeed
 from tests.test_generate_command import checkpoint, fit_text
 
@@ -99,15 +97,6 @@ def test_standard_input_and_what_the_vocabulary_lacks(tmp_path, capsys, monkeypa
     assert out.splitlines()[-1] == (
         "standard input: the vocabulary has no 'x', 'y', 'z', 'u', 'v' and 1 more; what is scored there is <unk>"
     )
-
-
-def test_mambas_own_layout_with_a_tokenizer(tmp_path, capsys):
-    hf_folder(tmp_path / "hf", sizes(vocabulary=257))
-    (tmp_path / "a.txt").write_text("Hello")
-    lm = LanguageModel.from_pretrained(tmp_path / "hf")
-    out = printed(["score", str(tmp_path / "hf"), str(tmp_path / "a.txt"), "--tokenizer=bytes"], capsys)
-    expected = -lm.score(torch.tensor([[256, *b"Hello"]])).mean().item()
-    assert rows(out)[str(tmp_path / "a.txt")][2] == pytest.approx(expected, abs=6e-5)
 
 
 def test_what_is_not_a_text_is_one_line(tmp_path, capsys, monkeypatch):

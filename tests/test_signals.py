@@ -118,7 +118,7 @@ def test_ctrl_c_a_second_time_has_its_usual_effect(tmp_path, data, monkeypatch):
         fit_in_python(data, Twice())[1]()
 
 
-def test_slurm_queues_the_job_again_when_it_is_saved(tmp_path, data, monkeypatch):
+def test_slurm_queues_the_job_again_when_it_is_saved(tmp_path, data):
     tools = tmp_path / "bin"
     tools.mkdir()
     scontrol = tools / "scontrol"
@@ -129,13 +129,14 @@ def test_slurm_queues_the_job_again_when_it_is_saved(tmp_path, data, monkeypatch
              "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_ARRAY_JOB_ID": "11", "SLURM_ARRAY_TASK_ID": "3",
              "PATH": f"{tools}:{os.environ['PATH']}"}  # fmt: skip
     command = [*FIT, f"--data.root={data}"]
-    result = run(command, tmp_path, {"KILL_AT": "train_batch_end:4", "KILL_WITH": "SIGUSR1", **slurm})
-    assert result.code == 138 and only_line(result.err).startswith("stopped by SIGUSR1 at step 4, saved; ")
-    assert asked.read_text().startswith("requeue 11_3\n") and '"status": "interrupted"' in asked.read_text()
-    assert not list(tmp_path.rglob("hpc_ckpt*"))
-    asked.unlink()
-    result = run(command, tmp_path, {"KILL_AT": "train_batch_end:2", "KILL_WITH": "SIGTERM", **slurm})
-    assert result.code == 143 and not asked.exists()  # scancel: nobody wants it again
+    with mock.patch.dict(os.environ, slurm):
+        result = signalled(command, tmp_path, "train_batch_end:4", "SIGUSR1")
+        assert result.code == 138 and only_line(result.err).startswith("stopped by SIGUSR1 at step 4, saved; ")
+        assert asked.read_text().startswith("requeue 11_3\n") and '"status": "interrupted"' in asked.read_text()
+        assert not list(tmp_path.rglob("hpc_ckpt*"))
+        asked.unlink()
+        result = signalled(command, tmp_path, "train_batch_end:2", "SIGTERM")
+        assert result.code == 143 and not asked.exists()  # scancel: nobody wants it again
 
 
 @pytest.mark.parametrize(
@@ -208,13 +209,12 @@ def fit_in_python(root: Path, stop: Callback | None = None):
     return run, lambda: run.fit(Trainer(**own), task, data)
 
 
-@pytest.mark.parametrize(("name", "error"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", SystemExit)])
-def test_a_fit_in_python_is_saved_too_and_gets_its_handlers_back(name, error, tmp_path, data, monkeypatch, capfd):
+def test_a_fit_in_python_is_saved_too_and_gets_its_handlers_back(tmp_path, data, monkeypatch, capfd):
     before, ends = handlers(), []
-    for folder in ("whole", "stopped"):
-        (tmp_path / folder).mkdir()
-        monkeypatch.chdir(tmp_path / folder)
-        if folder == "stopped":
+    for name, error in (("none", None), ("SIGINT", KeyboardInterrupt), ("SIGTERM", SystemExit)):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        if error is not None:
             stop = Raise(4, name)
             run, fit = fit_in_python(data, stop)
             with pytest.raises(error):
@@ -224,9 +224,9 @@ def test_a_fit_in_python_is_saved_too_and_gets_its_handlers_back(name, error, tm
             assert torch.load(run.last, weights_only=True)["global_step"] == 4
         run, fit = fit_in_python(data)
         fit()
+        assert handlers() == before
         ends.append(torch.load(run.last, weights_only=True)["state_dict"])
-    ours, theirs = ends
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs) and handlers() == before
+    assert all(torch.equal(each[name], ends[0][name]) for each in ends for name in ends[0])
 
 
 def test_a_fit_in_a_thread_takes_no_handlers(tmp_path, data, monkeypatch):

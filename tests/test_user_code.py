@@ -7,23 +7,22 @@ import sys
 import numpy as np
 import pytest
 import torch
+import yaml
 from lightning.pytorch import Trainer, seed_everything
 
-import lra_ssm.runs.start
 from lra_ssm.datamodules import ListOps
 from lra_ssm.errors import InputError
-from lra_ssm.layers import S4D, BlockSpec, LayerSpec, NetworkSpec, S4Block
+from lra_ssm.layers import LayerSpec, NetworkSpec
 from lra_ssm.layers.blocks import run_with_state
 from lra_ssm.models import Classifier
 from lra_ssm.runs.checks import try_network
-from lra_ssm.runs.run import Run
 from lra_ssm.tasks import Classification, OptimizerSettings
-from tests.runner import FIT, in_process, only_run
+from tests.runner import FIT, SHORT, in_process, only_run, refused, succeed
 
 FILE = """\
 import os
 import torch
-from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader
 from lra_ssm.models import Backbone
@@ -76,6 +75,16 @@ class Wrong(nn.Module):
     def __init__(self, num_classes: int, vocab_size: int, layer=Base):
         super().__init__()
         self.backbone = Backbone(layer, d_model=8)
+class Untyped(LightningModule):
+    def __init__(self, network): super().__init__()
+class Bare(LightningModule):
+    def __init__(self): super().__init__()
+class WithModule(LightningModule):
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        assert isinstance(net, NoForward)
+class Derived(WithModule):
+    def __init__(self, **kwargs): super().__init__(**kwargs)
 class Later(Base):
     calls = 0
     def forward(self, x, lengths=None):
@@ -95,7 +104,7 @@ class Data(LightningDataModule):
     val_dataloader = train_dataloader
 """
 KEPT = "layers and blocks keep (batch, length, d_model)"
-LAYERS = {
+LAYERS = {  # what is broken before a run begins, in one line
     "Narrow": f"user_code.Narrow returned (3, 17, 3) for x (3, 17, 8): {KEPT} (user_code.py:14)",
     "Pair": f"user_code.Pair returned a tuple of (3, 17, 8) and None for x (3, 17, 8): {KEPT} (user_code.py:16)",
     "Nothing": f"user_code.Nothing returned None for x (3, 17, 8): {KEPT} (user_code.py:18)",
@@ -131,12 +140,6 @@ TRAINING = {  # what shows only once the run has begun
 }
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """A data root for all of tiny.yaml's fits here."""
-    return tmp_path_factory.mktemp("data") / "root"
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working folder with the user's files in it."""
@@ -150,29 +153,25 @@ def folder(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("flag", [*(f"model.network.layer=user_code.{name}" for name in LAYERS), *OTHERS])
-def test_what_is_broken_is_one_line_before_the_run_begins(flag, folder, root, capsys):
-    code, _, said = in_process([*FIT, f"--data.root={root}", f"--{flag}"], capsys)
-    expected = {f"model.network.layer=user_code.{name}": line for name, line in LAYERS.items()} | OTHERS
-    assert code == 2 and said[-1] == f"lra-ssm: error: {expected[flag]}"
-    assert not any("Traceback" in line for line in said) and not (folder / "runs").exists()
+EXPECTED = {f"model.network.layer=user_code.{name}": line for name, line in LAYERS.items()} | OTHERS
 
 
-@pytest.mark.parametrize("flag", TRACEBACKS)
-def test_an_error_of_the_users_class_is_its_own_before_the_run_begins(flag, folder, root, capsys):
-    code, _, said = in_process([*FIT, f"--data.root={root}", f"--{flag}"], capsys)
-    line, error = TRACEBACKS[flag]
-    assert code == 1 and any(line in each for each in said) and any(each.startswith(error) for each in said)
+@pytest.mark.parametrize("flag", EXPECTED)
+def test_what_is_broken_is_one_line_before_the_run_begins(flag, folder, data, capsys):
+    assert refused([*FIT, f"--data.root={data}", f"--{flag}"], capsys) == EXPECTED[flag]
     assert not (folder / "runs").exists()
 
 
-@pytest.mark.parametrize("flag", TRAINING)
-def test_what_breaks_in_training_is_recorded(flag, folder, root, capsys):
-    code, _, said = in_process([*FIT, f"--data.root={root}", f"--{flag}"], capsys)
-    line, error = TRAINING[flag]
-    assert code == 1 and any(line in each for each in said) and any(each.startswith(error) for each in said)
-    record = json.loads((only_run(folder) / "run.json").read_text())
-    assert record["status"] == "failed" and error.partition(": ")[2].strip("'") in record["reason"]
+@pytest.mark.parametrize("flag", [*TRACEBACKS, *TRAINING])
+def test_an_error_of_the_users_class_is_its_own_and_in_training_it_is_recorded(flag, folder, data, capsys):
+    code, _, errors = in_process([*FIT, f"--data.root={data}", f"--{flag}"], capsys)
+    line, error = {**TRACEBACKS, **TRAINING}[flag]
+    assert code == 1 and any(line in each for each in errors) and any(each.startswith(error) for each in errors)
+    if flag in TRACEBACKS:
+        assert not (folder / "runs").exists()
+    else:
+        record = json.loads((only_run(folder) / "run.json").read_text())
+        assert record["status"] == "failed" and error.partition(": ")[2].strip("'") in record["reason"]
 
 
 class Counting(torch.nn.Module):
@@ -211,9 +210,9 @@ def state(task):
     )
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true", "64-true"])
-def test_nothing_of_the_trial_stays(precision, tmp_path, root):
-    task, data = parts(root)
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+def test_nothing_of_the_trial_stays(precision, data):
+    task, data = parts(data)
     data.prepare_data()
     trainer = Trainer(accelerator="cpu", precision=precision, logger=False, enable_checkpointing=False)
     trainer.precision_plugin.convert_module(task)  # the Trainer's own doing
@@ -224,20 +223,6 @@ def test_nothing_of_the_trial_stays(precision, tmp_path, root):
         assert torch.equal(value, after[0][name]) and value.dtype == after[0][name].dtype, name
     assert before[1] == after[1] and torch.equal(before[2][0], after[2][0]) and before[2][1:] == after[2][1:]
     assert all(p.grad is None and not p.is_inference() for p in task.parameters())
-
-
-def test_a_run_ends_as_it_does_without_the_trial(tmp_path, root, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = []
-    for experiment in ("with", "without"):
-        if experiment == "without":
-            monkeypatch.setattr(lra_ssm.runs.start, "try_network", lambda *_: None)
-        task, data = parts(root)
-        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-        run = Run(f"runs/mine/{experiment}")
-        run.fit(Trainer(**run.trainer_arguments(max_epochs=1, **quiet)), task, data)
-        found.append(torch.load(run.last, weights_only=True)["state_dict"])
-    assert found[0].keys() == found[1].keys() and all(torch.equal(found[0][k], found[1][k]) for k in found[0])
 
 
 def test_states_that_are_asked_for_and_no_module_at_all():
@@ -253,14 +238,50 @@ def test_states_that_are_asked_for_and_no_module_at_all():
         Classifier(LayerSpec(type("Plain", (), {"__init__": lambda self, d_model: None})), 2, vocab_size=3)
 
 
-@pytest.mark.slow
-def test_the_checks_can_be_compiled(root):
-    task, data = parts(root)
-    data.prepare_data()
-    block = BlockSpec(S4Block, norm="layer")
-    network = Classifier(LayerSpec(S4D), 10, vocab_size=18, d_model=8, n_layers=1, block=block)
-    batch = data.sample(3)
-    expected = network(batch.inputs, batch.lengths)
-    torch._dynamo.reset()
-    compiled = torch.compile(network, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(batch.inputs, batch.lengths), expected)
+def test_classes_of_lightnings_kind_are_built_from_their_annotations(folder, capsys):
+    line = refused(["fit", "--config=quickstart", "--model=user_code.Untyped"], capsys)
+    assert "Untyped takes 'network' without a type" in line and "`network: NetworkFactory`" in line
+    for model in (["Bare"], ["Derived", "--model.net=user_code.NoForward", "--model.net.d_model=2"]):
+        options = [f"--model=user_code.{model[0]}", *model[1:], "--data=FirstToken"]
+        code, _, errors = in_process(["fit", *options], capsys)
+        assert code == 1 and "No `training_step()` method" in errors[-1]  # Lightning's own word: they were built
+
+
+OWN = """
+import lightning as L, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Module(L.LightningModule):
+    def __init__(self, width: int = 3):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, 2)
+    def training_step(self, batch, i):
+        return torch.nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
+    def validation_step(self, batch, i):
+        self.log("val/accuracy", (self.linear(batch[0]).argmax(-1) == batch[1]).float().mean())
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(8, 3), torch.zeros(8, dtype=torch.long)), batch_size=4)
+    val_dataloader = train_dataloader
+"""
+
+
+def test_a_module_and_data_of_ones_own_and_a_network_of_ones_own_is_stored_whole(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    monitor = "--trainer.callbacks=lightning.pytorch.callbacks.LearningRateMonitor"
+    trainer = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1", monitor]
+    out = succeed(["fit", "--model=own.Module", "--data=own.Data", "--experiment=own", *trainer], tmp_path).out
+    assert "group 0" in out and "val/accuracy" in out
+    assert (only_run(tmp_path, "own") / "checkpoints/best.ckpt").is_file()
+    bag = ["--model.network=tests.helpers.Bag", "--model.network.layer=tests.helpers.Smooth", "--model.network.width=6"]
+    bag.append("--check_layer=false")
+    succeed([*FIT, *SHORT, *bag], tmp_path)
+    succeed(["test", *FIT[1:], *SHORT, *bag], tmp_path)
+    saved = yaml.safe_load((only_run(tmp_path) / "config.yaml").read_text())["model"]["init_args"]["network"]
+    checkpoint = torch.load(only_run(tmp_path) / "checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["hyper_parameters"]["network"] == NetworkSpec.of(saved).as_dict()
+    assert saved["class_path"] == "tests.helpers.Bag" and saved["init_args"]["width"] == 6
+    assert checkpoint["state_dict"]["network.head.weight"].shape == (10, 6)

@@ -270,7 +270,7 @@ def save(case: str, found: Comparison, folder: Path, **about: str) -> None:
 
 
 def title(case: str, about: Mapping[str, str]) -> str:
-    """Of a picture."""
+    """Return the title of a picture."""
     return f"{case}: {about['source']} {about['commit']}; {about['about']}; {about['sizes']}"
 
 

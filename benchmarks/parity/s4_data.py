@@ -73,7 +73,7 @@ class Vocabulary:
 
 
 def our_examples(data: Any, names: Sequence[str], split: str) -> Iterator[Example]:
-    """Of a prepared data module; split "train", "val" or "test"."""
+    """Yield the examples of a prepared data module; split is "train", "val" or "test"."""
     data.setup("test" if split == "test" else "fit")
     for inputs, lengths, labels in getattr(data, f"{split}_dataloader")():
         for row, length, label in zip(inputs.tolist(), lengths.tolist(), labels.tolist(), strict=True):

@@ -248,7 +248,7 @@ def our_peer(row: Row, ways: Ways, network: nn.Module, steps: int, epoch_steps: 
         settings |= {"cosine_by": "epoch", "min_lr_factor": 5e-6 / settings["lr"]}
     made = optimizer_and_schedule(network, OptimizerSettings.of(settings), steps, epoch_steps)
     optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
-    if ways.schedule and settings["warmup_steps"]:  # by epochs there, which is no setting of ours
+    if ways.schedule and settings["warmup_steps"]:  # by epochs there; we have no such setting
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"]
         schedule = LambdaLR(optimizer, damped(settings, steps // epoch_steps, epoch_steps))

@@ -95,7 +95,7 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
         with TemporaryDirectory(prefix=UNFINISHED, dir=folder.parent) as name:
             yield Path(name)
             folder.mkdir(exist_ok=True)
-            # config.json goes first and comes last: without it, a mixture of the older model and this one is no model.
+            # config.json goes first and comes last: without it, a mixture of both models cannot be loaded.
             for path in [path for pattern in REPLACED for path in folder.glob(pattern)]:
                 path.unlink()
             for path in sorted(Path(name).iterdir(), key=lambda path: path.name == CONFIG):

@@ -14,16 +14,15 @@ from importlib import import_module
 from lra_ssm import __version__
 from lra_ssm.errors import InputError, describe_error, hint, to_one_line
 
-# name -> ("module:function", what it does). A function called `main` takes (command, arguments); any other one is
-# typed, and `cli/command.py` makes its parser. Both return an exit code, or None for 0.
+# name -> ("module:function", what it does). The functions are typed, and `cli/command.py` makes their parsers.
 COMMANDS = {
-    "fit": ("lra_ssm.cli.fit:main", "train a model; started again, a killed run is resumed"),
-    "validate": ("lra_ssm.cli.fit:main", "score a run's best checkpoint on the validation split"),
-    "test": ("lra_ssm.cli.fit:main", "score a run's best checkpoint on the test split"),
-    "predict": ("lra_ssm.cli.fit:main", "predict a split of a run's data, into a CSV file"),
+    "fit": ("lra_ssm.cli.fit:fit", "train a model; started again, a killed run is resumed"),
+    "validate": ("lra_ssm.cli.fit:validate", "score a run's best checkpoint on the validation split"),
+    "test": ("lra_ssm.cli.fit:test", "score a run's best checkpoint on the test split"),
+    "predict": ("lra_ssm.cli.fit:predict", "predict a split of a run's data, into a CSV file"),
     "configs": ("lra_ssm.cli.data:configs", "list the configs that come with the package, or print one"),
     "results": ("lra_ssm.cli.sweeps:results", "what runs gave: a table next to the published rows, curves, plots"),
-    "prepare": ("lra_ssm.cli.data:main", "prepare a dataset: download, generate, or read its files"),
+    "prepare": ("lra_ssm.cli.data:prepare", "prepare a dataset: download, generate, or read its files"),
     "submit": ("lra_ssm.cli.sweeps:submit", "train the runs of a sweep: one Slurm array, or some at a time here"),
     "status": ("lra_ssm.cli.status:status", "show how far runs are, of a sweep or of a folder"),
     "generate": ("lra_ssm.cli.text:generate", "continue texts with a language model"),
@@ -103,8 +102,11 @@ def _run(arguments: list[str]) -> int:
         sys.path.append(os.getcwd())
     module, _, name = COMMANDS[command][0].partition(":")
     function = getattr(import_module(module), name)
-    if name == "main":
-        return function(command, rest) or 0
+    if {"-h", "--help"} & set(rest):
+        from lra_ssm.cli.help import show_help
+
+        show_help(command, function, rest)
+        return 0
     from lra_ssm.cli.command import call
 
     return call(command, function, rest)

@@ -1,60 +1,65 @@
-"""A command from a typed function: its signature gives the arguments, its docstring the help.
+"""Make a command from a typed function: its signature gives the arguments, its docstring the help.
 
 Positional parameters are positional arguments (`*files: str` takes several), keyword-only parameters are options:
-`dry_run: bool = False` is the flag `--dry-run`, `trust: list[str]` an option that may be repeated, `widths: list[int]`
-one with several numbers, and any other type is read as jsonargparse reads it (`int | None`, `Literal`, `PositiveInt`,
-`Path`). `*settings: str` takes the dotted options of a configuration as they are written (`--data.source=x`). The
-docstring is Google's: what stands before `Args:` is the description, each argument's text its help, and `Examples:` the
-end of the page.
+`dry_run: bool = False` is the flag `--dry-run` (or `--dry_run`), `estimate: bool | str = False` an option with or
+without a value, `trust: list[str]` an option that may be repeated, `widths: list[int]` one with several numbers, and
+any other type is read as jsonargparse reads it (`int | None`, `Literal`, `PositiveInt`, `Path`). `*settings: str` takes
+the options of a configuration as texts (`--data.source=x`), `*options: str` all options that the function does not have
+itself.
 """
 
-import argparse
 import inspect
 import re
-import textwrap
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from textwrap import indent, wrap
 from typing import Any, get_args, get_type_hints
 
+import docstring_parser
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
 from lra_ssm.errors import InputError, hint
 
-_SETTINGS = "settings"
-_SECTION = re.compile(r"^(Args|Returns|Raises|Examples?):\n", re.MULTILINE)
+# Names at the top of a configuration. `--model.….NAME=VALUE` and the like are settings.
+SECTIONS = ("config", "seed_everything", "experiment", "runs_dir", "init_from", "init_from_without", "ckpt_path",
+            "check_layer", "trainer", "model", "data", "checkpoint", "compute")  # fmt: skip
+_OPEN = ("settings", "options")  # names of `*parameters` that take options
 
 
 def call(command: str, function: Callable[..., int | None], arguments: Sequence[str]) -> int:
     """Call the function with the arguments of its command line; return its exit code.
 
-    Raises InputError for an unknown option, a missing argument or a value of another type.
+    Raises InputError for an unknown option, a missing argument or a value of another type, SystemExit for `--help`.
     """
     parser = function_parser(f"lra-ssm {command}", function)
     parameters = inspect.signature(function).parameters.values()
-    settings: list[str] = []
-    if any(p.name == _SETTINGS for p in parameters):
-        settings, arguments = _split_settings(arguments)
-    given = {**vars(parse(parser, _positional_first(parser, arguments))), _SETTINGS: settings}
+    extra = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL and p.name in _OPEN), "")
+    settings, arguments = _split_settings(arguments, parser, extra)
+    given = {**vars(parse(parser, _positional_first(parser, arguments), SECTIONS if extra else ())), extra: settings}
     positional = [given[p.name] for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     several = [item for p in parameters if p.kind is p.VAR_POSITIONAL for item in given[p.name]]
     options = {p.name: given[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
     return function(*positional, *several, **options) or 0
 
 
-def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Any:
-    """Parse; what is wrong is an InputError of one line, with the nearest option."""
+def parse(parser: ArgumentParser, arguments: Sequence[str], settings: Sequence[str] = ()) -> Any:
+    """Parse the arguments. settings: further names that an unknown option may have meant.
+
+    Raises InputError of one line, with the nearest option.
+    """
     try:
         return parser.parse_args(list(arguments))
     except ArgumentError as error:
-        message, options = str(error), _one_of_each(list(parser._option_string_actions))
-        if unknown := re.search(r"nrecognized arguments: .*?(--[\w-]+)", message):
-            message = f"unknown option {unknown[1]}; {hint(unknown[1], options, 'it takes')}"
+        message, options = str(error), _options(parser)
+        if unknown := re.search(r"nrecognized arguments: (?:.*?(--[\w-]+))?(.*)", message):
+            name = unknown[1] or unknown[2].strip()
+            known = [*options, *(f"--{each}" for each in settings)]
+            message = f"unknown {'option' if unknown[1] else 'argument'} {name}; {hint(name, known, 'it takes')}"
         elif missing := re.match("the following arguments are required: (.*)", message):
             message = f"the following arguments are required: {missing[1].upper()}"
         elif key := re.match(r'Parser key "([^"]+)":\s*(.*)', message, re.DOTALL):
-            spelled = [option for option in _spellings(key[1]) if option in options]
-            name = spelled[0] if spelled else key[1].upper()
-            message = f"{name}: {expected(key[2])}"
+            option = f"--{key[1].replace('_', '-')}"
+            message = f"{option if option in options else key[1].upper()}: {expected(key[2])}"
         raise InputError(message) from error
 
 
@@ -71,35 +76,37 @@ def expected(message: str) -> str:
 
 
 def function_parser(prog: str, function: Callable[..., Any]) -> ArgumentParser:
-    """Make the parser of a typed function."""
-    about = read_docstring(function)
+    """Make the parser of a typed function; its docstring is Google's."""
+    about = docstring_parser.parse(inspect.getdoc(function) or "", docstring_parser.DocstringStyle.GOOGLE)
+    helps = {each.arg_name.lstrip("*"): " ".join((each.description or "").split()) for each in about.params}
     parser = ArgumentParser(
-        prog=prog, description=about[""], epilog=about.get("Examples", ""), exit_on_error=False, allow_abbrev=False,
-        formatter_class=PlainHelp,
+        prog=prog, description=about.description or "", exit_on_error=False, allow_abbrev=False, formatter_class=Help,
+        epilog="".join(f"examples:\n{indent(each.description or '', '  ')}" for each in about.examples),
     )  # fmt: skip
     types = get_type_hints(function)
     for parameter in inspect.signature(function).parameters.values():
         name, kind, default = parameter.name, types.get(parameter.name, str), parameter.default
         needed = default is parameter.empty
-        common: dict[str, Any] = {"help": about.get(f"Args {name}", "")}
-        if name == _SETTINGS:
-            continue
+        common: dict[str, Any] = {"help": helps.get(name, "")}
+        option = f"--{name.replace('_', '-')}"
         if parameter.kind is parameter.VAR_POSITIONAL:
-            action = parser.add_argument(name, type=kind, nargs="*", metavar=name.upper(), **common)
-            action.required = False  # argparse sets it, which only the help shows
+            if name not in _OPEN:
+                action = parser.add_argument(name, type=kind, nargs="*", metavar=name.upper(), **common)
+                action.required = False  # argparse sets it, which only the help shows
         elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             optional = {} if needed else {"nargs": "?", "default": default}
             parser.add_argument(name, type=kind, metavar=name.upper(), **optional, **common)
         elif kind is bool:
-            parser.add_argument(*_spellings(name), dest=name, action="store_true", **common)
+            parser.add_argument(option, dest=name, action="store_true", **common)
+        elif kind == bool | str:
+            parser.add_argument(option, dest=name, nargs="?", const=True, default=default, **common)
         elif getattr(kind, "__origin__", None) is list:
-            default = list(default or ())
-            common |= {"dest": name, "default": default, "metavar": name.upper().rstrip("S")}
-            common |= {"action": "append"} if get_args(kind)[0] is str else {"nargs": "+"}
-            parser.add_argument(*_spellings(name), type=get_args(kind)[0], **common)
+            several: dict[str, Any] = {"action": "append"} if get_args(kind)[0] is str else {"nargs": "+"}
+            common |= {"dest": name, "default": list(default or ()), "metavar": name.upper().rstrip("S")}
+            parser.add_argument(option, type=get_args(kind)[0], **several, **common)
         else:
             given = {"required": True} if needed else {"default": default}
-            parser.add_argument(*_spellings(name), type=kind, dest=name, **given, **common)
+            parser.add_argument(option, type=kind, dest=name, **given, **common)
     return parser
 
 
@@ -110,7 +117,7 @@ def _positional_first(parser: ArgumentParser, arguments: Sequence[str]) -> list[
         if argument.startswith("-") and argument != "-":
             action = parser._option_string_actions.get(argument)
             takes = 0 if action is None else action.nargs
-            waiting = 1 if takes is None else float("inf") if takes == "+" else 0
+            waiting = float("inf") if takes == "+" else float(takes in (None, "?"))
             options.append(argument)
         elif waiting:
             waiting -= 1
@@ -120,56 +127,63 @@ def _positional_first(parser: ArgumentParser, arguments: Sequence[str]) -> list[
     return [*positional, *options]
 
 
-def _split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The dotted options of a configuration (--data=CLASS, --data.NAME VALUE), each as one text, and the rest."""
+def _split_settings(arguments: Sequence[str], parser: ArgumentParser, extra: str) -> tuple[list[str], list[str]]:
+    """Return the options that `*settings` or `*options` takes, each as one text, and the other arguments.
+
+    Raises InputError for one without a value.
+    """
     settings, rest = list[str](), list[str]()
     given = iter(arguments)
     for argument in given:
-        if re.match(r"--(model|data|seed_everything)([.=]|$)", argument):
-            settings.append(argument if "=" in argument else f"{argument}={next(given, '')}")
+        name, equals, _ = argument.partition("=")
+        top = "config" if name == "-c" else re.split(r"[.+]", name.removeprefix("--"))[0]
+        open_ended = extra == "options" and name.startswith("--") and name not in parser._option_string_actions
+        if name == "--print_config" and extra:
+            settings.append(name)
+        elif extra and name.startswith("-") and top in SECTIONS or open_ended:
+            value = argument if equals else f"{name}={next(given, '')}"
+            if value.endswith("=") and not equals:
+                raise InputError(f"{name}: a value is missing")
+            settings.append(value)
+        elif argument.startswith("--"):  # --top_k is --top-k
+            rest.append(name.replace("_", "-") + argument.removeprefix(name))
         else:
             rest.append(argument)
     return settings, rest
 
 
-def _spellings(name: str) -> list[str]:
-    """The option with dashes and, where that is another one, with underscores."""
-    return list(dict.fromkeys([f"--{name.replace('_', '-')}", f"--{name}"]))
+def _options(parser: ArgumentParser) -> list[str]:
+    return [each for each in parser._option_string_actions if each.startswith("--") and each != "--print_shtab"]
 
 
-def _one_of_each(options: list[str]) -> list[str]:
-    """Options without the spelling with underscores of those that have dashes."""
-    named = [each for each in options if each.startswith("--") and each != "--print_shtab"]  # jsonargparse's own
-    return [each for each in named if "_" not in each or each.replace("_", "-") not in options]
+class Help(DefaultHelpFormatter):
+    """Help without the names of every module of torch, the whole documentation of the Trainer, and empty defaults.
 
-
-def read_docstring(function: Callable[..., Any]) -> dict[str, str]:
-    """The description as "", the text of the examples, and the help of each argument as "Args name"."""
-    description, *sections = _SECTION.split(inspect.getdoc(function) or "")
-    found = {"": description.strip()}
-    for title, body in zip(sections[::2], sections[1::2], strict=True):
-        body = textwrap.dedent(body).rstrip()
-        if title == "Args":
-            for name, text in re.findall(r"^\*?(\w+): (.*(?:\n +.*)*)", body, re.MULTILINE):
-                found[f"Args {name}"] = " ".join(text.split())
-        elif title.startswith("Example"):
-            found["Examples"] = "examples:\n" + textwrap.indent(body, "  ")
-    return found
-
-
-class PlainHelp(DefaultHelpFormatter):
-    """Wraps running text at the terminal's width; indented lines (commands to copy) stay as they are."""
+    Running text is wrapped at the terminal's width; indented lines (commands to copy, tables) stay as they are.
+    """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines = list[str]()
         for whole, group in groupby(text.splitlines(), key=lambda line: line[:1].isspace() or not line):
             found = list(group)
-            lines += found if whole else textwrap.wrap(" ".join(found), width, break_on_hyphens=False)
+            lines += found if whole else wrap(" ".join(found), width, break_on_hyphens=False)
         return "\n".join(lines)
 
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        shown = _one_of_each(list(action.option_strings)) or action.option_strings
-        if not shown:
-            return super()._format_action_invocation(action)
-        metavar = self._get_default_metavar_for_optional(action)
-        return ", ".join(shown) + ("" if action.nargs == 0 else f" {self._format_args(action, metavar)}")
+    def _expand_help(self, action: Any) -> str:
+        text = re.sub(r", known subclasses: ([^)]*)", "", super()._expand_help(action))
+        text = re.sub(r" \(default: (null|False)\)$|, default: (null|\[\])(?=\)$)", "", text)
+        if action.dest.startswith("trainer."):
+            about, _, kind = text.rpartition(" (type: ")
+            text = f"{first_sentence(about)} (type: {kind}" if about else text
+        return text
+
+    def add_argument(self, action: Any) -> None:
+        whole = type(action).__name__ == "_ActionConfigLoad"  # --trainer FILE; --config takes every section
+        hidden = action.dest.endswith(".help") or action.dest == "print_shtab" or action.help == "==SUPPRESS=="
+        if not (whole or hidden):
+            super().add_argument(action)
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence, in one line."""
+    return re.split(r"(?<!al\.)(?<=[.?])\s", " ".join(text.split()), maxsplit=1)[0]

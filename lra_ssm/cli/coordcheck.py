@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse.typing import PositiveInt
 
 from lra_ssm.errors import InputError
-from lra_ssm.tables import table, terminal_width, wrapped
+from lra_ssm.tables import terminal_width, wrapped
 
 if TYPE_CHECKING:
     from lra_ssm.tasks.base import NetworkTask
@@ -66,9 +65,9 @@ def coordcheck(
     from lra_ssm.bars import Bar
     from lra_ssm.cli.config import read_fit_options
     from lra_ssm.files import replacing
-    from lra_ssm.width.figure import draw_check
+    from lra_ssm.width.report import draw_check, slope_tables
 
-    options = read_fit_options(["--config", config, *settings])
+    options = read_fit_options([f"--config={config}", *settings])
     models = _Models(options.resolved["model"], layers)
     batches, source = _batches(models, None if random else options.data(), steps + 1, examples, length)
     title = f"{options.given.experiment}, {models.parameterization}"
@@ -82,7 +81,7 @@ def coordcheck(
                 rows += [{"width": width, "seed": seed, **row} for row in measured]
                 bar.advance(1)
     slopes = models.slopes(rows)
-    print(tables(slopes, tolerance))
+    print(slope_tables(slopes, tolerance, terminal_width()))
     frame = pd.DataFrame(rows)
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / "coordcheck.csv") as file:
@@ -208,29 +207,3 @@ def _random(models: _Models, count: int, examples: int, length: int) -> list[Any
             labels = random.values(examples, *positions, random.num_outputs)
         found.append((inputs, torch.roll(inputs, -1, 1) if labels is None else labels))
     return found
-
-
-def tables(found: Sequence[Slope], tolerance: float) -> str:
-    """Return two tables: of activations at the start, after the steps, and of their changes; and of gradients."""
-    by = {(one.what, bool(one.step), one.name): one for one in found}
-    names = list(dict.fromkeys(one.name for one in found if one.what == "activation"))
-    rows = []
-    for name in names:
-        slopes = [by.get((*key, name)) for key in (("activation", False), ("activation", True), ("update", True))]
-        verdicts = dict.fromkeys(verdict for one in slopes if one and (verdict := one.verdict(tolerance)))
-        rows.append((name, *(_cell(one and one.found) for one in slopes), " ".join(verdicts)))
-    first = table(("activation", "at the start", "after", "change", "verdict"), rows, width=terminal_width())
-    gradients = [one for one in found if one.what == "gradient" and not one.step]
-    rows = [(one.name, _cell(one.found), _cell(one.promised), one.verdict(tolerance)) for one in gradients]
-    second = table(("gradient of", "at the start", "promised", "verdict"), rows, width=terminal_width())
-    wrong = [verdict for one in found if (verdict := one.verdict(tolerance))]
-    diverging = wrong.count("diverges")
-    message = f"slopes of log RMS over log width; {len(wrong) - diverging} of {len(found)} differ by more than"
-    message += f" {tolerance:g} from what is promised"
-    if diverging:
-        message += f", and {diverging} diverge: a value is NaN or infinite at some width; lower the learning rate"
-    return f"{first}\n\n{second}\n\n{wrapped(message)}"
-
-
-def _cell(slope: float | None) -> str:
-    return "–" if slope is None or math.isnan(slope) else f"{slope:+.2f}"

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.cli.datasets import DATASETS, LANGUAGE, SYNTHETIC
+from lra_ssm.cli.datasets import DATASETS, SYNTHETIC
 from lra_ssm.cli.summary import prepared_folders, show_prepared, unfinished
 from lra_ssm.datamodules.storage import LOCK, resolve_root
 from lra_ssm.errors import InputError, hint, to_one_line
@@ -13,162 +13,107 @@ from lra_ssm.files import locked
 from lra_ssm.shipped import FOLDERS, find, names
 from lra_ssm.tables import table, terminal_width, wrapped
 
-_USAGE = """\
-lra-ssm prepare DATASET [options]
-       lra-ssm prepare --config CONFIG [options of fit]
-       lra-ssm prepare --summary [--root=FOLDER]
-       lra-ssm prepare --clean [--root=FOLDER]"""
 
-_DESCRIPTION = f"""\
-Prepares a dataset below the data root: downloaded, generated, or read from files you have. Atomic and locked: any
-number of processes may start it, and one that is killed may be started again; a download is resumed.
+def prepare(
+    dataset: str | None = None,
+    *options: str,
+    root: str | None = None,
+    summary: bool = False,
+    clean: bool = False,
+    shard: str | None = None,
+    merge: bool = False,
+    picture: str | None = None,
+) -> None:
+    """Prepare a dataset below the data root: downloaded, generated, or read from files you have.
 
-datasets: {", ".join(DATASETS)}
+    Datasets: listops, text, retrieval, image, pathfinder, pathx, scifar, mnist; wikitext103, wikitext2, slimpajama6b,
+    corpus (text for language models). `lra-ssm prepare DATASET --help` lists the options of a dataset: --source, where
+    it comes from; --limit, for trying out; … In place of a dataset, --config CONFIG and other options of fit prepare
+    what that fit needs. Any number of processes may start it, and one that is killed may be started again. The
+    synthetic tasks need no preparation.
 
-The synthetic tasks ({", ".join(SYNTHETIC)}) need no preparation: a fit makes their examples as it goes.
+    Args:
+        dataset: the dataset's name
+        root: data root; default: LRA_SSM_DATA, else ./data
+        summary: show a table of what is prepared, and what is not finished
+        clean: remove what was begun and not finished; not while other machines prepare shards
+        shard: i/n makes only every n-th part of a corpus, from the i-th on; on any machine
+        merge: put all parts of a corpus together
+        picture: a PNG file of one training batch of images as the model sees it
 
-`lra-ssm prepare DATASET --help` lists a dataset's options: --source, where from; --limit, for trying out; of images
---picture, one training batch as a PNG file; of text for language models ({", ".join(LANGUAGE)})
---tokenizer, and how machines share the work."""
-
-_EXAMPLES = """\
-examples:
-  lra-ssm prepare listops
-  lra-ssm prepare --config lra/image/s4d
-  lra-ssm prepare corpus --source=FOLDER --tokenizer=bpe:16000
-  lra-ssm prepare retrieval --source=/downloads/lra_release --limit=1000
-  lra-ssm prepare --summary
-"""
-
-
-def main(command: str, arguments: list[str]) -> int:
-    """Run `prepare`, whose options are those of the dataset, or of a fit."""
-    # `--data.root` as in fit is `--root` here.
-    renamed = ["--" + a.removeprefix("--data.") if a.startswith("--data.") else a for a in arguments]
-    if arguments and arguments[0].startswith(("--config", "-c")):
-        _prepare_configured(arguments)
-    elif not arguments or arguments[0].startswith("-"):
-        _prepare_nothing(renamed)
-    elif arguments[0] in SYNTHETIC:
-        task = arguments[0]
-        print(f"{task}: nothing to prepare; a fit with --data={SYNTHETIC[task]} makes its examples as it goes")
-    elif arguments[0] in DATASETS:
-        _prepare_named(renamed[0], renamed[1:])
-    else:
-        raise InputError(f"unknown dataset {arguments[0]!r}; {hint(arguments[0], [*DATASETS, *SYNTHETIC])}")
-    return 0
-
-
-def _parser(prog: str, **texts: Any) -> Any:
-    from jsonargparse import ArgumentParser
-
-    from lra_ssm.cli.command import PlainHelp
-
-    return ArgumentParser(prog=prog, exit_on_error=False, allow_abbrev=False, formatter_class=PlainHelp, **texts)
-
-
-def _prepare_nothing(arguments: list[str]) -> None:
-    """--summary, --clean, or help."""
-    from lra_ssm.cli.command import parse
-
-    parser = _parser("lra-ssm prepare", usage=_USAGE, description=_DESCRIPTION, epilog=_EXAMPLES)
-    parser.add_argument("--summary", action="store_true", help="a table of what is prepared, and what is not finished")
-    about = "remove what was begun and not finished; not while other machines prepare shares"
-    parser.add_argument("--clean", action="store_true", help=about)
-    parser.add_argument("--root", metavar="FOLDER", help="data root; default: LRA_SSM_DATA, else ./data")
-    if not arguments:
-        parser.print_help()
+    Examples:
+        lra-ssm prepare listops
+        lra-ssm prepare --config lra/image/s4d
+        lra-ssm prepare corpus --source=FOLDER --tokenizer=bpe:16000
+        lra-ssm prepare retrieval --source=/downloads/lra_release --limit=1000
+        lra-ssm prepare --summary
+    """
+    given = [*options, *([f"--data.root={root}"] if root else [])]
+    configured = any(each.startswith(("--config=", "-c=")) for each in given)
+    if dataset is None and not configured:
+        if options or not (summary or clean):
+            raise InputError("prepare needs a dataset, --config CONFIG, --summary or --clean")
+        if clean:
+            remove_unfinished(resolve_root(root))
+        if summary:
+            _show(resolve_root(root))
         return
-    given = parse(parser, arguments)
-    if not (given.clean or given.summary):
-        raise InputError("prepare needs a dataset, --config CONFIG, --summary or --clean")
-    (clean if given.clean else show_prepared)(resolve_root(given.root))
-
-
-def _prepare_named(name: str, options: list[str]) -> None:
-    """Prepare a dataset, or a share of it, as its own options say."""
-    from lra_ssm import datamodules
-    from lra_ssm.cli.batch_picture import draw_batch
-    from lra_ssm.cli.command import parse
+    if dataset in SYNTHETIC:
+        print(f"{dataset}: nothing to prepare; a fit with --data={SYNTHETIC[dataset]} makes its examples as it goes")
+        return
+    from lra_ssm.cli.config import build_data, read_fit_options
     from lra_ssm.cli.write_predictions import check_output_path
-    from lra_ssm.datamodules.language.prepare import parse_shard
+    from lra_ssm.datamodules import ImageData
+    from lra_ssm.datamodules.base import PreparedData
+    from lra_ssm.datamodules.language.module import LanguageDataModule
 
-    class_name, defaults = DATASETS[name]
-    cls = getattr(datamodules, class_name)
-    parser = _parser(f"lra-ssm prepare {name}", description=f"Prepares {name}.",
-                     epilog=f"example: lra-ssm prepare {name} --root=data")  # fmt: skip
-    is_image = issubclass(cls, datamodules.ImageData)
-    kept = ("data", "batches") if is_image else ("data",)  # --picture shows an image as the model sees it
-    not_prepared = {each for each, affects in cls.affects.items() if affects not in kept and each != "root"}
-    parser.add_class_arguments(cls, skip=not_prepared)
-    if name in LANGUAGE:
-        about = "i/n: make only every n-th part of the corpus, from the i-th on; on any machine"
-        parser.add_argument("--shard", type=str | None, help=about)
-        parser.add_argument("--merge", action="store_true", help="put all parts together")
-    elif is_image:
-        parser.add_argument("--picture", type=str | None, help="draw one training batch as the model sees it")
-    parser.add_argument("--summary", action="store_true", help="then show a table of everything that is prepared")
-    parser.set_defaults(defaults)
-    settings = parse(parser, options).as_dict()
-    summary, picture, shard, merge = (settings.pop(each, None) for each in ("summary", "picture", "shard", "merge"))
-    if shard is not None and merge:
-        raise InputError("--shard and --merge: one after the other; all parts first")
-    if picture is not None:
-        check_output_path(picture, "--picture")
-    datamodule = cls(**settings)
-    if (shard is not None or merge) and not datamodule.is_prepared():
-        datamodule.fetch()
-        if shard is not None:
-            print(to_one_line(datamodule.tokenize(parse_shard(shard))))
-            return
-        datamodule.merge()
-    _prepare(datamodule)
-    own = ("summary", "picture", "shard", "merge")
-    taken = [f"--data.{each[2:]}" for each in _joined(options) if each[2:].partition("=")[0] not in own]
-    taken = [*(f"--data.{each}={value}" for each, value in defaults.items()), *taken]
-    if name in LANGUAGE:  # the network has a row for each token
-        taken.append(f"--model.network.vocab_size={datamodule.manifest()['vocab_size']}")
-    _print_fit(["--config", "CONFIG", f"--data={class_name}", *taken])
-    if picture is not None:
-        draw_batch(datamodule, Path(picture))
-        print(to_one_line(picture))
-    if summary:
-        show_prepared(datamodule.data_root)
-
-
-def _joined(options: list[str]) -> list[str]:
-    """Options as --name=value, one text each."""
-    found, given = list[str](), iter(options)
-    for option in given:
-        flag = "=" in option or option in ("--summary", "--merge")
-        found.append(option if flag else f"{option}={next(given, '')}")
-    return found
-
-
-def _prepare_configured(options: list[str]) -> None:
-    """Prepare the data that a fit with these options needs."""
-    from lra_ssm.cli.config import read_fit_options
-
-    config = read_fit_options(options)
-    if not config.stored_data:
+    if dataset is None:
+        data = read_fit_options(given).data()
+    else:
+        if dataset not in DATASETS:
+            raise InputError(f"unknown dataset {dataset!r}; {hint(dataset, [*DATASETS, *SYNTHETIC])}")
+        name, defaults = DATASETS[dataset]
+        given = [f"--data.{each.removeprefix('--').removeprefix('data.')}" for each in given]
+        data = build_data({"class_path": name, "init_args": defaults}, given)
+        given = ["--config", "CONFIG", f"--data={name}", *(f"--data.{key}={defaults[key]}" for key in defaults), *given]
+    if not isinstance(data, PreparedData):
         print("nothing to prepare: this configuration's data is made, or loaded, as a fit goes")
         return
-    _prepare(config.data())
-    _print_fit(options)
+    if picture is not None:
+        if not isinstance(data, ImageData):
+            raise InputError(f"--picture: {type(data).__name__} has no images")
+        check_output_path(picture, "--picture")
+    if (shard or merge) and not isinstance(data, LanguageDataModule):
+        raise InputError(f"--shard, --merge: {type(data).__name__} is prepared as a whole; a corpus has parts")
+    if not data.is_prepared():
+        data.fetch()
+        if isinstance(data, LanguageDataModule) and shard:
+            from lra_ssm.datamodules.language.prepare import parse_shard
+
+            print(to_one_line(data.tokenize(parse_shard(shard))))
+            return
+        if isinstance(data, LanguageDataModule) and merge:
+            data.merge()
+    data.prepare_data()
+    print(wrapped(to_one_line(f"{data.prepared_folder}: {data.describe()}")))
+    if dataset and isinstance(data, LanguageDataModule):  # the network has a row for each token
+        given.append(f"--model.network.vocab_size={data.manifest()['vocab_size']}")
+    print(to_one_line(f"train on it: {shlex.join(['lightning', 'fit', *given])}"))
+    if picture is not None:
+        from lra_ssm.cli.batch_picture import draw_batch
+
+        draw_batch(data, Path(picture))
+        print(to_one_line(picture))
+    if summary:
+        _show(data.data_root)
 
 
-def _prepare(datamodule: Any) -> None:
-    if not datamodule.is_prepared():
-        datamodule.fetch()
-    datamodule.prepare_data()
-    print(wrapped(to_one_line(f"{datamodule.prepared_folder}: {datamodule.describe()}")))
+def _show(root: Path) -> None:
+    for line in show_prepared(root):
+        print(line)
 
 
-def _print_fit(options: list[str]) -> None:
-    print(to_one_line(f"train on it: {shlex.join(['lightning', 'fit', *options])}"))
-
-
-def clean(root: Path) -> None:
+def remove_unfinished(root: Path) -> None:
     """Remove what unfinished preparations left; wait for those that still run."""
     for path in unfinished(root):
         with locked(path.parent / LOCK, "prepares this dataset", keep=True):
@@ -208,7 +153,7 @@ def configs(name: str | None = None, *, root: str | None = None, resolved: bool 
 
         if not part:
             raise InputError("--resolved prints one config: give its name")
-        config = read_fit_options(["--config", part])
+        config = read_fit_options([f"--config={part}"])
         print(yaml.safe_dump(config.resolved, sort_keys=False, allow_unicode=True), end="")
     elif part in listed or not listed:
         print(find("config", part).read_text(), end="")

@@ -17,7 +17,6 @@ DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
     "slimpajama6b": ("SlimPajama", {}),
     "corpus": ("Corpus", {}),
 }
-LANGUAGE = ("wikitext103", "wikitext2", "slimpajama6b", "corpus")
 # Made as they are read: there is nothing to prepare.
 SYNTHETIC = {
     "associative_recall": "AssociativeRecall",

@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from lra_ssm.cli.summary import show_prepared
+from lra_ssm.datamodules.storage import resolve_root
 from lra_ssm.errors import to_one_line
 from lra_ssm.tables import table, terminal_width, wrapped
 
@@ -34,7 +36,10 @@ def doctor(*, root: str | None = None, verify: bool = False) -> int:
     print()
     for device in devices:
         problems += _show_backends(torch.device(device))
-    problems += _show_data(root, verify)
+    print()
+    data_root = resolve_root(root)
+    problems += _show_space("data root", data_root)
+    problems += show_prepared(data_root, verify)
     print()
     for line in problems:
         print(wrapped(f"WRONG: {to_one_line(line)}", 7))
@@ -147,31 +152,3 @@ def _largest_error(device: Any, backend: str, discretization: str) -> float:
     pairs = zip(results(torch.float32, backend), results(torch.float64, "reference"), strict=True)
     errors = [(x.to(want.dtype) - want).abs().max() / (want.abs().max() or 1.0) for x, want in pairs]
     return float(torch.stack(errors).max())
-
-
-def _show_data(root: str | None, compare: bool) -> list[str]:
-    """Return what is wrong."""
-    from lra_ssm.datamodules.storage import MANIFEST, load, resolve_root, verify
-    from lra_ssm.errors import InputError
-
-    folder = resolve_root(root)
-    print()
-    problems = _show_space("data root", folder)
-    rows = []
-    for path in sorted(folder.glob(f"*/[!.]*/{MANIFEST}")):
-        try:
-            prepared = load(path.parent)
-            if compare:
-                verify(prepared)
-        except InputError as error:
-            problems.append(str(error))
-            continue
-        for name, split in prepared.manifest["splits"].items():
-            unit = "examples" if "examples" in split else "tokens"
-            kind = (prepared.manifest.get("source") or {}).get("kind", "")
-            rows.append((f"{path.parent.parent.name}/{path.parent.name}", str(kind), name, f"{split[unit]:,} {unit}"))
-    if compare and not problems:
-        print(f"all digests of {len({row[0] for row in rows})} prepared folders are as recorded")
-    if rows:
-        print(table(("prepared", "source", "split", "size"), rows, 3, terminal_width()))
-    return problems

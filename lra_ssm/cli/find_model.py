@@ -266,7 +266,7 @@ def check_trusted(name: str, config: Any, trust: Collection[str], folder: Path |
     for path in import_paths(config):
         if path not in trust and _is_importable(path) and not is_known(path, kinds):
             raise InputError(
-                f"{name}: its {RUN_CONFIG} names {path}, which is no class that {one_of_known()} has for a run, and"
+                f"{name}: its {RUN_CONFIG} names {path}, which is not a class that {one_of_known()} has for a run, and"
                 f" would be imported: if you trust it, give --trust {path}"
             )
     if folder is not None:

@@ -4,39 +4,36 @@ The configuration says everything; a checkpoint never changes it. `fit` finds it
 and goes on from its last checkpoint; the others find the same run and take its best one.
 """
 
-import os
 import re
 import shlex
-import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from lra_ssm.callbacks import fit_callbacks
-from lra_ssm.cli.config import Built, Config, read_config
+from lra_ssm.cli.config import Built, Config, read_fit_options
 from lra_ssm.cli.starting_weights import StartingWeights, find_weights, options_of, with_own_tokenizer
 from lra_ssm.cli.write_predictions import WritePredictions, check_output_path
 from lra_ssm.datamodules.base import DataModule, PreparedData
 from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.files import sha256, unused
 from lra_ssm.progress import quiet
-from lra_ssm.runs import start
 from lra_ssm.runs.checkpoints import load_checkpoint
-from lra_ssm.runs.checks import check_trainer, existing, make_trainer
+from lra_ssm.runs.checks import check_before_fit, check_trainer, existing, make_trainer, validate_setup
 from lra_ssm.runs.cost import estimate, planned_steps
 from lra_ssm.runs.identity import differences, set_beyond_defaults
 from lra_ssm.runs.loggers import finish, identify, summarize
 from lra_ssm.runs.provenance import now, user_source
-from lra_ssm.runs.run import Run
-from lra_ssm.runs.trainer import (
+from lra_ssm.runs.run import (
+    Run,
     as_list,
     chosen_loggers,
     final_metrics,
-    is_first_process,
     show_metrics,
     trainer_arguments,
 )
@@ -46,34 +43,99 @@ _PREPARE = re.compile("`lra-ssm prepare .+?`")
 _OF_THE_RUN = (None, "best", "last")  # values of --ckpt_path
 
 
-def main(command: str, arguments: list[str]) -> int:
+def fit(
+    *settings: str,
+    fresh: bool = False,
+    strict_resume: bool = False,
+    allow_pickle: bool = False,
+    estimate: bool | str = False,
+) -> None:
+    """Train a model; started again, a killed run is resumed.
+
+    Every value of a configuration is a setting, --model.network.d_model=64; --config takes a YAML file or a name of
+    `lra-ssm configs`, the later over the earlier. --print_config prints the whole, and trains nothing.
+
+    Args:
+        fresh: start <run_id>-2, -3, … next to a finished run
+        strict_resume: refuse to resume a run with other code
+        allow_pickle: read the weights of --init_from from a pickle (only tensors)
+        estimate: print what a step costs and how long the run takes on a GPU, default H100; train nothing
+
+    Examples:
+        lightning fit --config quickstart
+        lightning fit --config lra/listops/b2s6 --model.network.layer.num_blocks=4 --seed_everything=1
+    """
     quiet()
-    named = command != "fit" and arguments and not arguments[0].startswith("-")
-    own_tokenizer = named and not any(given.partition("=")[0] == "--data.tokenizer" for given in arguments)
-    if named:
-        arguments = options_of(arguments[0], arguments[1:])
-    config = read_config(command, arguments)
-    if command != "fit":
-        with TemporaryDirectory(prefix="lra_ssm-") as folder:
-            score(config, Path(folder) if own_tokenizer else None)
-    elif config.options.get("estimate"):
-        print_estimate(config)
+    config = read_fit_options(settings)
+    if estimate:
+        print_estimate(config, "H100" if estimate is True else estimate)
+    elif config.given.trainer.fast_dev_run:
+        _try_out(config)
     else:
-        fit(config)
-    return 0
+        _fit(config, fresh, strict_resume, allow_pickle)
+
+
+def _scoring_command(command: str, split: str) -> Callable[..., None]:
+    def run(
+        name: str | None = None,
+        *settings: str,
+        trust: list[str] = [],  # noqa: B006
+        allow_pickle: bool = False,
+    ) -> None:
+        _score(command, name, settings, trust, allow_pickle)
+
+    run.__doc__ = f"""Score a run's best checkpoint on the {split} split.
+
+    The settings are those of fit (`lightning fit --help`): they find the run, and may change how it is scored.
+
+    Args:
+        name: a run, a checkpoint in it, or a saved model, in place of --config
+        trust: a class of other packages that a saved model may be made with; may be repeated
+        allow_pickle: read a saved model's weights from a pickle (only tensors)
+
+    Examples:
+        lightning {command} --config quickstart
+        lightning {command} mnist-lru
+    """
+    return run
+
+
+validate, test = _scoring_command("validate", "validation"), _scoring_command("test", "test")
+
+
+def predict(
+    name: str | None = None,
+    *settings: str,
+    split: Literal["train", "val", "test"] | None = None,
+    output: str | None = None,
+    trust: list[str] = [],  # noqa: B006
+    allow_pickle: bool = False,
+) -> None:
+    """Predict a split of a run's data with its best checkpoint, into a CSV file.
+
+    The settings are those of fit (`lightning fit --help`): they find the run, and may change how it is scored.
+
+    Args:
+        name: a run, a checkpoint in it, or a saved model, in place of --config
+        split: default: what the data module says, val for ours
+        output: a CSV file; default: predictions-<split>.csv in the run's directory
+        trust: a class of other packages that a saved model may be made with; may be repeated
+        allow_pickle: read a saved model's weights from a pickle (only tensors)
+
+    Examples:
+        lightning predict --config quickstart --split=test
+    """
+    _score("predict", name, settings, trust, allow_pickle, split, output)
 
 
 # -- fit -----------------------------------------------------------------------------------------------------------
 
 
-def fit(config: Config) -> None:
+def _fit(config: Config, fresh: bool, strict_resume: bool, allow_pickle: bool) -> None:
     """Train the configuration's run, or go on from its last checkpoint."""
     given = config.given
     check_trainer(given.trainer)
-    if given.trainer.fast_dev_run:
-        _try_out(config)
-        return
-    run = Run(config.path, config.checkpoints, config.run_config, config.neutral)
+    run = Run(config.directory(fresh), config.checkpoints, config.run_config, config.neutral)
     if run.finished:
         if changed := run.changed_settings():
             print(to_one_line(f"warning: a default has changed since this run was trained: {changed}"))
@@ -83,35 +145,34 @@ def fit(config: Config) -> None:
     if given.ckpt_path == "last" and not run.last.is_file():
         raise InputError(f"--ckpt_path=last: {run.path} has no checkpoint yet; leave it out to start the run")
     built = config.build(run.path)
+    if given.init_from_without and not given.init_from:
+        raise InputError("--init_from_without needs --init_from: it says what does not start from those weights")
     weights = None
     if given.init_from:
-        allow_pickle = config.options.get("allow_pickle", False)
         source, without = find_weights(given.init_from), (given.init_from_without or "").split(",")
         weights = source, StartingWeights(source, allow_pickle, [name.strip() for name in without if name.strip()])
-    elif given.init_from_without:
-        raise InputError("--init_from_without needs --init_from: it says what does not start from those weights")
-    trainer = _trainer(run.trainer_arguments(**built.trainer))
+    trainer = make_trainer(run.trainer_arguments(**built.trainer))
     with built.compute.applied(built.task, trainer.strategy.root_device):
         run.fit(
             trainer, built.task, built.data, ckpt_path=given.ckpt_path if given.ckpt_path != "last" else None,
-            init_from=weights, prepare=_preparing(config, built.data),
-            strict=config.options.get("strict_resume", False), check_layer=given.check_layer,
-            command="fit",
+            init_from=weights, prepare=_name_options(config, built.data), strict=strict_resume,
+            check_layer=given.check_layer, command="fit",
         )  # fmt: skip
 
 
 def _try_out(config: Config) -> None:
     """Lightning's fast_dev_run: a few batches, and nothing is left."""
+    check_trainer(config.given.trainer)
     built = config.build(None)
-    callbacks = fit_callbacks(config.given.seed_everything, as_list(built.trainer["callbacks"]))
-    trainer = _trainer(_saving_nothing(trainer_arguments(built.trainer, callbacks, False)))
+    callbacks = fit_callbacks(config.given.seed_everything)
+    trainer = make_trainer(_saving_nothing(trainer_arguments(built.trainer, callbacks, False)))
     with built.compute.applied(built.task, trainer.strategy.root_device):
-        start.make_ready(trainer, built.task, built.data, prepare=_preparing(config, built.data))
-        start.check_before_fit(trainer, built.task, built.data)
+        validate_setup(trainer, built.task, built.data, prepare=_name_options(config, built.data))
+        check_before_fit(trainer, built.task, built.data)
         trainer.fit(built.task, datamodule=built.data)
 
 
-def print_estimate(config: Config) -> None:
+def print_estimate(config: Config, gpu: str) -> None:
     """Print what a training step costs; nothing is trained, and nothing written but prepared data."""
     built = config.build(None)
     if not (isinstance(built.task, NetworkTask) and isinstance(built.data, DataModule)):
@@ -120,7 +181,7 @@ def print_estimate(config: Config) -> None:
         built.data.prepare_data()
     precision, clip = str(built.trainer.get("precision") or "32-true"), built.trainer.get("gradient_clip_val")
     with built.compute.applied(built.task, torch.device("cuda" if torch.cuda.is_available() else "cpu")):
-        batch, gpu = built.data.largest_batch(), config.options["estimate"]
+        batch = built.data.largest_batch()
         steps = planned_steps(built.trainer, built.data)
         print(estimate(built.task, batch, precision, clip, gpu, built.compute.matmul_precision, steps))
 
@@ -128,52 +189,66 @@ def print_estimate(config: Config) -> None:
 # -- validate, test, predict ---------------------------------------------------------------------------------------
 
 
-def score(config: Config, folder: Path | None) -> None:
-    """Score or predict with a run's best checkpoint, another checkpoint, or a saved model.
-
-    folder: takes the file of the model's own tokenizer, if text is scored in that.
-    """
-    command, given, options = config.command, config.given, config.options
-    allow_pickle = options.get("allow_pickle", False)
-    if options.get("fresh") or options.get("strict_resume") or allow_pickle and given.ckpt_path in _OF_THE_RUN:
-        raise InputError(f"--fresh, --allow-pickle and --strict-resume belong to fit; give {command} --ckpt_path")
+def _score(
+    command: str,
+    name: str | None,
+    settings: Sequence[str],
+    trust: list[str],
+    allow_pickle: bool,
+    split: str | None = None,
+    output: str | None = None,
+) -> None:
+    """Score or predict with a run's best checkpoint, another checkpoint, or a saved model."""
+    quiet()
+    options = options_of(name, [*settings, *(f"--trust={each}" for each in trust)]) if name else settings
+    config = read_fit_options(options)
+    given = config.given
+    if allow_pickle and given.ckpt_path in _OF_THE_RUN:
+        raise InputError("--allow-pickle reads a saved model: give its name, or --ckpt_path")
     checkpoint, run = _trained_run(config)
     # Before anything is scored: the run's config.yaml may be damaged.
-    settings = _changed_settings(config, run) if run and command != "predict" else {}
+    changed = _changed_settings(config, run) if run and command != "predict" else {}
     built, began = config.build(run.path if run else None), now()
     weights = None if checkpoint else StartingWeights(given.ckpt_path, allow_pickle)
-    if folder and (model := checkpoint or weights and weights.files):
-        built = built._replace(data=with_own_tokenizer(built.data, model, folder))
-    trainer = _scorer(config, built, run)
-    prepare, source = _preparing(config, built.data), user_source(config.resolved)
-    start.make_ready(trainer, built.task, built.data, checkpoint, weights, prepare, source, resuming=False)
-    if command == "test" and hasattr(built.data, "manifest") and "test" not in built.data.manifest()["splits"]:
-        print(f"{type(built.data).__name__} has no test split; there is nothing to score")
-        return
-    if run is not None and checkpoint is not None and (loops := load_checkpoint(checkpoint).get("loops")):
-        trainer.fit_loop.load_state_dict(loops["fit_loop"])  # loggers log at the step that is scored, not at 0
-    with built.compute.applied(built.task, trainer.strategy.root_device):
-        method = getattr(trainer, command)
-        further = {"verbose": False} if command != "predict" else {}
-        path = checkpoint and str(checkpoint)
-        method(built.task, datamodule=built.data, ckpt_path=path, weights_only=True, **further)
+    with TemporaryDirectory(prefix="lra_ssm-") as folder:  # takes the file of the model's own tokenizer
+        own_tokenizer = name and not any(option.startswith("--data.tokenizer=") for option in settings)
+        if own_tokenizer and (model := checkpoint or weights and weights.files):
+            built = built._replace(data=with_own_tokenizer(built.data, model, Path(folder)))
+        trainer = _scorer(command, config, built, run, split, output)
+        prepare, source = _name_options(config, built.data), user_source(config.resolved)
+        validate_setup(trainer, built.task, built.data, checkpoint, weights, prepare, source, resuming=False)
+        if command == "test" and hasattr(built.data, "manifest") and "test" not in built.data.manifest()["splits"]:
+            print(f"{type(built.data).__name__} has no test split; there is nothing to score")
+            return
+        if run is not None and checkpoint is not None and (loops := load_checkpoint(checkpoint).get("loops")):
+            trainer.fit_loop.load_state_dict(loops["fit_loop"])  # loggers log at the step that is scored, not at 0
+        with built.compute.applied(built.task, trainer.strategy.root_device):
+            further = {"verbose": False} if command != "predict" else {}
+            path = checkpoint and str(checkpoint)
+            getattr(trainer, command)(built.task, datamodule=built.data, ckpt_path=path, weights_only=True, **further)
     if trainer.is_global_zero and command != "predict":
-        _report_score(config, built, trainer, checkpoint, run, {"began": began, "settings": settings})
+        _report_score(command, config, built, trainer, checkpoint, run, {"began": began, "settings": changed})
 
 
 def _report_score(
-    config: Config, built: Built, trainer: Trainer, checkpoint: Path | None, run: Run | None, known: dict[str, Any]
+    command: str,
+    config: Config,
+    built: Built,
+    trainer: Trainer,
+    checkpoint: Path | None,
+    run: Run | None,
+    known: dict[str, Any],
 ) -> None:
     """Print the metrics of validate or test, and record them in the run; fast_dev_run records nothing.
 
     known: entries of the record from before the scoring.
     """
     metrics = final_metrics(trainer)
-    print(f"{config.command} of {checkpoint or config.given.ckpt_path}")
+    print(f"{command} of {checkpoint or config.given.ckpt_path}")
     show_metrics(metrics)
     if run is not None and checkpoint is not None and not config.given.trainer.fast_dev_run:
-        sizes = trainer.num_test_batches if config.command == "test" else trainer.num_val_batches
-        loaders = trainer.test_dataloaders if config.command == "test" else trainer.val_dataloaders
+        sizes = trainer.num_test_batches if command == "test" else trainer.num_val_batches
+        loaders = trainer.test_dataloaders if command == "test" else trainer.val_dataloaders
         result = {
             "checkpoint": str(checkpoint),
             "checkpoint_sha256": sha256(checkpoint),
@@ -182,7 +257,7 @@ def _report_score(
             "of_batches": sum(len(loader) for loader in as_list(loaders)),
             "metrics": metrics,
         }
-        run.record_score(config.command, result, built.data)
+        run.record_score(command, result, built.data)
         # The fit's metrics again: an offline part that is synced later replaces the summary of the one before.
         summarize(trainer.loggers, {**run.record.get("metrics", {}), **metrics})
     finish(trainer.loggers, 0)
@@ -205,17 +280,18 @@ def _scoring_settings(config: dict[str, Any], neutral: Any) -> dict[str, Any]:
     return {"model": counting["model"], "data": counting.get("data"), "trainer": precision, "compute": compute}
 
 
-def _scorer(config: Config, built: Built, run: Run | None) -> Trainer:
+def _scorer(
+    command: str, config: Config, built: Built, run: Run | None, split: str | None, output: str | None
+) -> Trainer:
     loggers, callbacks = chosen_loggers(built.trainer.get("logger")), []
     if run is not None:
         identify(loggers, run.path, run.record)
-    if config.command == "predict":
-        file = _choose_split(config.options.get("split"), built.data)
+    if command == "predict":
+        file = _choose_split(split, built.data)
         path = run.path / file if run else unused(Path(file))  # without a run another call's may be here
-        output = config.options.get("output")
         callbacks.append(WritePredictions(check_output_path(output) if output else path))
-    arguments = _saving_nothing(trainer_arguments(built.trainer, callbacks, loggers, scoring=True))
-    return _trainer({**arguments, "default_root_dir": str(run.path) if run else None})
+    arguments = _saving_nothing(trainer_arguments(built.trainer, callbacks, loggers))
+    return make_trainer({**arguments, "default_root_dir": str(run.path) if run else None})
 
 
 def _saving_nothing(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -248,31 +324,21 @@ def _choose_split(split: str | None, data: Any) -> str:
         if not hasattr(data, "predict_split"):
             named = type(data).__name__ if data else "the model, which loads its own data,"
             raise InputError(f"--split: {named} has no predict_split; its predict_dataloader decides")
-        if split not in ("train", "val", "test"):
-            raise InputError(f"--split is {split!r}; it must be train, val or test")
         data.predict_split = split
     chosen = getattr(data, "predict_split", None)
     return f"predictions-{chosen}.csv" if chosen else "predictions.csv"
 
 
-def _trainer(arguments: dict[str, Any]) -> Trainer:
-    if "SLURM_JOB_ID" in os.environ and "SLURM_NTASKS" not in os.environ and is_first_process():
-        command = shlex.join(["srun", "lightning", *sys.argv[1:]])
-        print(f"note: in a job of Slurm srun starts each process: {command}", file=sys.stderr)
-    return make_trainer(arguments)
-
-
-def _preparing(config: Config, data: Any) -> Any:
-    """A function that prepares the data; if it is missing, the error names the command with this fit's options."""
+def _name_options(config: Config, data: Any) -> Any:
+    """Return a function that prepares the data; if it is missing, the error names the command with these options."""
 
     def prepare() -> None:
         try:
             data.prepare_data()
         except InputError as error:
-            by_config = config.arguments and config.arguments[0].startswith(("--config", "-c"))
-            if config.command != "fit" or not by_config or not isinstance(data, PreparedData):
+            if not isinstance(data, PreparedData):
                 raise
-            command = f"`lra-ssm prepare {shlex.join(config.arguments)}`"
+            command = f"`lra-ssm prepare {shlex.join(config.options)}`"
             message = _PREPARE.sub(lambda _: command, str(error))
             own = "" if "data.source" in message else "; --data.source=PATH takes files of your own"
             raise InputError(f"{message}{own}") from error

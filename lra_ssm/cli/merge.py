@@ -18,17 +18,41 @@ from typing import Any, get_args, get_origin
 
 import yaml
 from jsonargparse import get_loader
-from lightning.pytorch import LightningModule, callbacks, loggers
+from lightning.pytorch import Callback, LightningDataModule, callbacks, loggers
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from torch import nn
 
-from lra_ssm.cli.help import CHOICES
+from lra_ssm import datamodules, layers, models, tasks
 from lra_ssm.errors import InputError, hint
 from lra_ssm.layers.spec import annotations, import_object, public_path
 from lra_ssm.runs.identity import item_of, members
 from lra_ssm.shipped import find
 
-_OURS = {cls.__name__: cls for classes in CHOICES.values() for cls in classes}  # by the names that users write
+# Option -> classes of ours that it takes, by their short names.
+CHOICES: dict[str, tuple[type, ...]] = {
+    "--data": tuple(getattr(datamodules, name) for name in datamodules.__all__),
+    "--model": (tasks.Classification, tasks.Regression, tasks.LanguageModelling, tasks.MaskedModelling),
+    "--model.network": (
+        models.Classifier, models.DualEncoder, models.Regressor, models.LanguageModel,
+    ),
+    "--model.network.layer": (
+        layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.DeepLinearSSM,
+        layers.LocalConvolution, layers.S5, layers.SSD, layers.Attention,
+    ),
+    "--model.network.block": (
+        layers.S4Block, layers.S5Block, layers.MambaBlock, layers.Mamba2Block, layers.HyenaBlock,
+        layers.TransformerBlock,
+    ),
+    "--model.network.embedding": (models.ScalarEmbedding, models.PositionEmbedding, models.FeaturePositionEmbedding),
+    "--model.network.pooling": (models.MeanPooling, models.FirstPooling, models.LastPooling, models.MaxPooling),
+    "--model.network.head": (
+        models.LinearHead, models.MLPHead, models.NLIHead, models.LRAPairHead, models.LogitPairHead,
+    ),
+}  # fmt: skip
+_SHORT_NAMES = {cls.__name__: cls for classes in CHOICES.values() for cls in classes}
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_NOT_CLASSES = ("true", "false", "True", "False")
+_BASES = (nn.Module, LightningDataModule, Callback, Logger)  # where one of these is expected, a text names a class
+RUN_FOLDER = "{run}"  # stands for the run's directory in a logger's save_dir
 
 
 class MergedConfig:
@@ -53,33 +77,33 @@ class MergedConfig:
         self.config = self._merge(self.config, content, "")
         self._appended.clear()
 
-    def add_option(self, dotted: str, text: str) -> None:
-        """Merge `--a.b.c=text`, or `--a.b.c+=text`, which adds an item to a list."""
-        append, dotted = dotted.endswith("+"), dotted.rstrip("+")
-        dotted = dotted.replace(".init_args.", ".").removesuffix(".class_path")
-        *head, last = dotted.split(".")
+    def add_option(self, option: str) -> None:
+        """Merge `--a.b.c=text`, or `--a.b.c+=text`, which adds an item to a list. Raises InputError."""
+        name, _, text = option.partition("=")
+        append, dotted = name.endswith("+"), name.removeprefix("--").rstrip("+")
+        *head, last = dotted.replace(".init_args.", ".").removesuffix(".class_path").split(".")
+        if (top := head[0] if head else last) not in self.sections:
+            raise InputError(f"unknown option --{top}; {hint(f'--{top}', [f'--{each}' for each in self.sections])}")
         node: Any = self.config
         where, owner = "", None
         for name in head:
             where = f"{where}.{name}".lstrip(".")
             node, owner = self._enter(node, name, owner, where)
-        plain_dict = owner is None and where and where not in self.sections
+        below_a_mapping = owner is None and where and where not in self.sections  # whose values have no types
+        where = f"{where}.{last}".lstrip(".")
         value: Any = text
         if text in ("null", "~"):
             value = None
-        elif plain_dict or text[:1] in ("{", "["):  # what has a type is read by its type
-            value = _load(text, dotted)
-        elif dotted in self.sections and text.endswith((".yaml", ".yml")):  # --trainer=trainer.yaml
-            value = _read(Path(text))
+        elif below_a_mapping or text[:1] in ("{", "["):  # what has a type is read by its type
+            value = _parse_yaml(text, f"--{where}: {text}")
         if append:
             before = node.get(last)
             before = before if isinstance(before, list) else [] if before is None else [before]
             value = [*before, *(value if isinstance(value, list) else [value])]
-            self._appended.add(dotted)
-        elif isinstance(value, str):
-            self._appended.add(dotted)  # one class where a list of them may stand
-        node[last] = self._merge(node[last], value, dotted) if last in node else value
-        self._kept.pop(dotted, None)
+        if append or isinstance(value, str):  # one class where a list of them may stand
+            self._appended.add(where)
+        node[last] = self._merge(node[last], value, where) if last in node else value
+        self._kept.pop(where, None)
 
     def _enter(self, node: dict[str, Any], name: str, owner: Any, where: str) -> tuple[dict[str, Any], Any]:
         """The mapping of names below `node[name]`, and the class or function that takes them (None: any names)."""
@@ -93,20 +117,20 @@ class MergedConfig:
             value = node[name] = {"class_path": value}
         kind = annotations(owner).get(name) if owner else self.sections.get(where)
         if value is None:
-            default = inspect.signature(owner).parameters.get(name) if owner else None
             value = node[name] = {}
-            if default is not None and inspect.isclass(default.default) and default.default is not default.empty:
-                value["class_path"] = public_path(default.default)
-            elif where in ("model", "data") or owner and any(get_origin(each) is Callable for each in _flat(kind)):
-                instead = "give it, or a --config that does, before its arguments"
-                raise InputError(f"{where}: no class is given here; {instead}")
+            parameter = inspect.signature(owner).parameters.get(name) if owner else None
+            if parameter and inspect.isclass(parameter.default) and parameter.default is not parameter.empty:
+                value["class_path"] = public_path(parameter.default)
+            elif where in ("model", "data") or owner and _is_built(kind):
+                raise InputError(f"{where}: no class is given here; give it, or a --config that does, before its"
+                                 " arguments")  # fmt: skip
         if not isinstance(value, dict):
             raise InputError(f"--{where} is {value!r}: it has no settings")
         if "class_path" in value:
             value["init_args"] = value.get("init_args") or {}
             return value["init_args"], find_class(value["class_path"], where)
-        groups = [each for each in members(kind) if is_dataclass(each) or each in self.sections.values()]
-        return value, groups[0] if kind is not None and groups else None
+        classes = [each for each in members(kind) if is_dataclass(each) or each in self.sections.values()]
+        return value, classes[0] if kind is not None and classes else None
 
     def _merge(self, old: Any, new: Any, where: str) -> Any:
         """`new` over `old`."""
@@ -128,79 +152,60 @@ class MergedConfig:
         """The old class's arguments that a new class keeps: those that it has no default for; if one of the two is
         derived from the other, all that both take; all of the same class."""
         before, now = find_class(old["class_path"], where), find_class(new_path, where)
-        given = old.get("init_args") or {}
-        if before is now and before is not None or not given:
+        given = old.get("init_args")
+        if before is now and before is not None or not isinstance(given, dict):
             return old
         if before is None or now is None:
             return {"class_path": old["class_path"]}
-        parameters = inspect.signature(now).parameters.values()
         classes = inspect.isclass(before) and inspect.isclass(now)
         related = classes and (issubclass(before, now) or issubclass(now, before))
+        parameters = inspect.signature(now).parameters.values()
         names = {each.name for each in parameters if related or each.default is each.empty}
         kept = {name: value for name, value in given.items() if name in names}
         self._kept |= {f"{where}.{name}": (now.__name__, before.__name__) for name in kept}
         return {"class_path": old["class_path"], "init_args": kept}
 
     def finished(self) -> dict[str, Any]:
-        """The merged configuration, every class by its import path. Says what classes kept of others.
+        """The merged configuration, every class by its import path. Prints what classes kept of others.
 
-        Raises InputError for an unknown name, a class that cannot be imported, or a section that is not a mapping."""
-        for name, value in self.config.items():
-            if self.sections.get(name) is not None and not isinstance(value, dict | None):
-                raise InputError(f"{name} is {value!r}; it must be a mapping of names to settings")
+        Raises InputError for an unknown name, a class that cannot be imported, or a section that is not a mapping.
+        """
         for new, old in dict.fromkeys(self._kept.values()):
             names = [where.rpartition(".")[2] for where, pair in self._kept.items() if pair == (new, old)]
-            print(f"note: {new} keeps what {old} was given: {', '.join(names)}", file=sys.stderr)
+            print(f"note: {new} replaces {old} and keeps its settings {', '.join(names)}", file=sys.stderr)
         found: dict[str, Any] = {}
-        if logger := (self.config.get("trainer") or {}).get("logger"):
-            several = isinstance(logger, list)
-            given = [_with_folder(each) for each in logger] if several else _with_folder(logger)
-            self.config["trainer"] = {**self.config["trainer"], "logger": given}
         for name, value in self.config.items():
             if name in ("model", "data"):
-                found[name] = check_value(value, LightningModule, name)
+                found[name] = check_value(value, nn.Module, name)
             elif (cls := self.sections.get(name)) is not None:
-                found[name] = _checked_names(value or {}, cls, name)
+                found[name] = _checked_names({} if value is None else value, cls, name, name)
             else:
                 found[name] = value
-        if not found.get("model"):
-            remedy = "give --config CONFIG (`lra-ssm configs` lists ours), or --model and --data"
-            raise InputError(f"no model is given: {remedy}")
         return found
-
-
-def _with_folder(logger: Any) -> Any:
-    """TensorBoardLogger needs a folder; `place_tensorboard` chooses it."""
-    name = str(logger.get("class_path", "") if isinstance(logger, dict) else logger)
-    if not name.endswith("TensorBoardLogger"):
-        return logger
-    given = (logger.get("init_args") or {}) if isinstance(logger, dict) else {}
-    return {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": {"save_dir": ".", **given}}
 
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a YAML file. Raises InputError if it is not a mapping."""
     try:
-        content = get_loader("yaml")(path.read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise InputError(f"{path}{line}: this is not valid YAML: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        content = _parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
         raise InputError(f"{path}: this is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: a config is a mapping of names to settings, not a {type(content).__name__}")
     return content
 
 
-def _load(text: str, option: str) -> Any:
+def _parse_yaml(text: str, where: str) -> Any:
     try:
         return get_loader("yaml")(text)
     except yaml.YAMLError as error:
-        raise InputError(f"--{option}: {text} is not valid YAML: {' '.join(str(error).split())}") from error
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f", line {mark.line + 1}" if mark and "\n" in text else ""
+        raise InputError(f"{where}{line}: this is not valid YAML: {problem or error}") from error
 
 
 def _names_class(text: str) -> bool:
-    return bool(_IMPORT_PATH.fullmatch(text)) and text not in _NOT_CLASSES
+    return bool(_IMPORT_PATH.fullmatch(text)) and text not in ("true", "false", "True", "False")
 
 
 # -- checking names ------------------------------------------------------------------------------------------------
@@ -214,8 +219,8 @@ def find_class(path: str, where: str) -> Any:
     """
     if not isinstance(path, str):
         raise InputError(f"{where}: class_path is {path!r}; it must be the name of a class")
-    if path in _OURS:
-        return _OURS[path]
+    if path in _SHORT_NAMES:
+        return _SHORT_NAMES[path]
     if "." not in path:
         return next((vars(room)[path] for room in (callbacks, loggers) if path in vars(room)), None)
     try:
@@ -232,12 +237,11 @@ def find_class(path: str, where: str) -> Any:
 def check_value(value: Any, kind: Any, where: str) -> Any:
     """A value with its classes as {class_path, init_args} and import paths. kind: the annotation.
 
-    Raises InputError for an unknown class or name, and for an argument that is missing."""
-    builders = [get_args(each)[0] for each in _flat(kind) if get_origin(each) is Callable]
+    Raises InputError for an unknown class or name, and for an argument that is missing.
+    """
     if isinstance(value, list):
         return [check_value(each, item_of(kind) or kind, where) for each in value]
-    takes_class = builders or kind is LightningModule or "." in str(value) and _takes_only_classes(kind)
-    if isinstance(value, str) and takes_class and _names_class(value):
+    if isinstance(value, str) and _names_class(value) and _is_built(kind):
         value = {"class_path": value}
     if not isinstance(value, dict):
         return value
@@ -248,17 +252,21 @@ def check_value(value: Any, kind: Any, where: str) -> Any:
             raise InputError(f"{where}: no class {value['class_path']!r}; {hint(value['class_path'], ours)}")
         if cls is None:
             return value
-        given = _checked_names(value.get("init_args") or {}, cls, where, len(builders[0]) if builders else 0)
+        factory = next((get_args(each)[0] for each in _flat(kind) if get_origin(each) is Callable), ())
+        given = value.get("init_args") or {}
+        if cls is TensorBoardLogger and isinstance(given, dict):
+            given = {"save_dir": RUN_FOLDER, "name": "tensorboard", "version": "", **given}
+        given = _checked_names(given, cls, where, f"{where}.init_args", len(factory))
         return {**value, "class_path": public_path(cls), "init_args": given}
     if cls := next((each for each in members(kind) if is_dataclass(each)), None):
-        return _checked_names(value, cls, where)
+        return _checked_names(value, cls, where, where)
     return {name: check_value(each, item_of(kind), f"{where}.{name}") for name, each in value.items()}
 
 
-def _checked_names(given: Any, cls: Any, where: str, given_by_builder: int = 0) -> Any:
+def _checked_names(given: Any, cls: Any, where: str, label: str, given_by_builder: int = 0) -> Any:
     """The arguments of a class, each checked; the first ones are its builder's to give (a layer's d_model)."""
     if not isinstance(given, dict):
-        return given  # jsonargparse says what is expected
+        raise InputError(f"{label} is {given!r}; it must be a mapping of names to settings")
     kinds = annotations(cls)
     parameters = list(inspect.signature(cls).parameters.values())[given_by_builder:]
     taken = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
@@ -272,11 +280,10 @@ def _checked_names(given: Any, cls: Any, where: str, given_by_builder: int = 0) 
     return {name: check_value(each, kinds.get(name), f"{where}.{name}") for name, each in given.items()}
 
 
-def _takes_only_classes(kind: Any) -> bool:
-    """Whether a text can only be a class there, as for trainer.callbacks; it could be a name for trainer.strategy."""
-    plain_types = (str, int, float, bool, dict, list, tuple, type(None))
-    classes = [each for each in _flat(kind) if inspect.isclass(each) and not is_dataclass(each)]
-    return any(each not in plain_types for each in classes) and str not in classes
+def _is_built(kind: Any) -> bool:
+    """Whether what stands there is built from a class, so that a text names one; trainer.strategy has names, too."""
+    several = [get_origin(each) or each for each in _flat(kind)]
+    return any(each is Callable or inspect.isclass(each) and issubclass(each, _BASES) for each in several)
 
 
 def _flat(kind: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """`lra-ssm submit` and `lra-ssm results`: many runs, from a sweep file to a table."""
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,6 @@ from lra_ssm.sweeps.submit import FolderRun, SweepFolder, is_folder, queue_of, r
 from lra_ssm.sweeps.sweep import read_sweep
 from lra_ssm.tables import terminal_width, wrapped
 
-_SEED_OPTION = f"--{SEED}="
 _FORMATS = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".txt": "text"}
 
 
@@ -124,12 +124,12 @@ def _check_all(sweep: str, several: Sequence[list[str]]) -> list[_Check]:
 
     found = []
     for number, options in enumerate(several, 1):
+        seeds = [option for option in options if re.fullmatch(rf"--{SEED}=\d+", option)]
         try:
-            read, unprepared, note = check(*(option for option in options if not option.startswith(_SEED_OPTION)))
+            read, unprepared, note = check(*(option for option in options if option not in seeds))
         except InputError as error:
             raise InputError(f"sweep {sweep}, run {number} ({' '.join(options[1:])}): {error}") from error
-        seeds = [int(option.removeprefix(_SEED_OPTION)) for option in options if option.startswith(_SEED_OPTION)]
-        resolved = read.resolved | ({SEED: seeds[-1]} if seeds else {})
+        resolved = read.resolved | ({SEED: int(seeds[-1].partition("=")[2])} if seeds else {})
         directory = Path(resolved["runs_dir"], resolved["experiment"], run_identity(resolved, read.neutral))
         found.append(_Check(directory, unprepared, note))
     return found

@@ -54,7 +54,7 @@ def setting(*, affects: Affects, default: Any = MISSING) -> Any:
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(setting, field))
 class _Dataclass:
-    """Makes every subclass a dataclass, so that its fields are its settings."""
+    """Turns every subclass into a dataclass, so that its fields are its settings."""
 
     affects: ClassVar[dict[str, Affects]]  # what each setting affects
     neutral_settings: ClassVar[tuple[str, ...]]  # they cannot change a result: a run's identity leaves them out
@@ -91,7 +91,7 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
     pin_memory: bool | None = setting(default=None, affects="nothing")
     pretrain: Pretraining | None = setting(default=None, affects="batches")
 
-    dataset: str = field(default="", init=False)  # its folder below the data root; the class' name in small letters
+    dataset: str = field(default="", init=False)  # its folder below the root; "" for the class's name in lower case
     # What batches hold: class attributes of a dataset, or set when a module is made.
     num_classes: int | None = field(default=None, init=False)  # of examples or of targets
     class_names: tuple[str, ...] | None = field(default=None, init=False)
@@ -161,7 +161,7 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
 
     @property
     def longest(self) -> int | None:
-        """Positions of the longest possible sequence; None if only the data tells."""
+        """The number of positions of the longest possible sequence; None if it depends on the data."""
         return None
 
     def setup(self, stage: str | None = None) -> None:
@@ -251,7 +251,7 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         return loader
 
     def _batches_trained(self) -> int | None:
-        """The trainer's count while it trains; None in anybody else's loop."""
+        """Return the trainer's count while it trains, else None."""
         assert self.trainer is not None
         if not self.trainer.training:
             return None
@@ -269,8 +269,8 @@ class PreparedData(DataModule):
         limit: at most this many examples in each split, the first ones, for trials; None for all.
     """
 
-    sources: ClassVar[tuple[str, ...]] = ()  # names that are no path
-    content_version: ClassVar[int] = 1  # raise it when the same settings give other data than before
+    sources: ClassVar[tuple[str, ...]] = ()  # names that are not paths
+    content_version: ClassVar[int] = 1  # increase it when the same settings produce other data than before
 
     root: str | None = setting(default=None, affects="nothing")
     source: str
@@ -281,7 +281,7 @@ class PreparedData(DataModule):
         self._prepared: Prepared | None = None
         self.require(self.limit is None or self.limit >= 1, "limit", "must be at least 1")
 
-    # -- what a dataset gives --------------------------------------------------------------------------------------
+    # -- what a dataset defines ------------------------------------------------------------------------------------
 
     @abstractmethod
     def build(self, folder: Path) -> None:
@@ -292,10 +292,10 @@ class PreparedData(DataModule):
         """Return the batches of an opened split."""
 
     def files(self) -> list[Path]:
-        """Return the files that a user's own `source` stands for: it, or all below it that are not hidden.
+        """Return the files of a user's `source`: the file itself, or all files below the folder that are not hidden.
 
         Raises:
-            InputError: there is no such path.
+            InputError: the path does not exist.
         """
         path = self.source_path()
         found = [path] if path.is_file() else visible_files(path)
@@ -303,7 +303,7 @@ class PreparedData(DataModule):
         return [each for each in found if each.parent not in prepared]
 
     def missing(self, what: str, command: str = "", how: str = "downloads them") -> InputError:
-        """Return the error of a source that is not there, with the `lra-ssm prepare` command that gets it."""
+        """Return the error for missing source files, with the `lra-ssm prepare` command that gets them."""
         own = self.kind == "files"
         where, source = (self.source_path(), self.sources[-1]) if own else (self.data_root, self.source)
         command = f"lra-ssm prepare {command or type(self).__name__.lower()} --source={source} --root={self.data_root}"
@@ -316,12 +316,12 @@ class PreparedData(DataModule):
 
     @property
     def kind(self) -> str:
-        """The source in one word, "files" for a path: the first part of the prepared folder's name."""
+        """The source in one word ("files" for a path), which begins the prepared folder's name."""
         return self.source if self.source in self.sources else "files"
 
     @property
     def data_root(self) -> Path:
-        """Where datasets live."""
+        """The folder in which datasets are stored."""
         return resolve_root(self.root)
 
     def source_path(self) -> Path:
@@ -338,18 +338,18 @@ class PreparedData(DataModule):
 
     @property
     def prepared_folder(self) -> Path:
-        """Where the prepared data is, or will be. Raises InputError if the user's files are missing."""
+        """The folder of the prepared data, existing or not. Raises InputError if the user's files are missing."""
         decisive = [FORMAT, self.content_version, self.record()["data"], self.source_digests()]
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
         return self.data_root / self.dataset / f"{self.kind}-{digest[:12]}"
 
     @property
     def parts_folder(self) -> Path:
-        """Where parts of a long preparation are until it is done (`parts.Parts`)."""
+        """The folder of the parts of an unfinished preparation (`parts.Parts`)."""
         return self.prepared_folder.with_name(f".parts-{self.prepared_folder.name}")
 
     def is_prepared(self) -> bool:
-        """Whether there is nothing left to prepare."""
+        """Return whether the data is prepared."""
         try:
             return (self.prepared_folder / MANIFEST).is_file()
         except InputError:  # its files are missing
@@ -365,7 +365,7 @@ class PreparedData(DataModule):
         shutil.rmtree(self.parts_folder, ignore_errors=True)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the manifest says besides the splits."""
+        """Return the entries of the manifest other than the splits."""
         classes = {} if self.num_classes is None else {"num_classes": self.num_classes}
         return {"source": {"kind": self.kind, **self.record()["data"]}, **classes}
 
@@ -373,7 +373,7 @@ class PreparedData(DataModule):
 
     @property
     def prepared(self) -> Prepared:
-        """The prepared data. Raises InputError if it is not prepared, or damaged."""
+        """The prepared data. Raises InputError if it is missing or damaged."""
         if self._prepared is None:
             self._prepared = load(self.prepared_folder)
         return self._prepared
@@ -395,7 +395,7 @@ class PreparedData(DataModule):
         return "; ".join(parts)
 
     def details(self) -> list[str]:
-        """Return what `describe` says of the examples."""
+        """Return what `describe` says about the examples."""
         first = next(iter(self.prepared.manifest["splits"].values()))
         parts = ["lengths {min} to {max}, mean {mean:.0f}".format(**first["length"])]
         if "class_counts" in first:

@@ -44,7 +44,7 @@ class BatchIndex(NamedTuple):
 
 
 class BatchDataset(Dataset[AnyBatch], ABC):
-    """A dataset that gives whole batches."""
+    """A dataset that returns whole batches."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class BatchDataset(Dataset[AnyBatch], ABC):
         return None
 
     def settings(self) -> dict[str, Any]:
-        """What decides a batch besides the order of examples, for checkpoints."""
+        """Return the settings that decide a batch besides the order of examples, for checkpoints."""
         return {}
 
     def __getitem__(self, index: int) -> AnyBatch:

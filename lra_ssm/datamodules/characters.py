@@ -11,6 +11,7 @@ deprecated/text/text_encoder.py): id = byte + 1, 0 pads, 257 ids. One departure:
 here, because a sequence must not be empty (there it is nothing but padding).
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
@@ -18,50 +19,37 @@ import numpy as np
 import numpy.typing as npt
 
 from lra_ssm.datamodules.sequences import SequenceData
-from lra_ssm.errors import InputError
 
 SPECIALS = ("<pad>", "<unk>", "<eos>")
 PAD_ID, UNK_ID, EOS_ID = range(len(SPECIALS))
 BYTE_VOCABULARY = ("<pad>", *(f"<0x{byte:02X}>" for byte in range(256)))
 
 _CODE_POINTS = 0x110000  # Unicode has no more
-_MAX_TOKENS = 1 << 16  # ids have 16 bits
 
 
 class Characters:
-    """Characters as the S4 code has them; all that are not in the vocabulary are `<unk>`.
+    """Characters as in the S4 code; characters that are not in the vocabulary are `<unk>`.
 
     Args:
         texts: training texts, from which the vocabulary is made.
         min_freq: rarer characters are `<unk>`.
-        max_length: of a sequence, `<eos>` included.
-
-    Raises:
-        InputError: there are more characters than tokens can be stored.
+        max_length: longest sequence, `<eos>` included.
     """
 
     def __init__(self, texts: Iterable[str], min_freq: int, max_length: int) -> None:
         self.max_length = max_length
-        counts = np.zeros(_CODE_POINTS, dtype=np.int64)
-        batch, size = list[str](), 0
+        counts = Counter[str]()
         for text in texts:
-            batch.append(text[: max_length - 1])
-            size += len(batch[-1])
-            if size > 1 << 20:  # counting visits all code points: once in a million characters
-                counts += np.bincount(_code_points("".join(batch)), minlength=_CODE_POINTS)
-                batch, size = [], 0
-        counts += np.bincount(_code_points("".join(batch)), minlength=_CODE_POINTS)
-        codes = np.flatnonzero(counts >= max(min_freq, 1))
-        codes = codes[np.argsort(-counts[codes], kind="stable")]
-        self.vocabulary = (*SPECIALS, *map(chr, codes))
-        if len(self.vocabulary) > _MAX_TOKENS:
-            raise InputError(f"the texts hold {len(codes):,} distinct characters; raise min_freq to keep fewer")
-        self._ids = np.full(_CODE_POINTS, UNK_ID, dtype=np.uint16)
-        self._ids[codes] = np.arange(len(SPECIALS), len(self.vocabulary))
+            counts.update(text[: max_length - 1])
+        kept = sorted((c for c in counts if counts[c] >= min_freq), key=lambda c: (-counts[c], c))
+        self.vocabulary = (*SPECIALS, *kept)
+        self._ids = np.full(_CODE_POINTS, UNK_ID, dtype=np.uint32)
+        self._ids[[ord(character) for character in kept]] = np.arange(len(SPECIALS), len(self.vocabulary))
 
-    def encode(self, text: str) -> npt.NDArray[np.uint16]:
+    def encode(self, text: str) -> npt.NDArray[np.uint32]:
         """Return the tokens of a text (at most max_length,), ended by `<eos>`."""
-        return np.append(self._ids[_code_points(text[: self.max_length - 1])], np.uint16(EOS_ID))
+        codes = np.frombuffer(text[: self.max_length - 1].encode("utf-32-le"), dtype="<u4")
+        return np.append(self._ids[codes], np.uint32(EOS_ID))
 
 
 class Bytes:
@@ -78,12 +66,8 @@ class Bytes:
         return data + np.uint16(1) if len(data) else np.array([PAD_ID], np.uint16)
 
 
-def _code_points(text: str) -> npt.NDArray[np.uint32]:
-    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
-
-
 class CharacterData(SequenceData):
-    """Texts as characters or bytes: what Text and Retrieval have in common. Their docstrings describe the settings."""
+    """Base of Text and Retrieval: texts as characters or bytes. Their docstrings describe the settings."""
 
     inputs: Literal["characters", "bytes"] = "characters"
     max_length: int
@@ -98,7 +82,7 @@ class CharacterData(SequenceData):
         return {"min_freq"} if self.inputs == "bytes" else set()
 
     def encoder(self, texts: Iterable[str]) -> Characters | Bytes:
-        """Return what makes tokens of texts, and set `vocabulary`; training texts are read only for "characters"."""
+        """Return the encoder of texts, and set `vocabulary`; training texts are read only for "characters"."""
         if self.inputs == "characters":
             made: Characters | Bytes = Characters(texts, self.min_freq, self.max_length)
         else:

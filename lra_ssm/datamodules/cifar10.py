@@ -49,7 +49,6 @@ class Cifar10(PublishedImages):
     columns = ("img", "label")
     mode = "RGB"
     published_size = (32, 32)
-    published_counts = {"train": 50_000, "test": 10_000}
     # Where `prepare` downloads to, torchvision's place, the public S4 code's.
     places = ("cifar10/download", "cifar10", "cifar", "")
     markers = (ARCHIVE.name, FOLDER)

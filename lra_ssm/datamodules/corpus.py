@@ -90,7 +90,7 @@ class Corpus(LanguageDataModule):
         fetch_reviews(self.data_root)
 
     def _with_splits(self, folder: Path, files: list[tuple[Path, str | None]]) -> list[Input]:
-        """Files that name splits, or do not, or whose names are ignored ("hash")."""
+        """Return the inputs of files whose names state splits, do not, or are ignored ("hash")."""
         options, named = self._options, {split for _, split in files}
         if self.splits == "hash" or named == {None}:
             files = [(name, None) for name, _ in files]
@@ -117,10 +117,10 @@ class Corpus(LanguageDataModule):
         return file_inputs(files, options)
 
     def _head_and_tail(self, path: Path, reviews: Path | None) -> list[Input]:
-        """One text: its beginning for training, what follows for validation, its end for testing.
+        """Divide one text: its beginning for training, then validation, its end for testing.
 
-        Cut where the shares of its bytes end, or behind the character there: nanoGPT's way, for ASCII to the byte. A
-        document that is cut is one in either part.
+        It is cut where the shares of its bytes end, or after the character there: nanoGPT's way, for ASCII to the byte.
+        A document that is cut becomes one in either part.
         """
         names = [path] if path.is_file() or reviews else find_files(path)
         if len(names) != 1 or names[0].suffix != ".txt":
@@ -143,10 +143,10 @@ class Corpus(LanguageDataModule):
             begin = end
 
     def _reviews(self, path: Path) -> Iterator[Segment]:
-        """IMDb's reviews, each a document. Its splits are taken, and validation is held out from train; or ("hash")
-        both are held out from all."""
+        """Yield IMDb's reviews, each a document. Validation is held out from its train split; or ("hash") validation
+        and test from all reviews."""
         named = self.splits == "auto"
         options = replace(self._options, test_fraction=0.0) if named else self._options
         for split, reviews in read_published(path).items():
             of_split = "test" if named and split == "test" else None
-            yield from segments((Document([text], str(path), of_split) for text, _ in reviews), options)
+            yield from segments((Document(text, str(path), of_split) for text, _ in reviews), options)

@@ -1,4 +1,4 @@
-"""Files from elsewhere: one download, archives read in one pass, the Hub's files, the Long Range Arena's archive."""
+"""Files from the internet: downloads, archives, the Hub's files, the Long Range Arena's archive."""
 
 import hashlib
 import tarfile
@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 from lra_ssm.bars import Bar
 from lra_ssm.datamodules.storage import ensure_root
 from lra_ssm.errors import InputError, describe_error
-from lra_ssm.files import locked, new_folder, sync_folder
+from lra_ssm.files import locked, new_folder
 
 _CHUNK = 1 << 20
 _TRIES = 5
@@ -43,29 +43,24 @@ def download(file: Remote, root: Path, below: str = "") -> Path:
     ensure_root(root)
     path = root / below / file.name
     part = path.with_name(f"{file.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_name(f"{file.name}.lock"), "downloads this file"):
-            if path.is_file() and not _wrong(file, path):
-                return path
-            for attempt in range(_TRIES):
-                try:
-                    _receive(file, part)
-                    break
-                except (OSError, HTTPException) as error:
-                    code = error.code if isinstance(error, HTTPError) else 500
-                    if code == 416:  # the part is longer than the file
-                        part.unlink(missing_ok=True)
-                    if attempt == _TRIES - 1 or code in (401, 403, 404, 410):
-                        raise InputError(f"{file.url}: cannot be downloaded to {path} ({error})") from error
-                    time.sleep(2**attempt)
-            if wrong := _wrong(file, part):
-                part.unlink()
-                raise InputError(f"{file.url}: {wrong}; what was downloaded is removed, start again")
-            part.replace(path)
-            sync_folder(path.parent)
-    except PermissionError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+    with locked(path.with_name(f"{file.name}.lock"), "downloads this file"):
+        if path.is_file() and not _wrong(file, path):
+            return path
+        for attempt in range(_TRIES):
+            try:
+                _receive(file, part)
+                break
+            except (OSError, HTTPException) as error:
+                code = error.code if isinstance(error, HTTPError) else 500
+                if code == 416:  # the part is longer than the file
+                    part.unlink(missing_ok=True)
+                if attempt == _TRIES - 1 or code in (401, 403, 404, 410):
+                    raise InputError(f"{file.url}: cannot be downloaded to {path} ({error})") from error
+                time.sleep(2**attempt)
+        if wrong := _wrong(file, part):
+            part.unlink()
+            raise InputError(f"{file.url}: {wrong}; the download was removed, start again")
+        part.replace(path)
     return path
 
 
@@ -81,11 +76,11 @@ def _receive(file: Remote, part: Path) -> None:
                 out.write(data)
                 bar.advance(len(data))
     if total is not None and part.stat().st_size < total:
-        raise ConnectionError(f"broken off after {part.stat().st_size:,} of {total:,} bytes")
+        raise ConnectionError(f"cut off after {part.stat().st_size:,} of {total:,} bytes")
 
 
 def _wrong(file: Remote, path: Path) -> str:
-    """What is wrong with a downloaded file; empty if nothing is."""
+    """Return what is wrong with a downloaded file; empty if nothing is."""
     if file.size is not None and path.stat().st_size != file.size:
         return f"has {path.stat().st_size:,} bytes instead of the published {file.size:,}"
     if file.digest is not None:
@@ -101,8 +96,8 @@ def _wrong(file: Remote, path: Path) -> str:
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, Iterator[tarfile.TarInfo]]]:
-    """A tar archive and its members in order, with a progress bar. Raises InputError if it is damaged."""
+def _open_archive(archive: Path) -> Iterator[tuple[tarfile.TarFile, Iterator[tarfile.TarInfo]]]:
+    """Open a tar archive and its members in order, with a progress bar. Raises InputError if it is damaged."""
 
     def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         while (member := tar.next()) is not None:
@@ -129,7 +124,7 @@ def read_archive(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple
     Raises:
         InputError: the archive is missing or damaged.
     """
-    with _opened(archive) as (tar, members):
+    with _open_archive(archive) as (tar, members):
         for member in members:
             if member.isfile() and wanted(member.name):
                 file = tar.extractfile(member)
@@ -143,7 +138,7 @@ def unpack(archive: Path, below: str, target: Path) -> None:
     Raises:
         InputError: the archive is missing, damaged, has a member that leads out of it, or has no such folder.
     """
-    with _opened(archive) as (tar, members), new_folder(target) as folder:
+    with _open_archive(archive) as (tar, members), new_folder(target) as folder:
         for member in members:
             if member.name.removeprefix("./").startswith(f"{below}/") and not member.isdir():
                 inside = member.replace(name=member.name.partition(f"{below}/")[2])
@@ -176,7 +171,7 @@ class Hub:
         return root / self.folder / f"{self.repository.replace('/', '-')}-{self.revision[:12]}"
 
     def is_complete(self, root: Path) -> bool:
-        """Whether `fetch` has ended there."""
+        """Return whether `fetch` has completed."""
         return self.path(root).is_dir()
 
     def fetch(self, root: Path) -> Path:
@@ -228,7 +223,7 @@ def read_parquet(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any
     except InputError:
         raise
     except Exception as error:  # pyarrow's own kinds
-        raise InputError(f"{path}: cannot be read, or is broken off or damaged ({describe_error(error)})") from error
+        raise InputError(f"{path}: cannot be read, or is cut off or damaged ({describe_error(error)})") from error
 
 
 # -- the Long Range Arena's archive ------------------------------------------------------------------------------------
@@ -238,11 +233,6 @@ LRA = Remote("https://storage.googleapis.com/long-range-arena/lra_release.gz", "
 LRA_DOWNLOAD = "downloads LRA's archive (more than 7 GB)"  # of a `lra-ssm prepare` command
 # The archive has some folders twice, below lra_release/ and lra_release/lra_release/; the inner ones are complete.
 LRA_INNER = "lra_release/lra_release"
-
-
-def lra_places(folder: str) -> tuple[str, ...]:
-    """Return where below a data root a folder of the archive may be: as unpacked, or as users move it."""
-    return (f"{LRA_INNER}/{folder}", f"lra_release/{folder}", folder)
 
 
 def fetch_lra(root: Path, folder: str) -> None:
@@ -260,12 +250,12 @@ def fetch_lra(root: Path, folder: str) -> None:
 
 
 def find_lra(root: Path, folder: str, names: Sequence[str], others: Sequence[str] = ()) -> Path | None:
-    """Return the first folder below `root` that has one of the names: of `lra_places`, `others`, and the root itself.
+    """Return the first folder below `root` that has one of the names: as unpacked, as users move it, or the root.
 
     Raises:
         InputError: it has some of the names and lacks others; says which is missing.
     """
-    for place in (*lra_places(folder), *others, ""):
+    for place in (f"{LRA_INNER}/{folder}", f"lra_release/{folder}", folder, *others, ""):
         missing = [name for name in names if not (root / place / name).exists()]
         if not missing:
             return root / place

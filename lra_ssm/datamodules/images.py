@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from lra_ssm.bars import with_bar
+from lra_ssm.bars import Bar
 from lra_ssm.datamodules.base import ArrayData
 from lra_ssm.datamodules.batches import Batch, BatchDataset
 from lra_ssm.datamodules.download import Hub, Remote, download, parquet_files, read_parquet
@@ -30,7 +30,7 @@ Labelled = tuple[Pixels, IntArray]  # images (n, H, W, C) and their classes (n,)
 class ImageData(ArrayData):
     """Images with a class each, as sequences of pixels in row-major order.
 
-    A dataset gives `image_size`, `transform` and `arrays`: `images` (n, H, W, C) uint8 and `labels` (n,) per split.
+    A dataset defines `image_size`, `transform` and `arrays`: `images` (n, H, W, C) uint8 and `labels` (n,) per split.
 
     Args:
         split_seed: of the random split; 42 is the public S4 code's.
@@ -45,7 +45,7 @@ class ImageData(ArrayData):
 
     @abstractmethod
     def transform(self) -> "PixelSequence":
-        """Return what makes inputs of stored images."""
+        """Return the callable that turns stored images into inputs."""
 
     def make_dataset(self, split: Split, name: str) -> BatchDataset:
         return ImageDataset(split, self.transform())
@@ -58,7 +58,7 @@ class ImageData(ArrayData):
 class PublishedImages(ImageData):
     """CIFAR-10 and MNIST: files with training and test images; a random tenth of the training images validates.
 
-    A dataset gives the class attributes below, `read`, `convert` and `transform`.
+    A dataset defines the class attributes below, `read`, `convert` and `transform`.
     """
 
     sources = ("original", "huggingface")
@@ -67,7 +67,6 @@ class PublishedImages(ImageData):
     columns: ClassVar[tuple[str, str]]  # of the Hub's dataset: image, label
     mode: ClassVar[Literal["L", "RGB"]]  # of the published images
     published_size: ClassVar[tuple[int, int]]
-    published_counts: ClassVar[dict[str, int]]
     places: ClassVar[tuple[str, ...]]  # below the data root: where `fetch` downloads to, and other usual places
     markers: ClassVar[tuple[str, ...]]  # names that a place with the original files has
     num_classes = 10
@@ -77,7 +76,7 @@ class PublishedImages(ImageData):
 
     @abstractmethod
     def read(self, path: Path) -> dict[str, Labelled] | None:
-        """Read the original files, train and test, in a folder (or an archive); None if they are not there.
+        """Read the original files, train and test, in a folder (or an archive); None if it has none of them.
 
         Raises:
             InputError: a file is missing, damaged or not as published; names it.
@@ -85,7 +84,7 @@ class PublishedImages(ImageData):
 
     @abstractmethod
     def convert(self, images: Pixels) -> Pixels:
-        """Return the images that are stored, of published ones (n, H, W, C)."""
+        """Return the images to store for published ones (n, H, W, C)."""
 
     def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
         read = self._read()
@@ -115,10 +114,12 @@ class PublishedImages(ImageData):
         found = {}
         for split in ("train", "test"):
             images, labels, (image, label) = list[Pixels](), list[int](), self.columns
-            rows = (row for path in parquet_files(folder, split) for row in read_parquet(path, image, label))
-            for where, row in with_bar(rows, f"reading {split}", self.published_counts[split]):
-                images.append(decode_image(row[image]["bytes"], self.mode, self.published_size, where))
-                labels.append(row[label])
+            with Bar(f"reading {split}") as bar:
+                for path in parquet_files(folder, split):
+                    for where, row in read_parquet(path, image, label):
+                        images.append(decode_image(row[image]["bytes"], self.mode, self.published_size, where))
+                        labels.append(row[label])
+                        bar.advance(1)
             if not images:
                 raise InputError(f"{folder}: has no parquet files of {split}")
             found[split] = np.stack(images), np.array(labels)
@@ -138,7 +139,7 @@ class ImageDataset(BatchDataset):
 
     Args:
         split: `images` (n, height, width, C) uint8 and `labels` (n,) int64.
-        transform: makes model inputs of images; it is sent to worker processes.
+        transform: turns images into model inputs; it is pickled to worker processes.
     """
 
     def __init__(self, split: Split, transform: "PixelSequence") -> None:
@@ -183,7 +184,7 @@ def decode_image(data: bytes, mode: Literal["L", "RGB"], size: tuple[int, int], 
 
 
 class PixelSequence:
-    """Makes inputs of stored images; it is pickled to worker processes.
+    """Turns stored images into inputs; it is pickled to worker processes.
 
     Args:
         mean: of pixels in [0, 1], by channel. A value is (pixel / 255 − mean) / std in float32, as torchvision's
@@ -206,7 +207,7 @@ class PixelSequence:
             self.tables = (scaled - means) / stds  # (C, 256)
 
     def __call__(self, images: Pixels) -> npt.NDArray[Any]:
-        """Images (B, H, W, C) uint8 to inputs (B, L, C) float32, or tokens (B, L) int64 of images with C = 1."""
+        """Return inputs (B, L, C) float32, or for C = 1 tokens (B, L) int64, of images (B, H, W, C) uint8."""
         pixels = self.ordered(images)
         C = pixels.shape[-1]
         if self.tables is None:

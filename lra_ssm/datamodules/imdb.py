@@ -30,7 +30,7 @@ Reviews = list[tuple[str, int]]  # (text, 0 negative or 1 positive)
 
 
 def find_reviews(root: Path) -> Path | None:
-    """Return Stanford's folder or archive below the data root; None if there is none."""
+    """Return Stanford's folder or archive below the data root, else None."""
     for place in PLACES:
         if (root / place / "aclImdb" / "train").is_dir():
             return root / place / "aclImdb"
@@ -46,7 +46,7 @@ def fetch_reviews(root: Path) -> None:
 
 
 def is_reviews(path: Path) -> bool:
-    """Whether a path is the archive, or a folder that has what it unpacks to."""
+    """Return whether a path is the archive, or a folder with its content."""
     if path.is_file():
         return re.fullmatch(r"aclImdb.*\.tar\.gz", path.name) is not None
     return all((path / split / label).is_dir() for split in ("train", "test") for label in CLASSES)
@@ -56,7 +56,7 @@ def read_published(path: Path) -> dict[str, Reviews]:
     """Return the labelled reviews of the archive or its folder by split (train, test), sorted by class and file name.
 
     Raises:
-        InputError: there are none of a class, or a text is not UTF-8; names the file.
+        InputError: a class has no reviews, or a text is not UTF-8; names the file.
     """
     found: dict[str, dict[tuple[int, str], str]] = {"train": {}, "test": {}}
     members = read_archive(path, lambda name: bool(_MEMBER.search(name))) if path.is_file() else _folder(path)
@@ -82,7 +82,7 @@ def check_classes(reviews: dict[str, Reviews], path: Path) -> None:
 
 
 def _folder(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The reviews of an unpacked archive."""
+    """Yield the reviews of an unpacked archive."""
     files = sorted(path.glob("t*/*/[!.]*.txt"))
     for file in with_bar(files, f"reading {path}", len(files)):
         if _MEMBER.search(str(file)):

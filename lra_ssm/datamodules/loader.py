@@ -118,7 +118,7 @@ class EpochBatches:
 
 
 def _sizes(num_examples: int, batch_size: int, world_size: int) -> list[int]:
-    """The sizes of an epoch's batches."""
+    """Return the sizes of an epoch's batches."""
     whole, tail = divmod(num_examples, batch_size)
     sizes = [batch_size] * whole
     if 2 * tail >= max(batch_size, 2 * world_size) or not whole:
@@ -169,19 +169,19 @@ def _ignore_signals(worker: int) -> None:
 class ResumableLoader:
     """Loads the batches of a dataset. In training, the next batch depends on how many the run has trained on.
 
-    That count is the trainer's and is in its checkpoints; the loader keeps no count of its own. So a resumed run goes
-    on with the next batch, however the trainer numbers its epochs.
+    The trainer keeps that count and stores it in its checkpoints; the loader has no count of its own. So a resumed run
+    continues with the next batch, however the trainer numbers its epochs.
 
-    In a plain loop nobody counts: every pass over a shuffled loader is the next epoch, from 0 on, also after a pass
-    that was abandoned. `set_epoch` chooses the epoch of the next pass, for a script that resumes.
+    In a plain loop every pass over a shuffled loader is the next epoch, from 0 on, also after an abandoned pass.
+    `set_epoch` chooses the epoch of the next pass, for a script that resumes.
 
     This owns a torch DataLoader instead of being one: Lightning rebuilds DataLoaders when several devices train or
     predict, with samplers that repeat examples. Iterating draws nothing from the global random generators. Worker
     processes live as long as the loader; only one pass at a time may use them.
 
     Args:
-        dataset: gives the batch for a list of examples.
-        batch_sampler: which batches.
+        dataset: returns the batch for a list of examples.
+        batch_sampler: the examples of each batch.
         num_workers: processes that load ahead; 0 loads in this one. Does not change the batches.
         pin_memory: copy batches to pinned memory; None for yes if there is a CUDA device.
         trained: returns the number of batches that the run has trained on, over all epochs; None, or returning None,

@@ -43,7 +43,7 @@ class MNIST(PublishedImages):
         source: "original" for the four idx files below the root; "huggingface" for the Hub's ylecun/mnist; or a folder
             with the files of either.
         permutation: of the pixels, the same for all images: "none"; "bitreversal", which the public S4 code calls
-            permuted MNIST; or "random", which everybody else does.
+            permuted MNIST; or "random", as in other works.
         permutation_seed: of "random": numpy's RandomState(seed).permutation(784). The default is the one that other
             works used, by a note in the public S4 code.
         mean: subtracted from pixels in [0, 1]; StableSSM's public code has .1307, and .3081 for std.
@@ -58,7 +58,6 @@ class MNIST(PublishedImages):
     columns = ("image", "label")
     mode = "L"
     image_size = published_size = (28, 28)
-    published_counts = {"train": 60_000, "test": 10_000}
     places = ("mnist/download", "mnist", "MNIST/raw", "mnist/MNIST/raw")  # of `prepare`, and torchvision's
     markers = (*MD5, *(name.removesuffix(".gz") for name in MD5))
     d_input = 1
@@ -114,9 +113,8 @@ def bitreversal_permutation(num: int) -> npt.NDArray[np.int64]:
 
 
 def _find(folder: Path, name: str) -> Path | None:
-    """A published file, compressed or not; some unpackers name it train-images.idx3-ubyte."""
-    plain = name.removesuffix(".gz")
-    candidates = (folder / variant for variant in (plain.replace("-idx", ".idx"), plain, name))
+    """Return a published file, compressed or not; None if it does not exist."""
+    candidates = (folder / variant for variant in (name.removesuffix(".gz"), name))
     return next((file for file in candidates if file.is_file()), None)
 
 
@@ -131,7 +129,7 @@ def _read_pair(files: dict[str, Any], prefix: str) -> Labelled:
 
 
 def _read_idx(path: Path, dimensions: int) -> Pixels:
-    """The array of an idx file of uint8. Raises InputError if it is damaged."""
+    """Return the array of an idx file of uint8. Raises InputError if it is damaged."""
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data

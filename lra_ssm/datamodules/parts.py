@@ -39,19 +39,15 @@ class Parts:
         return [n for n in range(index - 1, self.count, shards) if not (self._part(n) / RECORD).is_file()]
 
     def write(self, number: int, make: Callable[[int], tuple[dict[str, Array], dict[str, Any]]]) -> None:
-        """Write a part, atomically, unless it exists: `make(number)` gives its arrays and what to record of it."""
+        """Write a part, atomically, unless it exists: `make(number)` returns its arrays and its record."""
         if (self._part(number) / RECORD).is_file():
             return
         arrays, record = make(number)
         self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with new_folder(self._part(number)) as folder:
-                for name, array in arrays.items():
-                    np.save(folder / f"{name}.npy", array)
-                write_json(folder / RECORD, record)
-        except OSError:
-            if not (self._part(number) / RECORD).is_file():  # else another process has just made the same
-                raise
+        with new_folder(self._part(number)) as folder:
+            for name, array in arrays.items():
+                np.save(folder / f"{name}.npy", array)
+            write_json(folder / RECORD, record)
 
     def records(self) -> list[dict[str, Any]]:
         """Return the records of all parts. Raises InputError, naming the first, if a part is missing."""

@@ -6,7 +6,6 @@
 The dataset decides which arrays a split has: see `SequenceDataset` (sequences.py) and `ImageDataset` (images.py).
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -23,7 +22,7 @@ import numpy.typing as npt
 
 from lra_ssm.bars import Bar
 from lra_ssm.errors import InputError
-from lra_ssm.files import UNFINISHED, locked, new_folder, sha256, write_json
+from lra_ssm.files import UNFINISHED, locked, naming_file, new_folder, sha256, write_json
 
 Array = npt.NDArray[Any]
 IntArray = npt.NDArray[np.integer[Any]]
@@ -78,6 +77,7 @@ def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) 
 
     Raises:
         InputError: the root cannot be used, or `build` raised it; nothing new is left behind.
+        OSError: the disk is full or read-only; names the folder.
     """
     folder = root / dataset
     target = folder / name
@@ -91,17 +91,15 @@ def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) 
         if target.exists():
             return target
         try:
-            with new_folder(target) as temporary:
+            with naming_file(target), new_folder(target) as temporary:
                 build(temporary)
-        except BaseException as error:
+        except BaseException:
             if [entry.name for entry in folder.iterdir()] == [LOCK]:
                 (folder / LOCK).unlink()
                 with suppress(OSError):  # not empty: a process that has just come put its own lock there
                     folder.rmdir()
                     if created:
                         root.rmdir()
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-                raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
             raise
     return target
 
@@ -253,15 +251,15 @@ def load(folder: Path) -> Prepared:
     try:
         manifest = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise damaged(path, f"cannot be read ({error})") from error
+        raise damaged_file_error(path, f"cannot be read ({error})") from error
     if manifest.get("format") != FORMAT:
-        raise damaged(path, "is not of this version")
+        raise damaged_file_error(path, "is not of this version")
     for entry in _file_entries(manifest):
         file = folder / entry["file"]
         if not file.is_file():
-            raise damaged(file, "is missing")
+            raise damaged_file_error(file, "is missing")
         if file.stat().st_size != entry["bytes"]:
-            raise damaged(file, f"has {file.stat().st_size} bytes instead of {entry['bytes']}")
+            raise damaged_file_error(file, f"has {file.stat().st_size} bytes instead of {entry['bytes']}")
     return Prepared(folder, manifest)
 
 
@@ -269,11 +267,11 @@ def verify(prepared: Prepared) -> None:
     """Read every file of a prepared folder and compare its sha256. Raises InputError for the first that differs."""
     for entry in _file_entries(prepared.manifest):
         if sha256(prepared.folder / entry["file"]) != entry["sha256"]:
-            raise damaged(prepared.folder / entry["file"], "does not have its recorded sha256")
+            raise damaged_file_error(prepared.folder / entry["file"], "does not have its recorded sha256")
 
 
 def _file_entries(part: Any) -> Iterator[dict[str, Any]]:
-    """Every entry of a file in a manifest, wherever it is."""
+    """Yield every entry of a file in a manifest."""
     if isinstance(part, dict):
         if {"file", "sha256"} <= part.keys():
             yield part
@@ -283,7 +281,7 @@ def _file_entries(part: Any) -> Iterator[dict[str, Any]]:
             yield from _file_entries(value)
 
 
-def damaged(path: Path, what: str) -> InputError:
+def damaged_file_error(path: Path, what: str) -> InputError:
     """Return the error for a file of a prepared folder; it says what to do."""
     return InputError(
         f"{path}: {what}; delete the folder {path.parent} and start again to prepare it again"
@@ -300,7 +298,7 @@ def num_examples(split: Mapping[str, Any]) -> int:
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """Return the files below a folder, sorted by their paths, but for those that are hidden or in hidden folders.
+    """Return the files below a folder, sorted by their paths, except those that are hidden or in hidden folders.
 
     Raises:
         InputError: a link leads back to a folder above it.
@@ -311,7 +309,7 @@ def visible_files(folder: Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(place, name) for name in names if not name.startswith(".")]
         if len(Path(place).relative_to(folder).parts) > _MAX_DEPTH:
-            raise InputError(f"{place}: lies too many folders deep; does a link lead back?")
+            raise InputError(f"{place}: is too many folders deep; does a link lead back to a folder above it?")
     return sorted(found)
 
 
@@ -329,15 +327,13 @@ def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield ("FILE:LINE", the line without its end) of a text file, with a progress bar.
 
     Raises:
-        InputError: the file cannot be opened, or has no lines.
+        InputError: the file has no lines.
+        OSError: it cannot be read.
     """
     number = 0
-    try:
-        with open(path, "rb") as file, Bar(f"reading {path.name}", path.stat().st_size, in_bytes=True) as bar:
-            for number, line in enumerate(file, start=1):
-                bar.advance(len(line))
-                yield f"{path}:{number}", line.removesuffix(b"\n").removesuffix(b"\r")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    with open(path, "rb") as file, Bar(f"reading {path.name}", path.stat().st_size, in_bytes=True) as bar:
+        for number, line in enumerate(file, start=1):
+            bar.advance(len(line))
+            yield f"{path}:{number}", line.removesuffix(b"\n").removesuffix(b"\r")
     if not number:
         raise InputError(f"{path}: is empty")

@@ -42,8 +42,8 @@ ORDER_SEED = 42  # of the order in which every split is written
 class Text(CharacterData):
     """IMDb reviews. Batches are `Batch`: inputs (B, L), lengths (B,) and labels (B,), all int64.
 
-    Splits are stored in a random order that only the texts and labels decide: by class, as the sources have them, a
-    few batches would hold only one class. A review that is edited in place in a folder is not noticed.
+    Splits are stored in a random order that depends only on texts and labels, because the sources are sorted by class.
+    A review that is edited in place in a folder is not noticed.
 
     Args:
         source: "original" for Stanford's archive or its folder aclImdb below the root; "huggingface" for the Hub's
@@ -95,21 +95,19 @@ class Text(CharacterData):
                 yield name, encoder.encode(text), label
 
     def _held_out(self, train: Reviews) -> npt.NDArray[np.bool_]:
-        """Which training reviews are for validation: of each class those with the smallest keys.
+        """Return which training reviews are for validation: those of each class with the smallest keys.
 
-        Where the reviews come from, and in what order, makes no difference; copies of a review are on one side (except
-        at the border between the two).
+        The origin and order of the reviews make no difference. Copies of a review are on one side (except at the
+        border between the two).
         """
         labels, keys = np.array([label for _, label in train]), text_keys([text for text, _ in train], self.split_seed)
-        left, held_out = max(round(len(train) * self.val_fraction), 1), np.zeros(len(train), dtype=bool)
-        sizes = np.bincount(labels, minlength=len(CLASSES))
-        for done, label in enumerate(np.argsort(sizes, kind="stable")):  # the larger class gives what the other lacks
-            quota = min(int(sizes[label]), left // (len(CLASSES) - done))
+        held_out = np.zeros(len(train), dtype=bool)
+        for label in range(len(CLASSES)):
             members = np.flatnonzero(labels == label)
-            held_out[members[np.argsort(keys[members], kind="stable")[:quota]]] = True
-            left -= quota
-        if (sizes == np.bincount(labels[held_out], minlength=len(CLASSES))).any():
-            raise InputError(f"Text val_fraction {self.val_fraction}: leaves no training review of one class")
+            count = max(round(len(members) * self.val_fraction), 1)
+            if count == len(members):
+                raise InputError(f"Text val_fraction {self.val_fraction}: leaves no training review of one class")
+            held_out[members[np.argsort(keys[members], kind="stable")[:count]]] = True
         return held_out
 
     def files(self) -> list[Path]:
@@ -124,7 +122,7 @@ class Text(CharacterData):
             HUB.fetch(self.data_root)
 
     def _found(self) -> Path:
-        """The archive, the folder aclImdb, or a folder with parquet files."""
+        """Return the archive, the folder aclImdb, or a folder with parquet files."""
         if self.kind == "files":
             path = self.source_path()
             return path / "aclImdb" if (path / "aclImdb").is_dir() else path
@@ -138,11 +136,11 @@ class Text(CharacterData):
 
 
 def read_reviews(path: Path) -> dict[str, Reviews]:
-    """Return the labelled reviews by split (train, test): by class and file name, whatever an archive's order is; those
-    of the Hub's parquet files in their order.
+    """Return the labelled reviews by split (train, test): sorted by class and file name, or in the order of the Hub's
+    parquet files.
 
     Raises:
-        InputError: there are none of a class, or a text is not UTF-8; names the file.
+        InputError: a class has no reviews, or a text is not UTF-8; names the file.
     """
     if not (path.is_dir() and parquet_files(path, "train")):
         return read_published(path)
@@ -162,6 +160,6 @@ def text_keys(texts: list[str], seed: int) -> npt.NDArray[np.uint64]:
 
 
 def _mixed(reviews: Reviews) -> Reviews:
-    """In the order of random keys; labels decide between copies of a text."""
+    """Sort reviews by random keys; labels decide between copies of a text."""
     keys = text_keys([text for text, _ in reviews], ORDER_SEED)
     return [reviews[number] for number in np.lexsort((np.array([label for _, label in reviews]), keys))]

@@ -9,27 +9,16 @@ vocabulary of the training split (267,735 of WikiText-103). Source: Merity et al
 (2016), section 4.3.
 """
 
-import logging
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import BinaryIO, Literal, cast
 
 from lra_ssm.datamodules.download import Hub, Remote, download, read_parquet
-from lra_ssm.datamodules.language.corpus import (
-    EmptyDocuments,
-    Input,
-    ReadOptions,
-    Segment,
-    read_text,
-    segments,
-    text_documents,
-)
+from lra_ssm.datamodules.language.corpus import Input, ReadOptions, Segment, read_text, segments, text_documents
 from lra_ssm.datamodules.language.module import LanguageDataModule
 from lra_ssm.errors import InputError, describe_error
-
-log = logging.getLogger(__name__)
 
 DOWNLOADS = "wikitext/download"
 PLACES = ("", "wikitext", DOWNLOADS)  # below the data root
@@ -48,12 +37,6 @@ ARCHIVES = {
         ("wikitext-2-raw-v1.zip", 4_721_645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
     )
 }
-# Lines, as torchtext has them, and tokens by words with one for each line's end: Merity et al. (2016), table 1.
-_SMALL = {"val": (3_760, 217_646), "test": (4_358, 245_569)}
-PUBLISHED = {
-    "103": {"train": (1_801_350, 103_227_021), **_SMALL},
-    "2": {"train": (36_718, 2_088_628), **_SMALL},
-}
 
 
 class WikiText(LanguageDataModule):
@@ -68,7 +51,6 @@ class WikiText(LanguageDataModule):
         level: "word", where rare words are <unk>, or "raw". A perplexity says which.
         documents: "article" for end-of-text after each article; "line" for one after each line that is not blank, as
             in code that takes the Hub's rows for documents. States are dropped at articles in both.
-        empty_documents: blank lines that no article has are an "error", or passed over ("skip") and counted.
     """
 
     sources = ("original", "huggingface")
@@ -78,7 +60,6 @@ class WikiText(LanguageDataModule):
     version: Literal["103", "2"] = "103"
     level: Literal["word", "raw"] = "word"
     documents: Literal["article", "line"] = "article"
-    empty_documents: EmptyDocuments = "error"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,7 +70,7 @@ class WikiText(LanguageDataModule):
 
     @property
     def is_word_level(self) -> bool:
-        """Its published perplexities are per word, whatever the tokenizer."""
+        """True: published perplexities are per word for every tokenizer."""
         return True
 
     @property
@@ -128,31 +109,19 @@ class WikiText(LanguageDataModule):
     def expected_splits(self) -> set[str]:
         return {*SPLITS}
 
-    def compare_published(self, splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        if self.documents == "line":  # published are counts with blank lines
-            return {}
-        counted = 1 if self.level == "raw" else 2  # of raw text only the lines are published
-        same = True
-        for split, published in PUBLISHED[self.version].items():
-            has = splits[split]["lines"], splits[split]["lines"] + splits[split]["words"]
-            if has[:counted] != published[:counted]:
-                log.warning("%s: %s has lines, tokens %s; published are %s", self.folder, split, has, published)
-                same = False
-        return {"published_counts": same}
-
     def _found(self) -> Path | None:
-        """The Hub's files, or the published folder or archive, below the data root; None for none."""
+        """Return the Hub's files, or the published folder or archive, below the data root; None for none."""
         if self.source == "huggingface":
             return self.hub.path(self.data_root) if self.hub.is_complete(self.data_root) else None
         paths = (self.data_root / place / name for place in PLACES for name in (self.folder, f"{self.folder}-v1.zip"))
         return next((path for path in paths if path.exists()), None)
 
     def _file_of(self, split: str) -> str:
-        """A split's published file."""
+        """Return the name of a split's published file."""
         return f"wiki.{SPLITS[split][0]}.{'raw' if self.level == 'raw' else 'tokens'}"
 
     def _options(self) -> ReadOptions:
-        return ReadOptions("article", empty_documents=self.empty_documents, end_lines=self.documents == "line")
+        return ReadOptions("article", end_lines=self.documents == "line")
 
     def _of_archive(self, path: Path, split: str) -> Iterator[Segment]:
         member = f"{self.folder}/{self._file_of(split)}"

@@ -54,7 +54,7 @@ def _pieces(u: Tensor, n: int) -> tuple[list[slice], list[slice]]:
 class _CircularConvolution(torch.autograd.Function):
     """u (B, D, L) with kernels (D, M) on a circle of n >= L, M points; the first L points of the result.
 
-    Spectra are computed anew in backward, one transform of six: kept, they are twice as large as u.
+    Backward computes the spectra again, one transform of six: they are twice as large as u.
     """
 
     @staticmethod

@@ -1,5 +1,5 @@
-"""Cross-entropy of a linear head that never holds all logits at once: they are made for a part of the positions, used,
-and made anew in the same memory for the next part.
+"""Cross-entropy of a linear head that never holds all logits at once: it makes them for a part of the positions, uses
+them, and makes the next part's in the same memory.
 
 Shapes: n positions, D channels, V vocabulary; x (n, D), weight (V, D), bias (V,), targets and losses (n,).
 """

@@ -1,4 +1,4 @@
-"""Deep linear state-space models as one layer, in its eigenbasis, and back; all exact.
+"""Deep linear state-space models as one layer, and that in its eigenbasis; all exact.
 
 Layer k of a stack, one input and one output each:  x^(k)_t = Λ_k x^(k)_{t-1} + B_k y^(k-1)_t,  y^(k)_t = C_k x^(k)_t.
 Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission),
@@ -14,14 +14,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-
-class Stack(NamedTuple):
-    """K layers: each (..., K, N)."""
-
-    eigenvalues: Tensor
-    B: Tensor
-    C: Tensor
 
 
 class OneLayer(NamedTuple):
@@ -84,50 +76,3 @@ def diagonal(eigenvalues: Tensor, B: Tensor, C: Tensor) -> OneLayer:
     P, system = eigenvectors(eigenvalues, B, C), one_layer(eigenvalues, B, C)
     into_modes = torch.linalg.solve(P, system.B.unsqueeze(-1)).squeeze(-1)
     return OneLayer(eigenvalues.flatten(-2), into_modes, (system.C.unsqueeze(-2) @ P).squeeze(-2))
-
-
-def from_one_layer(A: Tensor, B: Tensor, C: Tensor, n_layers: int) -> Stack:
-    """The K layers of which `one_layer` makes this; eigenvalues must not be 0.
-
-    B_k and C_{k-1} are determined up to a factor that goes from one to the other: the entry of B_k with the largest
-    weight is 1 for k > 1.  Raises ValueError where A, B and C are those of no stack of `n_layers` layers.
-    """
-    M = A.shape[-1]
-    if M % n_layers:
-        raise ValueError(f"from_one_layer: {M} states are not {n_layers} layers of equal size")
-    N = M // n_layers
-    blocks = A.unflatten(-2, (n_layers, N)).unflatten(-1, (n_layers, N))  # (..., K, N, K, N)
-    rates = torch.diagonal(A, dim1=-2, dim2=-1).unflatten(-1, (n_layers, N))
-    into, out = [B[..., :N]], []
-    for k in range(1, n_layers):
-        product = blocks[..., k, :, k - 1, :] / rates[..., k - 1, None, :]  # B_k C_{k-1}
-        row = product.abs().amax(-1).argmax(-1)[..., None, None].expand(*product.shape[:-2], 1, N)
-        column = product.abs().amax(-2).argmax(-1)[..., None, None].expand(*product.shape[:-2], N, 1)
-        C_before, B_k = product.gather(-2, row).squeeze(-2), product.gather(-1, column).squeeze(-1)
-        out.append(C_before)
-        into.append(B_k / B_k.gather(-1, row[..., 0, :1]))
-    stack = Stack(rates, torch.stack(into, -2), torch.stack([*out, C[..., -N:]], -2))
-    if not all(
-        torch.allclose(got, given, rtol=1e-6, atol=1e-9 * float(given.abs().max()))
-        for got, given in zip(one_layer(*stack), (A, B, C), strict=True)
-    ):
-        raise ValueError(f"from_one_layer: the system is no stack of {n_layers} layers of {N} states")
-    return stack
-
-
-def from_diagonal(eigenvalues: Tensor, B: Tensor, C: Tensor) -> Stack:
-    """K layers of one state from a diagonal layer of K states, each (..., K): λ^(k) in the order given, B and C 1 but
-    for B_1, the gain of the whole.
-
-    Such a stack has no zeros: a diagonal layer is one where C_i B_i Π_{m≠i} (λ_i - λ_m)/λ_i is the same for every i
-    (the residues of eq. 4).  Raises ValueError where it is not: no stack of K single states equals it.
-    """
-    pairs = (eigenvalues.unsqueeze(-1) - eigenvalues.unsqueeze(-2)) / eigenvalues.unsqueeze(-1)
-    others = ~torch.eye(eigenvalues.shape[-1], dtype=torch.bool, device=eigenvalues.device)
-    gains = B * C * torch.where(others, pairs, 1).prod(-1)
-    gain = gains.mean(-1, keepdim=True)
-    if not torch.allclose(gains, gain.expand_as(gains), rtol=1e-6):
-        raise ValueError("from_diagonal: the layer has zeros; no stack of layers with one state each equals it")
-    ones = torch.ones_like(eigenvalues)
-    B = torch.cat([gain, ones[..., 1:]], -1)
-    return Stack(eigenvalues.unsqueeze(-1), B.unsqueeze(-1), ones.unsqueeze(-1))

@@ -66,7 +66,7 @@ def _zoh_values(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     imag, turned = half.cos_() * scaled_sine, sine * scaled_sine
     minus_1 = torch.expm1(exponent).sub_(turned)
     B_bar = torch.complex(minus_1, imag).mul_(inverse)
-    # 1 + (exp(z) - 1) rounds least, but what has decayed is no difference of ones.
+    # 1 + (exp(z) - 1) rounds least, but what has decayed must not be a difference of ones.
     return torch.complex(torch.where(decay < 0.5, decay - turned, minus_1.add_(1)), imag), B_bar
 
 

@@ -40,7 +40,7 @@ def s4d_legs(N: int) -> Tensor:
 
 
 def hippo_legs_normal(N: int) -> tuple[Tensor, Tensor]:
-    """Of the normal part of HiPPO-LegS of size M = 2N, the eigenvalues (N,) with positive imaginary part, ascending,
+    """Return the eigenvalues (N,) with positive imaginary part of HiPPO-LegS' normal part of size M = 2N, ascending,
     and their eigenvectors (M, N), of length 1: complex128 (S4, theorem 1; S5, section 3.3)."""
     _check_count("N", N)
     imag, vectors = np.linalg.eigh(_legs_rotation(N))

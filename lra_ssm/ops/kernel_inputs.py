@@ -66,7 +66,7 @@ def check_kernel_inputs(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, 
             expected = f"(N,) or (D, N){' or (K, D, N)' if several else ''} with D = {D}, N = {N}"
             raise ValueError(f"{name}: shape {tuple(x.shape)}; expected {expected}")
         if x.is_complex() and not A.is_complex():
-            raise ValueError(f"{name}: complex beside a real A; expected a real {name}, or a complex A")
+            raise ValueError(f"{name}: complex, but A is real; expected a real {name}, or a complex A")
     if L < 1:
         raise ValueError(f"L: {L}; expected at least 1")
     if discretization not in DISCRETIZATIONS:

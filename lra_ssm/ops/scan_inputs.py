@@ -94,7 +94,7 @@ def _check_types(tensors: dict[str, Tensor | None], reset: Tensor | None, u: Ten
             if name not in may_be_complex:
                 raise ValueError(f"{name}: dtype {x.dtype}; expected a real floating dtype")
             if name != "A" and not complex_A:
-                raise ValueError(f"{name}: dtype {x.dtype} beside a real A; expected a real {name}, or a complex A")
+                raise ValueError(f"{name}: dtype {x.dtype}, but A is real; expected a real {name}, or a complex A")
         elif not x.is_floating_point():
             kinds = "real or complex floating" if name in may_be_complex else "real floating"
             raise ValueError(f"{name}: dtype {x.dtype}; expected a {kinds} dtype")
@@ -116,7 +116,7 @@ def _input_or_output_matrix(name: str, x: Tensor, complex_A: bool, batch: int, D
     # `in` asks torch.compile's symbolic lengths whether they are the same object
     long = any(x.shape[-1] == length for length in lengths)
     if x.dim() not in (3, 4) or x.shape[0] != batch or x.shape[-2] != N or not long:
-        # A symbolic length as text is a number: torch.compile would compile for each anew.
+        # A symbolic length as text is a number: torch.compile would compile again for each.
         last = f"L = {L}" + (f" (real) or 2L = {2 * L} (re, im interleaved)" if interleaved else "")
         raise _wrong(name, x, f"(D, N), (batch, N, L) or (batch, G, N, L), batch = {batch}, D = {D}, N = {N}, {last}")
     if x.dim() == 3:

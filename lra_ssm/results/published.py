@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.results.settings import ABSENT, format_value, matching
-from lra_ssm.runs.identity import _NONE_MEANS, PRECISIONS, SEED
-from lra_ssm.runs.record import RunRecord, flatten, load_yaml, result_settings
+from lra_ssm.runs.identity import _NONE_MEANS, PRECISIONS, SEED, result_settings
+from lra_ssm.runs.record import RunRecord, flatten, load_yaml
 from lra_ssm.shipped import FOLDERS, PACKAGE
 
 LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
@@ -122,7 +122,7 @@ def differences(run: RunRecord, row: Row) -> tuple[str, dict[str, str]] | None:
     file = next(iter(sorted(FOLDERS["config"].glob(f"**/{run.task}/{run.model}.yaml"))), None)
     if file is None:
         return None
-    expected = flatten(result_settings(load_yaml(file), run.record.get("neutral")))
+    expected = flatten(result_settings(load_yaml(file), run.neutral))
     expected |= {key: value for key, value in _named(expected, row) if key is not None}
     ours = run.settings | {key: run.all_settings[key] for key in expected if key in run.all_settings}
     told: dict[str, str] = {}

@@ -222,7 +222,7 @@ def results_table(groups: Sequence[Group], records: Iterable[RunRecord]) -> Tabl
             g.average("seconds"),
             g.average("steps"),
         )
-        settings = {name: format_value(g.settings[name]) if name in g.settings else "" for name in columns}
+        settings = {_heading(name): format_value(g.settings[name]) if name in g.settings else "" for name in columns}
         lines.append({
             "task": g.task, "model": g.model, **settings, "metric": _metric_name(g.metric), figure: g.figure,
             "seeds": f"{counted}" if counted == wanted else f"{counted} of {wanted}",
@@ -230,7 +230,7 @@ def results_table(groups: Sequence[Group], records: Iterable[RunRecord]) -> Tabl
             "time a run": "?" if seconds is None else duration(seconds, bool(g.counted.at_least.any())),
             "published": g.row.figure if g.row else NONE,
             "difference": NONE if g.difference is None else f"{g.difference:+.{g.decimals}f}",
-            "notes": ",".join(letters[note] for note in g.notes),
+            "notes": ",".join(sorted(letters[note] for note in g.notes)),
         })  # fmt: skip
     frame = pd.DataFrame(lines)
     unused = ["metric"] * (len(metrics) == 1) + ["published", "difference"] * (not any(g.row for g in groups))
@@ -270,10 +270,15 @@ def runs_csv(frame: pd.DataFrame) -> str:
         hardware=[run.hardware for run in frame.run],
     )
     for key, values in differing(frame.settings).items():
-        found[key] = [format_value(value) for value in values]
+        found[_heading(key)] = [format_value(value) for value in values]
     # As text: pandas writes a value that is nan and one that is missing alike.
     texts = found.map(lambda cell: None if cell is None else str(cell))
     return str(texts.to_csv(index=False, lineterminator="\n"))
+
+
+def _heading(setting: str) -> str:
+    """A setting's column: the class of the task is `--model`, since `model` is the experiment's."""
+    return f"--{setting}" if setting in ("task", "model", "metric") else setting
 
 
 def _metric_name(metric: str) -> str:

@@ -9,6 +9,7 @@ With a Trainer of one's own, after `lightning.seed_everything`:
 Importing this package loads no lightning; `Run` and `CheckpointSettings` do, on first use.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,13 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointSettings", "Run"]
 
 
+_HOMES = {"CheckpointSettings": "checkpoints", "Run": "run"}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "CheckpointSettings":
-        from lra_ssm.runs.checkpoints import CheckpointSettings
-
-        return CheckpointSettings
-    if name == "Run":
-        from lra_ssm.runs.run import Run
-
-        return Run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -44,18 +44,8 @@ class CheckpointSettings:
             raise InputError(f"checkpoint.every_n_steps is {self.every_n_steps}; it must be at least 1")
 
 
-DEFAULT_CHECKPOINTS = CheckpointSettings()
-
-
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint next to its place and renames it: a reader finds the old file or the new one, whole.
-
-    Args:
-        scoring: read only what scoring needs; the state of training may be missing.
-    """
-
-    def __init__(self, scoring: bool = False) -> None:
-        self.scoring = scoring
+    """Writes a checkpoint next to its place and renames it: a reader finds the old file or the new one, whole."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -66,9 +56,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
         state = super().load_checkpoint(path, *args, **options)
-        if self.scoring:
-            state = {key: value for key, value in state.items() if key not in ("loops", *_TRAINING[1:3])}
-            state.setdefault("pytorch-lightning_version", lightning.__version__)
+        state.setdefault("pytorch-lightning_version", lightning.__version__)  # a file with only weights may be scored
         return state
 
 
@@ -108,11 +96,8 @@ class SaveBest(ModelCheckpoint):
         if trainer.sanity_checking:
             _check_monitor("checkpoint.monitor", self.monitor, trainer)
             for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set when the trainer is built
-                if (
-                    isinstance(callback, EarlyStopping)
-                    and callback.strict
-                    and not callback.monitor.startswith("train/")
-                ):
+                stops = isinstance(callback, EarlyStopping) and callback.strict
+                if stops and not callback.monitor.startswith("train/"):
                     _check_monitor(f"{type(callback).__name__}'s monitor", callback.monitor, trainer)
         super().on_validation_end(trainer, pl_module)
 
@@ -162,7 +147,6 @@ class SaveLast(Checkpoint):
         self.reason = ""  # why the fit ended before its last step
         self._stop_requested = False
         self._loaded: dict[str, Any] | None = None
-        self._check_val_every_n_epoch: int | None = None
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
@@ -198,9 +182,6 @@ class SaveLast(Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint.update({**self.made_by, _STOP: self.reason})
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.check_val_every_n_epoch = self._check_val_every_n_epoch
-
     # -- resuming ----------------------------------------------------------------------------------------------------
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -219,7 +200,6 @@ class SaveLast(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.saved_at = trainer.global_step
-        self._check_val_every_n_epoch = trainer.check_val_every_n_epoch
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
                 group.update({name: optimizer.defaults[name] for name in _COMPUTED if name in optimizer.defaults})

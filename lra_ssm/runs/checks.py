@@ -1,21 +1,14 @@
 """What must fit together before a run starts: Trainer, checkpoint, task, data and layers. One line if it does not."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    StochasticWeightAveraging,
-)
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.plugins import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
@@ -27,29 +20,81 @@ from torch import Tensor, nn
 from lra_ssm.checkpoints import check_shapes
 from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.runs.checkpoints import load_checkpoint
-from lra_ssm.runs.provenance import SOURCE, VERSION, changed, code_version
+from lra_ssm.runs.cost import warn_of_memory
+from lra_ssm.runs.identity import differences, result_settings
+from lra_ssm.runs.provenance import CONFIG, SOURCE, VERSION, changed, code_version
 from lra_ssm.tasks import MaskedModelling
 
 EXAMPLES = 3  # odd, so that another size is not easily mistaken for the batch's
 _LENGTH = 61  # positions of the random sequences of `check_layers`; no width is as large
-_PADDING = 128  # the largest number to whose multiple vocabularies are padded; others pad to 8, 16 or 64
+_PADDING = 128  # vocabularies are padded to a multiple of at most this
+
+
+# -- all checks in their order -----------------------------------------------------------------------------------------
+
+
+def validate_setup(
+    trainer: Trainer,
+    task: LightningModule,
+    data: LightningDataModule | None,
+    checkpoint: Path | None = None,
+    weights: Any = None,
+    prepare: Callable[[], None] | None = None,
+    source: Mapping[str, str] | None = None,
+    strict: bool = False,
+    resuming: bool = True,
+) -> None:
+    """Check what fits together before a task is fitted or scored, load weights and prepare the data.
+
+    Args:
+        checkpoint: what the Trainer is going to load; weights: what the task loads without one.
+        prepare: prepares the data, if not `data.prepare_data`.
+        source, strict, resuming: as in `check_checkpoint`.
+
+    Raises:
+        InputError: something does not fit together.
+    """
+    check_strategy(trainer)
+    check_data(task, data)
+    if checkpoint is not None:
+        check_checkpoint(checkpoint, task, strict, resuming, source)
+    elif weights is not None:
+        weights.load(task)
+    if data is None:
+        return
+    # Every process does: the others wait for the first one here, where nothing times out, and a node with a data root
+    # of its own prepares it.
+    (prepare or data.prepare_data)()
+    check_vocabulary(task, data)
+    if checkpoint is not None:
+        check_tokenizer(checkpoint, data)
+    elif weights is not None:
+        weights.check_tokenizer(data)
+
+
+def check_before_fit(
+    trainer: Trainer, task: LightningModule, data: LightningDataModule | None, check_layer: bool = True
+) -> None:
+    """Check that the batches fit the Trainer and that the network takes them; warn if a step needs too much memory.
+
+    Raises InputError.
+    """
+    check_batches(trainer, data)
+    try_network(task, data, trainer)
+    if check_layer:
+        check_layers(task, data, trainer)
+    warn_of_memory(trainer, task, data)
 
 
 # -- the Trainer -------------------------------------------------------------------------------------------------------
 
 
 def check_trainer(arguments: Mapping[str, Any]) -> None:
-    """Check a Trainer's arguments: they say where the run ends, and leave something to train.
-
-    Raises InputError.
-    """
+    """Check a Trainer's arguments: they say where the run ends, and counts are positive. Raises InputError."""
     max_epochs, max_steps = arguments.get("max_epochs"), arguments.get("max_steps", -1)
     endless = max_epochs == -1 or max_epochs is None and arguments.get("max_time") is not None
     if endless and max_steps == -1:
         raise InputError("the schedule spans the run, so give trainer.max_epochs or trainer.max_steps")
-    share = arguments.get("limit_train_batches")
-    if share is not None and not share:
-        raise InputError(f"trainer.limit_train_batches is {share}: nothing would be trained; leave it out for all")
     for name, fewest in (("val_check_interval", "1 batch, or 1.0 for once an epoch"),
                          ("accumulate_grad_batches", "1"), ("check_val_every_n_epoch", "1")):  # fmt: skip
         value = arguments.get(name)
@@ -67,26 +112,6 @@ def make_trainer(arguments: Mapping[str, Any]) -> Trainer:
         if "ntasks" not in str(error):  # Slurm's --ntasks without --ntasks-per-node
             raise
         raise InputError(f"Slurm: {error}") from error
-
-
-def check_callbacks(callbacks: Iterable[Any]) -> None:
-    """Refuse callbacks that train with other rates, groups or batches than the configuration says."""
-    for callback in callbacks:
-        for kind, setting in _OVERRIDES.items():
-            if isinstance(callback, kind):
-                raise InputError(
-                    f"trainer.callbacks: {type(callback).__name__} sets {setting} and would override the"
-                    " configuration; leave it out"
-                )
-
-
-_OVERRIDES = {
-    LearningRateFinder: "one learning rate for all parameters",
-    StochasticWeightAveraging: "learning rates of its own",
-    BaseFinetuning: "parameter groups of its own",
-    BatchSizeFinder: "the batch size",
-    GradientAccumulationScheduler: "accumulate_grad_batches",
-}
 
 
 def check_strategy(trainer: Trainer) -> None:
@@ -160,15 +185,24 @@ def check_checkpoint(
 def differing_settings(task: Any, state: dict[str, Any]) -> str:
     """Return the hyperparameters that differ between a checkpoint and the task, as text; empty if none does."""
     theirs = state.get("hyper_parameters")
-    return ", ".join(_differences("", dict(task.hparams), theirs if isinstance(theirs, dict) else {}))
+    return ", ".join(differences(theirs if isinstance(theirs, dict) else {}, dict(task.hparams), common=True))
 
 
-def _differences(path: str, ours: Any, theirs: Any) -> list[str]:
-    """Compare what both have, by dotted path: not a whole network if only its width differs."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        pairs = ((key, ours[key], theirs[key]) for key in sorted(ours.keys() & theirs.keys(), key=str))
-        return [line for key, a, b in pairs for line in _differences(f"{path}.{key}" if path else str(key), a, b)]
-    return [] if ours == theirs else [f"{path.replace('.init_args', '')} {theirs!r} there, {ours!r} here"]
+def check_begun_from(checkpoint: Path, config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> Path:
+    """Return the checkpoint of another run if it was made with the same task and data settings.
+
+    Raises InputError if the file does not exist, or if the settings differ.
+    """
+    before = load_checkpoint(existing(str(checkpoint))).get(CONFIG)
+    if isinstance(before, dict):
+        theirs, ours = (result_settings(each, neutral) for each in (before, config))
+        parts = ({name: each.get(name) for name in ("model", "data")} for each in (theirs, ours))
+        if differing := differences(*parts):
+            raise InputError(
+                f"{checkpoint} was made with other settings: {', '.join(differing)}; give the same to go on with it, or"
+                " --init_from to start from its weights"
+            )
+    return checkpoint
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -349,21 +383,18 @@ def _runs_plainly(trainer: Trainer) -> bool:
 def _dry_run(task: Any, trainer: Trainer) -> Iterator[Any]:
     """Evaluate within the block, on the device that will train; modes, buffers and random numbers stay as they were.
 
-    Gives the function that brings a batch there.
+    Yields the function that moves a batch there.
     """
     device, precision = trainer.strategy.root_device, trainer.precision_plugin
     modes = [(module, module.training) for module in task.modules()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module, _ in modes
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
 
     def to_device(batch: Any) -> Any:
         return precision.convert_input(task.transfer_batch_to_device(batch, device, 0))
 
     with isolate_rng(include_cuda=device.type == "cuda"), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         precision.convert_module(task.to(device))  # as the Trainer is about to do
+        owned = [(module, name, x) for module, _ in modes for name, x in module.named_buffers(recurse=False)]
+        buffers = [(module, name, x, x.clone()) for module, name, x in owned]
         try:
             task.eval()
             with precision.forward_context():
@@ -371,5 +402,5 @@ def _dry_run(task: Any, trainer: Trainer) -> Iterator[Any]:
         finally:
             for module, training in modes:
                 module.training = training
-            for module, name, buffer, value in buffers:
+            for module, name, buffer, value in buffers:  # a module may assign a new one
                 module._buffers[name] = buffer.copy_(value)

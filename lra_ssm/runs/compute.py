@@ -15,7 +15,7 @@ from lra_ssm.ops import note_backend, prefer_backend, scan_backends
 
 @dataclass(frozen=True)
 class ComputeSettings:
-    """How a run computes: not part of its identity; run.json has it for every start.
+    """How a run computes: no part of its identity; run.json has it for every start.
 
     Args:
         recompute_blocks: run each block again in backward: little memory, a third more time.
@@ -58,7 +58,7 @@ class ComputeSettings:
 
 
 def _eager_random_numbers() -> AbstractContextManager[None]:
-    """Let dropout draw what it draws uncompiled; inductor would draw in another way."""
+    """Let dropout draw the same numbers as without compiling; inductor would draw others."""
     from torch._inductor import config  # a second to import
 
     return config.patch(fallback_random=True)

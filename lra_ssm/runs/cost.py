@@ -9,9 +9,8 @@ import copy
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lra_ssm.errors import InputError, hint
 from lra_ssm.models.backbone import Backbone
-from lra_ssm.runs.step_cost import CountStep, FusedAttention, Kernel, StepCost
+from lra_ssm.runs.step_cost import CountStep, FusedAttention, StepCost
 from lra_ssm.tables import duration, table, terminal_width
 from lra_ssm.tasks.base import NetworkTask
 from lra_ssm.tasks.optim import optimizer_and_schedule
@@ -125,43 +124,18 @@ def count_step(
     return cost
 
 
-def _by_operator(cost: StepCost) -> dict[tuple[Any, ...], Kernel]:
-    """Sum the calls of each operator in each phase: loops may make more of them for more examples."""
-    totals: dict[tuple[Any, ...], Kernel] = {}
-    for kernel in cost.kernels:
-        key = (kernel.phase, kernel.operator, kernel.dtype)
-        before = totals.get(key, kernel._replace(launches=0, size=0, flops=0))
-        sums = {name: getattr(before, name) + getattr(kernel, name) for name in ("launches", "size", "flops")}
-        totals[key] = kernel._replace(**sums)
-    return totals
-
-
-def _extrapolate(one: StepCost, two: StepCost, examples: int) -> StepCost:
-    """Return the cost of a step on more examples, if each further one costs as much as the second did."""
-
-    def line(a: int, b: int) -> int:
-        return a + (b - a) * (examples - 1)
-
-    sizes: dict[str, Any] = {n: line(getattr(one, n), getattr(two, n)) for n in ("resident", "saved", "peak")}
-    before, kernels = _by_operator(one), []
-    for key, kernel in _by_operator(two).items():
-        first = before.get(key, kernel._replace(size=0, flops=0))
-        kernels.append(kernel._replace(size=line(first.size, kernel.size), flops=line(first.flops, kernel.flops)))
-    return replace(two, **sizes, kernels=kernels)
-
-
 def largest_step(
     task: NetworkTask, batch: Any, device: torch.device, precision: str = "32-true", clip: float | None = None
-) -> StepCost | None:
+) -> list[StepCost] | None:
     """Count a training step on this batch.
 
-    For a GPU, on fake tensors; None if the step depends on their values, as a network that indexes by a mask does, or
-    the item() of a tensor. On a CPU, steps of one and of two examples are computed by its own kernels, and each
-    further example counts as much as the second; the random state stays as it is.
+    For a GPU, the step itself on fake tensors; None if it depends on their values, as a network that indexes by a mask
+    does, or the item() of a tensor. On a CPU, steps of one and of two examples are computed by its own kernels, for
+    `extrapolated`; the random state stays as it is.
     """
     if device.type == "cuda":
         with suppress(*_DEPENDS_ON_VALUES):
-            return count_step(task, batch, device, precision, clip)
+            return [count_step(task, batch, device, precision, clip)]
         return None
 
     def count(examples: int) -> StepCost:
@@ -169,7 +143,13 @@ def largest_step(
         return count_step(task, first, device, precision, clip, fake=False)
 
     with isolate_rng(include_cuda=False):
-        return _extrapolate(count(1), count(2), len(tree_leaves(batch)[0]))
+        return [count(1), count(2)]
+
+
+def extrapolated(costs: Sequence[StepCost], batch: Any, quantity: Callable[[StepCost], float]) -> float:
+    """Return a quantity of a step on the batch: each further example costs as much as the second did."""
+    first, last = (quantity(cost) for cost in (costs[0], costs[-1]))
+    return first + (last - first) * (len(tree_leaves(batch)[0]) - 1)
 
 
 # -- for the user --------------------------------------------------------------------------------------------------
@@ -251,32 +231,31 @@ def estimate(
         device, how, place = torch.device("cuda", torch.cuda.current_device()), "on tensors without memory", "this GPU"
     else:
         device, how, place = torch.device("cpu"), "on 1 and 2 examples, by the CPU's kernels", "this machine"
-    cost, available = largest_step(task, batch, device, precision, clip), memory_of(device)
-    if cost is None:
+    costs, available = largest_step(task, batch, device, precision, clip), memory_of(device)
+    if costs is None:
         raise InputError("--estimate: the step depends on values of tensors, such as a mask's; it cannot be counted")
+
+    def total(quantity: Callable[[StepCost], float]) -> float:
+        return extrapolated(costs, batch, quantity)
+
     weights = sum(p.numel() * p.element_size() for p in task.parameters())
+    peak = total(lambda cost: cost.peak)
     parts = [
-        (f"{cost.parameters:,} parameters", weights),
-        ("gradients, optimizer's states", weights + cost.optimizer_state),
-        ("kept by forward for backward", cost.saved),
-        (f"peak, in {cost.peak_phase}", cost.peak),
+        (f"{costs[0].parameters:,} parameters", weights),
+        ("gradients, optimizer's states", weights + costs[0].optimizer_state),
+        ("kept by forward for backward", total(lambda cost: cost.saved)),
+        (f"peak, in {costs[-1].peak_phase}", peak),
     ]
-    flops_by_dtype = cost.total("dtype", "flops").items()
-    products = [f"{flops / 1e12:.3g} TFLOP in {str(dtype).removeprefix('torch.')}" for dtype, flops in flops_by_dtype]
     shape = " x ".join(f"{n:,}" for n in tree_leaves(batch)[0].shape[:2])
-    seconds = seconds_on(cost, GPUS[gpu], matmul_precision)
+    seconds = total(lambda cost: seconds_on(cost, GPUS[gpu], matmul_precision))
     whole = f", {duration(seconds * steps)} for all {steps:,.0f} steps" if steps < math.inf else ""
     lines = [
         f"a training step of {shape}, {precision}; counted {how}",
         table(("memory", "GB"), [(name, f"{size / 1e9:.3f}") for name, size in parts], width=terminal_width()),
-        "kernels   " + ", ".join(f"{count:,} {phase}" for phase, count in cost.total("phase", "launches").items()),
-        f"moved     {sum(kernel.size for kernel in cost.kernels) / 1e9:.3g} GB",
-        f"products  {', '.join(products) or 'none'}",
         f"an {gpu} needs at least {seconds * 1e3:.3g} ms for what is moved and the products{whole}",
     ]
     for name, memory in ((f"an {gpu}", GPUS[gpu].memory), (place, available)):
-        verdict = "does not fit" if cost.peak > memory else "fits"
-        lines.append(f"{verdict} into {name} ({memory / 1e9:.0f} GB)")
+        lines.append(f"{'does not fit' if peak > memory else 'fits'} into {name} ({memory / 1e9:.0f} GB)")
     return "\n".join(lines)
 
 
@@ -302,12 +281,12 @@ def warn_of_memory(trainer: Trainer, task: LightningModule, data: Any) -> None:
     widths = sum(sum(p.shape[:2]) for p in task.parameters() if p.dim() > 1)
     if positions * widths * _BYTES_PER_WIDTH < available:
         return
-    cost = largest_step(task, batch, device, trainer.precision, trainer.gradient_clip_val)
-    if cost is not None and cost.peak > available:
+    costs = largest_step(task, batch, device, trainer.precision, trainer.gradient_clip_val)
+    if costs and (peak := extrapolated(costs, batch, lambda cost: cost.peak)) > available:
         remedy = "a smaller --data.batch_size, with --trainer.accumulate_grad_batches"
         backbones = [part for part in task.modules() if isinstance(part, Backbone)]
         if backbones and not backbones[0].activation_checkpointing:
             remedy = f"--compute.recompute_blocks=true, or {remedy}"
         where = "the GPU" if device.type == "cuda" else "this machine"
-        needs, has = f"{cost.peak / 1e9:.3g} GB", f"{available / 1e9:.3g} GB"
+        needs, has = f"{peak / 1e9:.3g} GB", f"{available / 1e9:.3g} GB"
         print(f"warning: a training step needs about {needs}, and {where} has {has}; {remedy}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The directory of a run: its lock, its record and its scores. Only this writes them; `runs/record.py` reads them.
+"""The directory of a run: its lock and its scores. Only `Run` writes there; `runs/record.py` reads it.
 
 <runs_dir>/<experiment>/<run_id>/
     config.yaml      the resolved configuration
@@ -8,7 +8,7 @@
     curves.png       the same as curves, when a fit ends
     test.json        the complete score of best.ckpt (validate.json likewise); other scores are in test-others.json
     checkpoints/     last.ckpt, best.ckpt
-    own_checkpoints/ of a ModelCheckpoint of the user's that has no dirpath
+    own_checkpoints/ a user's ModelCheckpoint without a dirpath writes here
 """
 
 import os
@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, write_json
 from lra_ssm.runs.provenance import now
-from lra_ssm.runs.record import load_yaml, read_object, read_record, same_data
+from lra_ssm.runs.record import changed_data, read_file, read_object
 
 _LOCK_TIMEOUT_S = 1.0  # a reader may hold the lock for a moment to see whether it is taken
 
@@ -29,7 +29,8 @@ _LOCK_TIMEOUT_S = 1.0  # a reader may hold the lock for a moment to see whether 
 def choose_directory(folder: Path, run_id: str, fresh: bool = False) -> Path:
     """Return <folder>/<run_id>; with `fresh` the first of <run_id>-2, -3, … that is not finished.
 
-    An unfinished fresh run is resumed by the same command, as any other."""
+    An unfinished fresh run is resumed by the same command, as any other.
+    """
     path, number = folder / run_id, 2
     while fresh and (number == 2 or RunDirectory(path).finished):
         path = folder / f"{run_id}-{number}"
@@ -54,30 +55,47 @@ class RunDirectory:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What run.json says; empty if there is none. Raises InputError if it is damaged."""
-        record, problem = read_record(self.path / "run.json")
-        if problem:
-            raise InputError(f"{self.path / 'run.json'} is damaged: {problem}; remove it to go on from the checkpoint")
-        return record
+        """The contents of run.json; empty if it does not exist. Raises InputError if it is damaged."""
+        return read_file(self.path / "run.json")
 
     @property
     def began_with(self) -> dict[str, Any]:
-        """The configuration in config.yaml; empty if there is none. Raises InputError if it is damaged."""
-        file = self.path / "config.yaml"
-        if not file.is_file():
-            return {}
-        config = load_yaml(file)
-        last = (config.get("checkpoint"), config.get("compute", {})) if isinstance(config, dict) else (None,)
-        if not all(isinstance(section, dict) for section in last):  # a file that is cut off lacks its last sections
-            raise InputError(f"{file} is damaged: its end is missing; remove it to go on without it")
-        return config
+        """The contents of config.yaml; empty if it does not exist. Raises InputError if it is damaged."""
+        return read_file(self.path / "config.yaml")
 
     @property
     def finished(self) -> bool:
         return self.record.get("status") == "finished"
 
-    def write_record(self, **fields: Any) -> None:
-        write_json(self.path / "run.json", {**self.record, **fields})
+    # -- the lock --------------------------------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        """Lock the directory for this process. Raises InputError naming the holder if another one has it.
+
+        The kernel drops the lock with the process, so that a killed run leaves none.
+        """
+        try:
+            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"run directory {self.path} cannot be made: {error.strerror}; set --runs_dir") from error
+        lock, holder = FileLock(self.path / ".lock"), self.path / ".holder.json"
+        try:
+            lock.acquire(timeout=_LOCK_TIMEOUT_S)
+        except Timeout:
+            who = {"pid": "?", "host": "?", "since": "?", **read_object(holder)}
+            raise InputError(
+                f"{self.path} is in use by process {who['pid']} on {who['host']} since {who['since']}; "
+                "wait for it, stop it, or start another run with --fresh"
+            ) from None
+        self._lock = lock
+        write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": now()})
+        for leftover in self.path.glob(f"checkpoints/{UNFINISHED}*"):  # of a killed process
+            leftover.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     # -- scores ----------------------------------------------------------------------------------------------------
 
@@ -97,13 +115,13 @@ class RunDirectory:
         score = {**score, "time": now()}
         if hasattr(data, "provenance"):
             score["data"] = data.provenance()
-        why = ""
         ended_at = (record.get("starts") or [{}])[-1].get("ended") or ""
+        why = ""
         if record.get("status") != "finished" or score["began"] < ended_at:
             why = "a run that was not finished"
         elif Path(score["checkpoint"]).name != best["file"] or best["sha256"] not in (None, score["checkpoint_sha256"]):
             why = f"{score['checkpoint']}, not the run's {best['file']}"
-        elif record.get("data") and hasattr(data, "manifest") and not same_data(record["data"], data.manifest()):
+        elif hasattr(data, "manifest") and changed_data(record.get("data") or {}, data.manifest()):
             why = "other data than the run's"
         elif score["settings"]:
             why = f"other settings ({', '.join(f'{name} {value}' for name, value in score['settings'].items())})"
@@ -114,42 +132,3 @@ class RunDirectory:
             score = {"others": [*read_object(file).get("others", []), {**score, "why": why}]}
             print(f"recorded in {file}, not as the run's result: it is of {why}")
         write_json(file, score)
-
-    # -- the lock --------------------------------------------------------------------------------------------------
-
-    def lock(self) -> None:
-        """Lock the directory for this process. Raises InputError naming the holder if another one has it.
-
-        The kernel drops the lock with the process, so that a killed run leaves none."""
-        try:
-            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"run directory {self.path} cannot be made: {error.strerror}; set --runs_dir") from error
-        lock, holder = FileLock(self.path / ".lock"), self.path / ".holder.json"
-        try:
-            lock.acquire(timeout=_LOCK_TIMEOUT_S)
-        except Timeout:
-            who = self.holder
-            raise InputError(
-                f"{self.path} is in use by process {who['pid']} on {who['host']} since {who['since']}; "
-                "wait for it, stop it, or start another run with --fresh"
-            ) from None
-        self._lock = lock
-        write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": now()})
-        for leftover in self.path.glob(f"checkpoints/{UNFINISHED}*"):  # of a killed process
-            leftover.unlink(missing_ok=True)
-
-    @property
-    def held(self) -> bool:
-        """Whether this process holds the directory."""
-        return self._lock is not None
-
-    @property
-    def holder(self) -> dict[str, Any]:
-        """pid, host and since of the process that holds the directory, or held it last, as far as they are known."""
-        return {"pid": "?", "host": "?", "since": "?", **read_object(self.path / ".holder.json")}
-
-    def release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None

@@ -1,7 +1,7 @@
 """A run's identity: the seed and what its configuration sets beyond the defaults and can change the result.
 
-A setting that has its default does not count, so that a later setting changes no identity; nor does how a value is
-spelled (1 or 1.0, one layer or a list of one, a short name or an import path), where data lies, or the machine.
+A setting that has its default does not count, so that a later setting changes no identity. Nor does how a value is
+spelled (1 or 1.0, a short name or an import path), where data lies, or the machine.
 Loads neither torch nor lightning until an identity is computed.
 """
 
@@ -29,7 +29,7 @@ TRAINER_NEUTRAL = (
 )  # fmt: skip
 CHECKPOINT_NEUTRAL = ("every_n_steps",)
 DATA_NEUTRAL = ("root", "eval_batch_size", "num_workers", "pin_memory")  # of a data module without `neutral_settings`
-_DISPLAYS = ("lra_ssm.progress.LogLines", "lra_ssm.progress.Bar", "lra_ssm.callbacks.Throughput")
+_DISPLAYS = ("lra_ssm.progress.LogLines", "lra_ssm.progress.Bar")
 _PATHS = ("source", "tokenizer")  # settings of data that may be paths: only the last part of one counts
 # Names that Lightning has for the same precision, and what it makes of an argument that is None.
 PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
@@ -38,6 +38,11 @@ _NONE_MEANS = {
     "num_sanity_val_steps": 2, "precision": "32-true", "gradient_clip_val": 0, "gradient_clip_algorithm": "norm",
 }  # fmt: skip
 _BATCHES = ("limit_train_batches", "limit_val_batches", "overfit_batches", "val_check_interval")  # 1: one; 1.0: all
+
+
+def neutral_names(data: Sequence[str] = DATA_NEUTRAL) -> dict[str, Sequence[str]]:
+    """Return the names that cannot change a result, by section. data: those of the data module's settings."""
+    return {"": OPTIONS_NEUTRAL, "checkpoint": CHECKPOINT_NEUTRAL, "data": data}
 
 
 def run_identity(config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> str:
@@ -55,7 +60,7 @@ def set_beyond_defaults(config: Mapping[str, Any], neutral: Mapping[str, Sequenc
     """
     from lra_ssm.runs.checkpoints import CheckpointSettings
 
-    counting = what_counts(config, neutral)
+    counting = result_settings(config, neutral)
     found: dict[str, Any] = {SEED: counting.pop(SEED), "trainer": _trainer(counting.pop("trainer"))}
     for key, value in counting.items():
         if key == "checkpoint":
@@ -71,12 +76,12 @@ def set_beyond_defaults(config: Mapping[str, Any], neutral: Mapping[str, Sequenc
     return {key: value for key, value in found.items() if key == SEED or value not in (None, {}, [])}
 
 
-def what_counts(config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def result_settings(config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
     """Return a copy of a configuration without the names that cannot change its result."""
-    kept = copy.deepcopy(dict(config))
+    kept = copy.deepcopy({"trainer": {}, **config})
     if kept.get("ckpt_path") in (None, "last", "best"):
         kept.pop("ckpt_path", None)
-    for section, names in {**neutral, "trainer": TRAINER_NEUTRAL}.items():
+    for section, names in {**(neutral or neutral_names()), "trainer": TRAINER_NEUTRAL}.items():
         node: Any = (kept.get(section) or {}) if section else kept
         node = (node.get("init_args") or {}) if "class_path" in node else node
         for name in names:
@@ -85,7 +90,7 @@ def what_counts(config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]])
 
 
 def _trainer(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A Trainer's arguments without its defaults, each value in one spelling."""
+    """Return a Trainer's arguments without its defaults, each value in one spelling."""
     from lightning.pytorch import Trainer
 
     parameters, found = inspect.signature(Trainer).parameters, {}
@@ -102,7 +107,7 @@ def _trainer(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_spelling(value: Any, hint: Any = None) -> Any:
-    """A plain value in one spelling; classes and dataclasses without their defaults. hint: its annotation."""
+    """Return a plain value in one spelling; classes and dataclasses without their defaults. hint: its annotation."""
     from lra_ssm.layers.spec import import_object, public_path
 
     if isinstance(value, Mapping) and "class_path" in value:
@@ -116,20 +121,16 @@ def _one_spelling(value: Any, hint: Any = None) -> Any:
     if isinstance(value, Mapping):
         if kind := next((each for each in members(hint) if is_dataclass(each)), None):
             return _without_defaults(kind, value)
-        if set(value) == {"name"}:  # {name: exp} is exp
-            return value["name"]
         return {str(key): _one_spelling(each, item_of(hint)) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        several = [_one_spelling(each, item_of(hint)) for each in value]
-        one_class = len(several) == 1 and isinstance(several[0], dict) and "class_path" in several[0]
-        return several[0] if one_class else several
+        return [_one_spelling(each, item_of(hint)) for each in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
 
 
 def _without_defaults(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a class that are not its defaults, each in one spelling."""
+    """Return the arguments of a class that are not its defaults, each in one spelling."""
     from lra_ssm.layers.spec import annotations
 
     parameters, hints, found = inspect.signature(cls).parameters, annotations(cls), {}
@@ -161,13 +162,17 @@ def _same(one: Any, other: Any) -> bool:
     return json.dumps(one, sort_keys=True, default=repr) == json.dumps(other, sort_keys=True, default=repr)
 
 
-def differences(one: Any, other: Any, *, name: str = "") -> list[str]:
-    """Return what differs between two configurations: "model.network.d_model 8 there, 16 here"."""
+def differences(one: Any, other: Any, *, name: str = "", common: bool = False) -> list[str]:
+    """Return what differs between two configurations: "model.network.d_model 8 there, 16 here".
+
+    common: compare only the names that both have.
+    """
     if isinstance(one, Mapping) and isinstance(other, Mapping) and one.get("class_path") == other.get("class_path"):
         found = []
         for key in dict.fromkeys([*one, *other]):
-            below = name if key == "init_args" else f"{name}.{key}".lstrip(".")
-            found += differences(one.get(key), other.get(key), name=below)
+            if not common or key in one and key in other:
+                below = name if key == "init_args" else f"{name}.{key}".lstrip(".")
+                found += differences(one.get(key), other.get(key), name=below, common=common)
         return found
     same = _same(_one_spelling(one), _one_spelling(other))
     return [] if same else [f"{name} {_short(one)} there, {_short(other)} here"]
@@ -179,9 +184,7 @@ def _short(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON and YAML have it: a class by its path, of another object the class and its settings."""
-    if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
-        value = value.item()
+    """Return a value as JSON and YAML have it: a class by its path, another object by its class and settings."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value.name if isinstance(value, Enum) else value
     if hasattr(value, "as_dict"):  # a specification, or jsonargparse's Namespace

@@ -7,7 +7,7 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -19,10 +19,10 @@ from lra_ssm import __version__
 from lra_ssm.errors import is_installed
 from lra_ssm.files import sha256
 from lra_ssm.runs.identity import TRAINER_NEUTRAL
-from lra_ssm.runs.record import INPUTS, data_digests
 
 VERSION = "lra_ssm_code_version"  # in a checkpoint, what `code_version` returned
 SOURCE = "lra_ssm_source"  # in a checkpoint, what `user_source` returned; in run.json "source" of each start
+CONFIG = "lra_ssm_config"  # in a checkpoint: the run's resolved configuration
 
 _ROOT = Path(__file__).parents[1]
 # The code that can change a run's numbers: not the commands, nor how a run is recorded.
@@ -34,13 +34,6 @@ _SLURM = ("job_id", "array_job_id", "array_task_id", "restart_count", "job_parti
 def now() -> str:
     """Return the time in UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def with_end(starts: list[dict[str, Any]], when: Any) -> list[dict[str, Any]]:
-    """Return a run's attempts; the last one ended at `when` if it has no end yet and `when` is after its beginning."""
-    if starts and "ended" not in starts[-1] and isinstance(when, str) and when >= str(starts[-1].get("time")):
-        starts[-1]["ended"] = when
-    return starts
 
 
 @cache
@@ -84,7 +77,7 @@ def _cpu_name() -> str:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return a repository's commit, whether tracked files have changed, and the digest of the changes, or None for it.
+    """Return a repository's commit, whether tracked files have changed, and the digest of the changes (or None).
 
     None outside a repository.
     """
@@ -103,21 +96,18 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 # -- the user's own code and weights -----------------------------------------------------------------------------------
 
 
-def user_source(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str, str]:
+def user_source(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of the user's files that a run is made of, by their path below the import root.
 
-    In a git repository also its "git commit", and as "git diff" the digest of what is not committed.
+    In a git repository there are also "git commit", and "git diff", the digest of what is not committed.
 
-    Args:
-        config: a resolved configuration. The files of the classes and functions that its import paths name count, and
-            of the classes that these are derived from; not this package's or an installed library's.
-        objects: further ones whose classes count.
+    The files are those of the classes and functions that a resolved configuration names by import path, and of their
+    base classes; not this package's or an installed library's.
     """
     trainer = {key: value for key, value in (config.get("trainer") or {}).items() if key not in TRAINER_NEUTRAL}
-    named = [thing for path in _texts({**config, "trainer": trainer}) for thing in _loaded(path)]
     found: dict[str, str] = {}
     folder: Path | None = None
-    for thing in [*(type(each) for each in objects), *named]:
+    for thing in (thing for text in _texts({**config, "trainer": trainer}) for thing in _loaded(text)):
         for each in getattr(thing, "__mro__", (thing,)):
             path = Path(getattr(sys.modules.get(each.__module__), "__file__", None) or "")
             if not path.is_file() or is_installed(path) or path.is_relative_to(_ROOT):
@@ -140,7 +130,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _loaded(path: str) -> Iterator[Any]:
-    """Give the class or function of an import path whose module is loaded."""
+    """Yield the class or function that an import path names, if its module is loaded."""
     module, _, name = path.rpartition(".")
     thing = getattr(sys.modules.get(module), name, None) if name else None
     if inspect.isclass(thing) or inspect.isfunction(thing):
@@ -157,7 +147,7 @@ def changed(before: Any, now: Mapping[str, str] | None) -> str:
 
 
 def other_code(record: Mapping[str, Any], now: Mapping[str, str]) -> str:
-    """Return what is different from the code, lra_ssm's or the user's, that trained a recorded run, as text."""
+    """Return how the code, lra_ssm's or the user's, differs from what trained a recorded run, as text."""
     found = []
     for start in record.get("starts", []):
         made_by = (start.get("versions") or {}).get("lra_ssm")
@@ -167,44 +157,8 @@ def other_code(record: Mapping[str, Any], now: Mapping[str, str]) -> str:
     return "; ".join(dict.fromkeys(filter(None, found)))
 
 
-def changed_inputs(record: Mapping[str, Any], data: Any, init_from: str | None) -> str:
-    """Return which data files of the user's, prepared data and starting weights differ from a recorded run's, as text.
-
-    Empty if that is not known, or if the files are gone. Data files are compared by size and time; data that was
-    prepared again from files that were only touched is the same.
-    """
-    inputs, manifest = record.get(INPUTS, {}), None
-    names = ""
-    with suppress(ValueError, OSError):  # gone
-        names = changed(inputs.get("data"), input_digests(data, None)["data"])
-        manifest = data.manifest() if hasattr(data, "manifest") and data.is_prepared() else None
-    if manifest is not None:
-        before, now = data_digests(record.get("data") or {}), data_digests(manifest)
-        differing = sorted(name for name in before | now if before.get(name) != now.get(name)) if before else []
-        names = f"{', '.join(differing)} differ" if differing and not names else names if differing else ""
-    weights = changed_weights(record, init_from)
-    return "; ".join(filter(None, [names and f"other data: {names}", weights]))
-
-
-def changed_weights(record: Mapping[str, Any], init_from: str | None) -> str:
-    """Return which starting weights differ from a recorded run's, as text."""
-    known = record.get(INPUTS, {}).get("weights") or {}
-    with suppress(ValueError, OSError):
-        now = weight_digests(init_from) if known else {}
-        pairs = ({name: digests[0] for name, digests in each.items()} for each in (known, now))
-        names = changed(*pairs)
-        return f"other weights: {names}" if names else ""
-    return ""
-
-
-def input_digests(data: Any, init_from: str | None) -> dict[str, dict[str, Any]]:
-    """Return what a run's record holds of the data files that its user names, and of its starting weights."""
-    files = data.source_digests() if hasattr(data, "source_digests") else {}
-    return {"data": files, "weights": weight_digests(init_from)}
-
-
-def weight_digests(path: str | None) -> dict[str, list[str]]:
-    """Return file -> [sha256] of starting weights: a checkpoint, or a folder of a saved model.
+def weight_digests(path: str | None) -> dict[str, str]:
+    """Return the sha256 of starting weights by file: of a checkpoint, or of a saved model's folder.
 
     Empty for what is not a path here: a revision says what a name on the Hub means.
     """
@@ -213,4 +167,13 @@ def weight_digests(path: str | None) -> dict[str, list[str]]:
     from lra_ssm.checkpoints import ModelFiles  # loads torch
 
     files = [Path(path)] if Path(path).is_file() else ModelFiles(path).weight_files(allow_pickle=True)
-    return {str(file): [sha256(file)] for file in files}
+    return {str(file): sha256(file) for file in files}
+
+
+def changed_weights(record: Mapping[str, Any], init_from: str | None) -> str:
+    """Return which starting weights differ from a recorded run's, as text; empty if they are gone."""
+    if not (known := record.get("weights")):
+        return ""
+    with suppress(ValueError, OSError):
+        return changed(known, weight_digests(init_from))
+    return ""

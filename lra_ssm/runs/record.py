@@ -6,9 +6,7 @@
 import csv
 import json
 import os
-import socket
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,12 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from lra_ssm.errors import InputError, to_one_line
-from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, what_counts
-
-INPUTS = "inputs"  # {"data": …, "weights": …} that a run began with, from runs/provenance.py
-SILENT_AFTER = 600.0  # seconds without a sign of a run on another machine, whose lock may not be visible here
-_SIGNS = ("progress.json", "metrics.csv", "run.json")  # files that a run writes while it trains
+from lra_ssm.errors import InputError
+from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, neutral_names, result_settings
 
 
 @dataclass(eq=False)
@@ -38,32 +32,25 @@ class RunRecord:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read one run's directory, whatever is missing in it."""
-        files = {name: path / name for name in ("run.json", "test.json", "config.yaml")}
-        found, problems = {}, []
-        for name, file in files.items():
+        found: dict[str, dict[str, Any]] = {}
+        problems = []
+        for name in ("run.json", "test.json", "config.yaml"):
             try:
-                found[name] = load_yaml(file) if file.suffix == ".yaml" else json.loads(file.read_bytes())
-                if not isinstance(found[name], dict):
-                    raise ValueError(f"it holds a {type(found[name]).__name__}")
-            except FileNotFoundError:
+                found[name] = read_file(path / name)
+            except InputError as error:
                 found[name] = {}
-                if name == "config.yaml" and files["run.json"].exists():
-                    problems.append("it has no config.yaml")
-            except (OSError, ValueError, RecursionError) as error:
-                found[name] = {}
-                problems.append(str(error) if isinstance(error, InputError) else f"{name} cannot be read: {error}")
+                problems.append(str(error))
+        if (path / "run.json").exists() and not problems:
+            problems += [] if "status" in found["run.json"] else ["run.json has no status"]
+            problems += [] if found["config.yaml"] else ["it has no config.yaml"]
         record, tested, config = found.values()
-        if files["run.json"].exists() and "status" not in record and not problems:
-            problems.append("run.json has no status")
-        progress = read_object(path / "progress.json")
-        return cls(path, record, tested, config, progress, to_one_line("; ".join(problems)))
+        return cls(path, record, tested, config, read_object(path / "progress.json"), "; ".join(problems))
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def experiment(self) -> str:
-        given = self.config.get("experiment") or self.record.get("experiment")
-        return str(given or "/".join(self.path.parts[-3:-1]))
+        return str(self.config.get("experiment") or "/".join(self.path.parts[-3:-1]))
 
     @property
     def name(self) -> str:
@@ -87,8 +74,13 @@ class RunRecord:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What was set beyond the defaults and can change the result, by dotted name, without the seed."""
-        identity = self.record.get("identity") or result_settings(self.config, self.record.get("neutral"))
+        identity = self.record.get("identity") or result_settings(self.config, self.neutral)
         return {name: value for name, value in flatten(identity).items() if name not in (SEED, "experiment")}
+
+    @property
+    def neutral(self) -> dict[str, Sequence[str]]:
+        """Names that cannot change a result, by section of the configuration."""
+        return neutral_names(self.record.get("neutral") or DATA_NEUTRAL)
 
     @cached_property
     def all_settings(self) -> dict[str, Any]:
@@ -112,33 +104,22 @@ class RunRecord:
 
     @cached_property
     def status(self) -> str:
-        """run.json's status; "running" or "killed" if the run began and did not end; "not started"."""
+        """The status in run.json; "running" or "killed" if the run began and did not end; "not started"."""
         if self.problem:
             return "damaged"
         status = str(self.record.get("status", "not started"))
         if status != "started":
             return status
-        if is_held(self.path / ".lock"):
-            return "running"
-        holder = read_object(self.path / ".holder.json").get("host")
-        return "running" if holder != socket.gethostname() and self.silent_s < SILENT_AFTER else "killed"
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds since the run wrote one of the files that it writes while it trains."""
-        files = [self.path / name for name in _SIGNS]
-        return time.time() - max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+        return "running" if is_held(self.path / ".lock") else "killed"
 
     @property
     def finished(self) -> bool:
         return self.record.get("status") == "finished"
 
-    @cached_property
+    @property
     def step(self) -> int | None:
-        """Optimizer steps done, as far as they are recorded."""
-        if isinstance(step := self.progress.get("step"), int):
-            return step
-        return max((int(row["step"]) + 1 for row in self.metrics), default=None)
+        """The number of optimizer steps done."""
+        return self.progress.get("step")
 
     @property
     def planned_steps(self) -> int | None:
@@ -224,15 +205,13 @@ class RunRecord:
         identity = data_digests(manifest) or source
         return ", ".join(words), json.dumps([manifest.get("inputs"), identity], sort_keys=True, default=str)
 
-    @cached_property
+    @property
     def weights(self) -> tuple[str, str]:
-        """The weights that a run started from, in words and by digest; empty if it started from its own."""
-        files = (self.record.get(INPUTS) or {}).get("weights") or {}
-        given = self.record.get("ckpt_path") or {}
-        digests = {file: str(its[0]) for file, its in files.items()}
-        if given:
-            digests[str(given.get("file"))] = str(given.get("sha256"))
-        return ", ".join(digests), ", ".join(digests.values())
+        """The weights that a run started from, by file and by digest; empty if it started from its own."""
+        given = dict(self.record.get("weights") or {})
+        if other_run := self.record.get("ckpt_path"):
+            given[str(other_run.get("file"))] = str(other_run.get("sha256"))
+        return ", ".join(given), ", ".join(given.values())
 
     # -- what it gave ----------------------------------------------------------------------------------------------
 
@@ -245,13 +224,11 @@ class RunRecord:
 
     @cached_property
     def metrics(self) -> list[dict[str, str]]:
-        """The whole rows of metrics.csv: a kill may leave half a row at its end."""
+        """The rows of metrics.csv."""
         try:
-            text = (self.path / "metrics.csv").read_text()
-        except (OSError, UnicodeDecodeError):
+            return read_metrics(self.path / "metrics.csv")
+        except InputError:
             return []
-        rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
-        return [row for row in rows if (row.get("step") or "").isdecimal()]
 
     def curve(self, metric: str) -> dict[int, float]:
         """A metric's values by the number of steps done."""
@@ -260,6 +237,22 @@ class RunRecord:
             with suppress(ValueError, TypeError, KeyError):
                 found[int(row["step"]) + 1] = float(row[metric])
         return found
+
+
+def read_metrics(file: Path) -> list[dict[str, str]]:
+    """Return the whole rows of a metrics.csv that have a step: a kill may leave half a row at its end.
+
+    Raises InputError if the file is damaged.
+    """
+    try:
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        reader = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+        rows, columns = [*reader], reader.fieldnames or ()
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{file} is damaged: {error}; remove it to go on without it") from error
+    if text and not {"step", "epoch"} <= set(columns):
+        raise InputError(f"{file} is damaged: it has no columns step and epoch; remove it to go on without it")
+    return [row for row in rows if (row["step"] or "").isdecimal()]
 
 
 def find_runs(path: Path) -> Iterator[Path]:
@@ -288,18 +281,6 @@ def flatten(node: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
-def result_settings(config: dict[str, Any], neutral: Any = None) -> dict[str, Any]:
-    """Return the settings of a configuration that can change a result. neutral: the data's settings that cannot."""
-    from lra_ssm.runs.identity import CHECKPOINT_NEUTRAL, OPTIONS_NEUTRAL
-
-    names = {
-        "": OPTIONS_NEUTRAL,
-        "checkpoint": CHECKPOINT_NEUTRAL,
-        "data": DATA_NEUTRAL if neutral is None else neutral,
-    }
-    return what_counts({"trainer": {}, **config}, names)
-
-
 def load_yaml(file: Path) -> Any:
     """Read a YAML file. Raises InputError if it is not valid YAML."""
     import yaml
@@ -310,20 +291,29 @@ def load_yaml(file: Path) -> Any:
         raise InputError(f"{file} is not valid YAML: {error}") from error
 
 
-def read_object(file: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds; empty if the file is missing or damaged."""
+def read_file(file: Path) -> dict[str, Any]:
+    """Return what a JSON or YAML file holds; empty if it does not exist. Raises InputError if it is damaged."""
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        content = load_yaml(file) if file.suffix == ".yaml" else json.loads(file.read_bytes())
+    except FileNotFoundError:
         return {}
-    return content if isinstance(content, dict) else {}
+    except (OSError, ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, InputError) else f"{file} is damaged: {error}"
+        raise InputError(f"{reason}; remove it to go on without it") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{file} is damaged: it holds a {type(content).__name__}; remove it to go on without it")
+    return content
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Return what a JSON file holds; empty if the file does not exist or is damaged."""
+    with suppress(InputError):
+        return read_file(file)
+    return {}
 
 
 def is_held(file: Path) -> bool:
-    """Whether a process on this machine (on another one if the file system tells) holds the lock on a file.
-
-    This takes a shared lock and gives it back at once.
-    """
+    """Whether a process holds the lock on a file. This takes a shared lock and gives it back at once."""
     import fcntl
 
     with suppress(OSError), open(file) as lock:
@@ -343,23 +333,11 @@ def data_digests(manifest: dict[str, Any]) -> dict[str, str]:
     return {file["file"].removesuffix(".npy"): file["sha256"] for file in files}
 
 
-def same_data(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two manifests have the same files (the same source if there are none) and the same batches."""
-    digests = data_digests(one), data_digests(other)
-    keys = ["dataset", "inputs", "batches"] + (["source"] if not all(digests) else [])
-    plain = [json.loads(json.dumps([each.get(key) for key in keys], default=str)) for each in (one, other)]
-    return plain[0] == plain[1] and digests[0] == digests[1]
-
-
-def read_record(file: Path) -> tuple[dict[str, Any], str]:
-    """Return run.json and what is wrong with the file."""
-    try:
-        record = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return {}, ""
-    except (ValueError, RecursionError) as error:
-        return {}, f"it is cut off or overwritten ({error})"
-    return (record, "") if isinstance(record, dict) and isinstance(record.get("status"), str) else ({}, "no status")
+def changed_data(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Return which files of prepared data differ between two manifests, as text; empty if either has no files."""
+    one, other = data_digests(before), data_digests(now)
+    names = sorted(name for name in one | other if one.get(name) != other.get(name)) if one and other else []
+    return f"{', '.join(names)} differ" if names else ""
 
 
 def _between(start: Any, end: Any) -> float | None:

@@ -4,75 +4,48 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.utilities import rank_zero_only
 
-from lra_ssm.callbacks import fit_callbacks
+from lra_ssm.callbacks import LEARNING_RATE, fit_callbacks
 from lra_ssm.errors import InputError, describe_error, to_one_line
 from lra_ssm.files import replacing, sha256, write_json
-from lra_ssm.progress import quiet
-from lra_ssm.runs import start
-from lra_ssm.runs.checkpoints import (
-    DEFAULT_CHECKPOINTS,
-    CheckpointSettings,
-    SaveBest,
-    SaveLast,
-    load_checkpoint,
-)
-from lra_ssm.runs.checks import check_trainer
+from lra_ssm.progress import display_arguments, quiet
+from lra_ssm.runs.checkpoints import AtomicCheckpointIO, CheckpointSettings, SaveBest, SaveLast, load_checkpoint
+from lra_ssm.runs.checks import check_before_fit, check_begun_from, check_trainer, validate_setup
 from lra_ssm.runs.curves import draw_curves
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import (
-    CHECKPOINT_NEUTRAL,
     DATA_NEUTRAL,
-    OPTIONS_NEUTRAL,
     SEED,
     TRAINER_NEUTRAL,
     differences,
+    neutral_names,
     plain,
+    result_settings,
     set_beyond_defaults,
-    what_counts,
 )
-from lra_ssm.runs.loggers import CSVRunLogger, WriteProgress, attach, begin, finish, identify, summarize
+from lra_ssm.runs.loggers import CSVRunLogger, WriteProgress, begin, finish, identify, summarize
 from lra_ssm.runs.provenance import (
+    CONFIG,
     SOURCE,
     VERSION,
-    changed_inputs,
     changed_weights,
     code_version,
     environment,
-    input_digests,
     now,
     other_code,
     user_source,
-    with_end,
+    weight_digests,
 )
-from lra_ssm.runs.record import INPUTS, data_digests, read_object
+from lra_ssm.runs.record import changed_data, read_metrics, read_object
 from lra_ssm.runs.stop import StopOnSignal, Stopped, requeue
-from lra_ssm.runs.trainer import (
-    as_list,
-    changed_compute,
-    chosen_loggers,
-    final_metrics,
-    is_first_process,
-    results,
-    show_metrics,
-    trainer_arguments,
-)
 from lra_ssm.tables import wrapped
-
-
-class Weights(Protocol):
-    """Weights that a new run starts from, if not a checkpoint's that the Trainer loads."""
-
-    def load(self, task: LightningModule) -> None: ...
-
-    def check_tokenizer(self, data: LightningDataModule) -> None: ...
 
 
 class Run(RunDirectory):
@@ -94,18 +67,24 @@ class Run(RunDirectory):
     def __init__(
         self,
         path: str | Path,
-        checkpoints: CheckpointSettings = DEFAULT_CHECKPOINTS,
+        checkpoints: CheckpointSettings | None = None,
         config: dict[str, Any] | None = None,
         neutral: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__(path)
-        self.checkpoints, self.config = checkpoints, config
-        self.neutral = neutral or {"": OPTIONS_NEUTRAL, "checkpoint": CHECKPOINT_NEUTRAL, "data": DATA_NEUTRAL}
-        self.checkpoint: Path | None = None  # that the fit goes on from
+        self.checkpoints, self.config = checkpoints or CheckpointSettings(), config
+        self.neutral = neutral or neutral_names()
         self.source: dict[str, str] = {}  # digests of the user's code
         self._given: dict[str, Any] = {}  # the Trainer's arguments
         self._begun = False  # whether this attempt is in the record
         self._loggers: Sequence[Any] = ()
+
+    def changed_settings(self) -> str:
+        """Return which settings differ from those that the run began with, as text: a default may have changed."""
+        if not (before := self.began_with):
+            return ""
+        began, now_ = (result_settings(each, self.neutral) for each in (before, self.config or {}))
+        return ", ".join(differences(began, now_))
 
     # -- the Trainer -----------------------------------------------------------------------------------------------
 
@@ -114,7 +93,7 @@ class Run(RunDirectory):
 
         Seeds by step, a stop on NaN, the table of groups, throughput; progress.json, best.ckpt and last.ckpt;
         metrics.csv next to the loggers that are given, unless `logger` is False.
-        Raises InputError for a callback that overrules the configuration, a Trainer without an end, and fast_dev_run.
+        Raises InputError for a Trainer without an end, and for fast_dev_run.
         """
         quiet()
         check_trainer(given)
@@ -129,17 +108,14 @@ class Run(RunDirectory):
             mode=self.checkpoints.mode, enable_version_counter=False, save_on_train_epoch_end=False,
         )  # fmt: skip
         last = SaveLast(self.last, self.checkpoints.every_n_steps)
-        progress = WriteProgress(self.path / "progress.json", self.checkpoints.monitor)
         seed = int(os.environ.get("PL_GLOBAL_SEED") or 0)
-        added = [*fit_callbacks(seed, callbacks), progress, best, last, StopOnSignal(last)]
+        progress = WriteProgress(self.path / "progress.json")
+        added = [*fit_callbacks(seed), progress, best, last, StopOnSignal(last)]
         logger = given.get("logger")
         # Ours is last: `self.logger` in a module is the one that its user chose.
         loggers = logger is not False and [*chosen_loggers(logger), CSVRunLogger(self.path / "metrics.csv")]
-        return {
-            **trainer_arguments(given, added, loggers),
-            "enable_checkpointing": True,
-            "default_root_dir": str(self.path),
-        }
+        arguments = trainer_arguments(given, added, loggers)
+        return {**arguments, "enable_checkpointing": True, "default_root_dir": str(self.path)}
 
     # -- a fit, from its start to its end --------------------------------------------------------------------------
 
@@ -150,7 +126,7 @@ class Run(RunDirectory):
         data: LightningDataModule | None,
         *,
         ckpt_path: str | None = None,
-        init_from: tuple[str, Weights] | None = None,
+        init_from: tuple[str, Any] | None = None,
         prepare: Callable[[], None] | None = None,
         strict: bool = False,
         check_layer: bool = True,
@@ -161,7 +137,7 @@ class Run(RunDirectory):
         Args:
             trainer: made of `trainer_arguments`.
             ckpt_path: a checkpoint of another run that a new run goes on from.
-            init_from: a name and the weights that a new run starts from.
+            init_from: a name and the weights that a new run starts from, with `load(task)` and `check_tokenizer(data)`.
             prepare: prepares the data, if not `data.prepare_data`.
             strict: refuse to go on with other code than the checkpoint's.
             check_layer: refuse a layer that looks ahead or lets padding into its outputs.
@@ -177,25 +153,28 @@ class Run(RunDirectory):
             raise InputError(f"{self.path} began with other settings: {changed}; {remedy}")
         if self.finished:
             return self.report_finished(data, init_from and init_from[0])
-        self.checkpoint = self.last if self.last.is_file() else None
-        own = self.checkpoint is not None
+        own = self.last.is_file()
+        checkpoint = self.last if own else None
         if own and init_from and (changed := changed_weights(self.record, init_from[0])):
-            print(to_one_line(f"warning: {self.path} began with {changed}: it goes on from its own"))
+            print(to_one_line(f"warning: {self.path} began with other weights: {changed}: it goes on from its own"))
         elif not own and ckpt_path:
-            self.checkpoint = start.check_begun_from(Path(ckpt_path), self.config or {}, self.neutral)
-        weights = init_from[1] if init_from and self.checkpoint is None else None
-        start.make_ready(trainer, task, data, self.checkpoint, weights, prepare, self.source, strict)
-        start.check_before_fit(trainer, task, data, check_layer)
+            checkpoint = check_begun_from(Path(ckpt_path), self.config or {}, self.neutral)
+        name, weights = init_from if init_from and checkpoint is None else (None, None)
+        validate_setup(trainer, task, data, checkpoint, weights, prepare, self.source, strict)
+        check_before_fit(trainer, task, data, check_layer)
         code = 1
         try:
-            self.begin(trainer, task, data, own, init_from[0] if weights and init_from else None)
-            path = self.checkpoint and str(self.checkpoint)
+            self.begin(trainer, task, data, checkpoint, name)
+            path = checkpoint and str(checkpoint)
             trainer.fit(task, datamodule=data, ckpt_path=path, weights_only=True)
             metrics, code = self.end(trainer), 0
             return metrics
         except Stopped as stop:
             code = 128 + stop.signum
-            self._report_stop(trainer, stop)
+            self.close("interrupted")
+            if trainer.is_global_zero:
+                print(f"lra-ssm: {stop}; the same command resumes from {self.last}", file=sys.stderr, flush=True)
+                requeue(trainer, stop.signum)
             if command is None and stop.signum == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise
@@ -205,24 +184,17 @@ class Run(RunDirectory):
             signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores the signal from then on
             raise KeyboardInterrupt from None
         except Exception as error:
-            self.fail(describe_error(error))
+            self.close("failed", reason=to_one_line(describe_error(error)))
             raise
         finally:
-            self.close()
+            self.close("interrupted")
             finish(self._loggers, code)  # last: it may wait for a server
-
-    def _report_stop(self, trainer: Trainer, stop: Stopped) -> None:
-        """Record and print that a signal stopped the fit; under Slurm, queue its job again."""
-        if not trainer.is_global_zero:
-            return
-        self.close()
-        print(f"lra-ssm: {stop}; the same command resumes from {self.last}", file=sys.stderr, flush=True)
-        requeue(trainer, stop.signum)
-        self.draw_curves()
 
     def _describe(self, trainer: Trainer, task: LightningModule, data: Any) -> None:
         """Set the configuration of a notebook's run, and the digests of the user's code. Raises InputError."""
-        if not any(isinstance(c, SaveLast) and c.path == self.last for c in trainer.callbacks):  # type: ignore[attr-defined]
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set when the trainer is built
+        last = next((each for each in callbacks if isinstance(each, SaveLast) and each.path == self.last), None)
+        if last is None:
             raise InputError("this Trainer keeps nothing in the run: make it of run.trainer_arguments(…)")
         if self.config is None:
             seed = os.environ.get("PL_GLOBAL_SEED")
@@ -236,37 +208,33 @@ class Run(RunDirectory):
                 "data": _described(data),
                 "checkpoint": plain(self.checkpoints),
             }
-            self.neutral = {**self.neutral, "data": getattr(data, "neutral_settings", DATA_NEUTRAL)}
-        objects = [task, *task.modules(), *([data] if data is not None else [])]
-        self.source = user_source(self.config, objects)
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, SaveLast):
-                callback.made_by = {VERSION: code_version(), SOURCE: self.source, start.CONFIG: self.config}
-
-    def changed_settings(self) -> str:
-        """Return which settings differ from those that the run began with, as text: a default may have changed."""
-        if not (before := self.began_with):
-            return ""
-        began, now_ = (what_counts({"trainer": {}, **each}, self.neutral) for each in (before, self.config or {}))
-        return ", ".join(differences(began, now_))
+            self.neutral = neutral_names(getattr(data, "neutral_settings", DATA_NEUTRAL))
+        self.source = user_source(self.config)
+        last.made_by = {VERSION: code_version(), SOURCE: self.source, CONFIG: self.config}
 
     def report_finished(self, data: Any = None, init_from: str | None = None) -> dict[str, float]:
         """Print and return a finished run's metrics, and say if its data, weights or code differ from what there is."""
         record = self.record
-        again = "--fresh trains it again"
-        message = f"{self.path} is finished ({again})"
-        code = other_code(record, self.source)
-        differing = [changed_inputs(record, data, init_from), code and f"other code: {code}"]
-        if differing := [text for text in differing if text]:
-            message = f"{self.path} was trained with {'; '.join(differing)}; --fresh trains with what there is now"
+        manifest = data.manifest() if hasattr(data, "manifest") and data.is_prepared() else {}
+        others = {
+            "data": changed_data(record.get("data") or {}, manifest),
+            "weights": changed_weights(record, init_from),
+            "code": other_code(record, self.source),
+        }
+        message = f"{self.path} is finished (--fresh trains it again)"
+        if any(others.values()):
+            what = "; ".join(f"other {kind}: {changes}" for kind, changes in others.items() if changes)
+            message = f"{self.path} was trained with {what}; --fresh trains with what there is now"
         if stop := record.get("stop"):
             message += f"; it {stop}"
         print(to_one_line(message))
         metrics = record.get("metrics", {})
-        show_metrics(metrics, record.get("of_last_batch", ()))
+        show_metrics(metrics)
         return metrics
 
-    def begin(self, trainer: Trainer, task: LightningModule, data: Any, own: bool, init_from: str | None) -> None:
+    def begin(
+        self, trainer: Trainer, task: LightningModule, data: Any, checkpoint: Path | None, init_from: str | None
+    ) -> None:
         """Lock the directory and write what the run starts from: config.yaml and run.json. Only the first process does.
 
         Raises InputError if another process holds the directory or has trained it meanwhile, or if the run began with
@@ -274,121 +242,158 @@ class Run(RunDirectory):
         """
         if not is_first_process():
             return
-        manifest = data.manifest() if hasattr(data, "manifest") else None
-        if own and manifest is not None:
-            before, now_ = data_digests(self.record.get("data") or {}), data_digests(manifest)
-            if before and (names := sorted(name for name in before | now_ if before.get(name) != now_.get(name))):
-                message = f"{self.path} was started on other data ({', '.join(names)} differ)"
-                raise InputError(f"{message}; use --fresh to start over")
+        before, own = self.record, checkpoint == self.last
+        manifest = data.manifest() if hasattr(data, "manifest") else {}
+        if own and (changed := changed_data(before.get("data") or {}, manifest)):
+            raise InputError(f"{self.path} was started on other data ({changed}); use --fresh to start over")
         self.lock()
         if self.finished or self.last.is_file() != own:
             self.release()
             raise InputError(f"{self.path} was trained by another process just now; start again")
         with replacing(self.path / "config.yaml") as file:
             yaml.safe_dump(self.config, file, sort_keys=False)
-        record = self._record_of_start(task, data, own, init_from)
+        record = self._record_of_start(before, task, checkpoint, init_from, manifest)
+        *attempts, start = record["starts"]
         self._loggers = trainer.loggers
-        if in_wandb := identify(trainer.loggers, self.path, {**self.record, **record}) or self.record.get("wandb"):
+        if in_wandb := identify(trainer.loggers, self.path, {**before, **record}) or before.get("wandb"):
             record["wandb"] = in_wandb
-        begin(trainer.loggers)
-        if manifest is not None:
-            record["data"] = manifest
-            print(wrapped(to_one_line(data.describe())))
+        used = data.provenance() if hasattr(data, "provenance") else None
+        begin(trainer.loggers, {"run": str(self.path), **start, "data": used})
         write_json(self.path / "run.json", record)  # without the reason or the metrics of a start before
         self._begun = True
-        print(f"run {self.path}" + (f", going on from {self.checkpoint}" if self.checkpoint else ""), flush=True)
-        if changed := changed_compute(record["starts"]):
-            print(f"note: it computes in another way than before: {changed}")
-        state = load_checkpoint(self.checkpoint) if self.checkpoint else {}
+        if hasattr(data, "describe"):
+            print(wrapped(to_one_line(data.describe())))
+        print(f"run {self.path}" + (f", going on from {checkpoint}" if checkpoint else ""), flush=True)
+        if attempts and (changes := differences(attempts[-1].get("compute"), start["compute"], name="compute")):
+            print(f"note: it computes in another way than before: {', '.join(changes)}")
+        step = int(load_checkpoint(checkpoint).get("global_step", 0)) if checkpoint else 0
         for logger in trainer.loggers:
             if isinstance(logger, CSVRunLogger):
-                logger.forget_from(int(state.get("global_step", 0)))
+                logger.forget_from(step)
             logger.log_hyperparams(self.config)  # type: ignore[arg-type]  # Lightning logs only the model's settings
-        used = data.provenance() if hasattr(data, "provenance") else None
-        attach(trainer.loggers, {"run": str(self.path), **record["starts"][-1], "data": used})
 
-    def _record_of_start(self, task: LightningModule, data: Any, own: bool, init_from: str | None) -> dict[str, Any]:
+    def _record_of_start(
+        self, before: dict[str, Any], task: LightningModule, checkpoint: Path | None, init_from: str | None, data: Any
+    ) -> dict[str, Any]:
+        """Return run.json at the start of an attempt. before: its contents until now; data: the manifest."""
         assert self.config is not None
-        before = self.record
+        own = checkpoint == self.last
         # A killed attempt has left no end, but the time when it last wrote how far it was.
-        attempts = with_end(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
-        inputs = input_digests(data, init_from)
-        if own:
-            inputs["weights"] = before.get(INPUTS, {}).get("weights", {})
-        began_from = before.get("ckpt_path") if own else None
-        if self.checkpoint and not own:
-            began_from = {"file": str(self.checkpoint), "sha256": sha256(self.checkpoint)}
-        return {
-            INPUTS: inputs,
+        attempts = _with_end(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
+        record = {
             "run_id": self.path.name,
             "experiment": self.config["experiment"],
             "identity": set_beyond_defaults(self.config, self.neutral),
+            "neutral": list(self.neutral["data"]),  # of the data's settings
             "status": "started",
             "starts": [*attempts, {**environment(), "source": self.source, "compute": self.config.get("compute")}],
             "parameters": sum(p.numel() for p in task.parameters()),
-            "neutral": list(self.neutral["data"]),  # of the data's settings
-            **({"ckpt_path": began_from} if began_from else {}),
+            "weights": before.get("weights", {}) if own else weight_digests(init_from),
+            "data": data,
         }
+        if checkpoint and not own:
+            record["ckpt_path"] = {"file": str(checkpoint), "sha256": sha256(checkpoint)}
+        elif own and "ckpt_path" in before:
+            record["ckpt_path"] = before["ckpt_path"]
+        return record
 
     def end(self, trainer: Trainer) -> dict[str, float]:
         """Record how the fit ended; return its metrics, the best one by name among them."""
-        # Nothing is logged if the last step was made before a kill: then metrics.csv has it.
-        metrics = final_metrics(trainer) or results(CSVRunLogger(self.path / "metrics.csv").latest(), "step", "epoch")
-        batch = [name for name in metrics if f"{name}_epoch" in metrics]
-        if not trainer.is_global_zero or trainer.interrupted:
+        metrics = final_metrics(trainer)
+        if not metrics:  # the last step was made before a kill, and nothing is logged: metrics.csv has it
+            rows = read_metrics(self.path / "metrics.csv")
+            metrics = _results(
+                {k: float(v) for row in rows for k, v in row.items() if v and k not in ("step", "epoch")}
+            )
+        if not trainer.is_global_zero:
             return metrics
-        best = next((c for c in trainer.callbacks if isinstance(c, SaveBest)), None)  # type: ignore[attr-defined]
-        if best is not None and best.best_model_score is not None:
-            metrics[f"best {best.monitor}"] = float(best.best_model_score)
-        timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
-        left = [timer.time_remaining() for timer in timers]
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        for each in callbacks:
+            if isinstance(each, SaveBest) and each.best_model_score is not None:
+                metrics[f"best {each.monitor}"] = float(each.best_model_score)
+        left = [each.time_remaining() for each in callbacks if isinstance(each, Timer)]
         status = "stopped by max_time" if any(t is not None and t <= 0 for t in left) else "finished"
-        result: dict[str, Any] = {"status": status, "metrics": metrics, "of_last_batch": batch}
-        if stop := next((c.reason for c in trainer.callbacks if getattr(c, "reason", "")), ""):  # type: ignore[attr-defined]
-            result["stop"] = stop
-        if self.best.is_file():
-            result["best"] = {"file": self.best.name, "sha256": sha256(self.best)}
-        self.write_record(**result, **self._ended())
+        stop = next((each.reason for each in callbacks if isinstance(each, SaveLast)), "")
+        best = {"file": self.best.name, "sha256": sha256(self.best)} if self.best.is_file() else None
+        self.close(status, metrics=metrics, **({"stop": stop} if stop else {}), **({"best": best} if best else {}))
         summarize(trainer.loggers, metrics)
-        self.draw_curves()
         print(f"{status}: {self.path}" + (f" ({stop})" if stop else ""))
-        show_metrics(metrics, batch)
+        show_metrics(metrics)
         return metrics
 
-    def draw_curves(self) -> None:
-        """Draw metrics.csv as curves.png. A picture that cannot be drawn is not a reason for a run to fail."""
+    def close(self, status: str, **fields: Any) -> None:
+        """Record how this attempt ended, draw the curves and release the directory, if this process holds it."""
+        if self._lock is None:
+            return
+        try:
+            record = self.record
+            if self._begun:
+                fields["starts"] = _with_end(record.get("starts", []), now())
+            write_json(self.path / "run.json", {**record, **fields, "status": status})
+        except (OSError, InputError):  # such as the full disk that is the reason for the end
+            if status == "finished":
+                raise
+        finally:
+            self.release()
         if not self._begun:
             return
         try:
-            monitor, mode = self.checkpoints.monitor, self.checkpoints.mode
-            draw_curves(self.path / "metrics.csv", self.path / "curves.png", monitor, mode)
-        except Exception as error:
+            draw_curves(self.path, self.checkpoints.monitor, self.checkpoints.mode)
+        except Exception as error:  # a picture that cannot be drawn is not a reason for a run to fail
             print(to_one_line(f"warning: {self.path / 'curves.png'} could not be drawn: {error}"))
 
-    def fail(self, reason: str) -> None:
-        """Record why the run cannot go on, if this process holds it."""
-        if self.held:
-            with suppress(OSError):  # such as the full disk that is the reason
-                self.write_record(status="failed", reason=to_one_line(reason), **self._ended())
-            self.draw_curves()
 
-    def _ended(self) -> dict[str, Any]:
-        """For the record: its attempts, this one ended; nothing before it began."""
-        return {"starts": with_end(self.record.get("starts", []), now())} if self._begun else {}
+def trainer_arguments(given: Mapping[str, Any], added: Sequence[Any], loggers: Any) -> dict[str, Any]:
+    """Return the user's arguments of a Trainer with our callbacks behind theirs, and checkpoints written whole."""
+    return {
+        **given,
+        **display_arguments(given, [*as_list(given.get("callbacks")), *added]),
+        "logger": loggers,
+        "plugins": [*as_list(given.get("plugins")), AtomicCheckpointIO()],
+    }
 
-    def close(self) -> None:
-        """Release the directory; a run that began and has not ended is recorded as interrupted."""
-        try:
-            if self.held and self.record.get("status") == "started":
-                self.write_record(status="interrupted", **self._ended())
-        except (OSError, InputError):
-            pass
-        finally:
-            self.release()
+
+def is_first_process() -> bool:
+    """Whether this is the process that writes, of those that train together."""
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def chosen_loggers(logger: Any) -> list[Any]:
+    """Return the loggers that a configuration names."""
+    return [] if logger in (None, True, False) else as_list(logger)
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return what a Trainer takes as one or several, or None, as a list."""
+    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+
+
+def final_metrics(trainer: Trainer) -> dict[str, float]:
+    """Return what was logged by name, without learning rates and batches' values whose mean over the epoch is known."""
+    return _results({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+def _results(logged: Mapping[str, float]) -> dict[str, float]:
+    left_out = {name for name in logged if name.startswith(LEARNING_RATE) or f"{name}_epoch" in logged}
+    return {name: logged[name] for name in sorted(logged.keys() - left_out)}
+
+
+def show_metrics(metrics: Mapping[str, float]) -> None:
+    """Print a line for each metric, the values below each other."""
+    width = max(map(len, metrics), default=0)
+    for name, value in metrics.items():
+        print(f"  {name:<{width}}  {value:.6g}")
+
+
+def _with_end(starts: list[dict[str, Any]], when: Any) -> list[dict[str, Any]]:
+    """Return a run's attempts; the last one ended at `when` if it has no end yet and `when` is after its beginning."""
+    if starts and "ended" not in starts[-1] and isinstance(when, str) and when >= str(starts[-1].get("time")):
+        starts[-1]["ended"] = when
+    return starts
 
 
 def _described(thing: Any) -> dict[str, Any] | None:
-    """A task or a data module as a configuration has it: what it records of itself, else its hyperparameters."""
+    """Return a task or a data module as a configuration has it: what it records of itself, else its hyperparameters."""
     if thing is None:
         return None
     settings = thing.record() if hasattr(thing, "record") else dict(thing.hparams)

@@ -63,8 +63,8 @@ class CountStep(TorchDispatchMode):
     """Count what is dispatched while the mode is on. `cost` is the result; the caller sets `phase`."""
 
     # Our own operators, whose kernels are counted one by one, with the memory that they allocate in between.
-    _OPENED = {"lra_ssm::selective_scan_triton": triton_scan._scan,
-               "lra_ssm::selective_scan_triton_backward": triton_scan._scan_backward,
+    _OPENED = {"lra_ssm::selective_scan_triton": triton_scan.operator.scan,
+               "lra_ssm::selective_scan_triton_backward": triton_scan.operator.backward,
                "lra_ssm::s4d_kernel_triton": triton_s4d_kernel.s4d_kernel_zoh,
                "lra_ssm::s4d_kernel_triton_backward": triton_s4d_kernel.s4d_kernel_zoh_backward,
                "lra_ssm::softmax_losses_triton": triton_losses.softmax_losses,

@@ -33,11 +33,11 @@ class Stopped(SystemExit):
 
 
 class StopOnSignal(Checkpoint):
-    """Saves the step and raises `Stopped` when a signal came: before the next batch, or after a validation.
+    """Saves the step and raises `Stopped` after a signal: before the next batch, or after a running validation.
 
     The handler only sets a flag; before each step all processes agree on the largest number that any of them was sent.
-    Until training starts, and after it, signals have their usual effect: there is nothing to save. A second Ctrl-C
-    has it at once; other signals may come twice (`timeout` sends SIGTERM to a process and to its group).
+    Before and after training, signals have their usual effect: there is nothing to save. A second Ctrl-C ends the
+    process at once; other signals may come twice (`timeout` sends SIGTERM to a process and to its group).
 
     A `Checkpoint`, so that Lightning calls it after the callbacks whose state is saved.
     """

@@ -108,7 +108,7 @@ linux = pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="
 
 
 @linux
-@pytest.mark.trials  # the process that measures imports all anew
+@pytest.mark.trials  # the process that measures imports everything again
 def test_a_known_allocation_is_seen():
     found = peak_memory(Allocating(48.0), [FORWARD, BOTH], CPU)
     assert found[FORWARD] == pytest.approx(96, rel=0.1)  # ones, and their sum with the input

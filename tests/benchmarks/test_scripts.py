@@ -18,7 +18,7 @@ GPU = torch.cuda.is_available()
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
     """As `--threads=1` leaves it; nothing looks for garbage in all that other tests have imported, and memory, which
-    takes a process for each contender, is measured by tests/benchmarks/test_measure.py alone."""
+    takes a process for each contender, is measured only by tests/benchmarks/test_measure.py."""
     monkeypatch.setattr(gc, "collect", lambda: 0)
     monkeypatch.setattr("bench.peak_memory", lambda build, modes, device: dict.fromkeys(modes, 1.0))
     before = torch.get_num_threads()
@@ -117,7 +117,7 @@ def test_a_script_begins_anew_where_nobody_said_how_threads_wait(monkeypatch):
 @pytest.mark.parametrize(
     ("script", "options", "message"),
     [
-        ("operators", ["--lengths=16,none"], "'none' is no whole number of at least 1"),
+        ("operators", ["--lengths=16,none"], "'none' is not a whole number of at least 1"),
         ("operators", ["--channels=12"], "--channels is a multiple of 8"),
         ("operators", ["--backends=cuda"], "--backends: cuda: no such backend; there are "),
         ("steps", ["--config=missing.yaml"], "--config missing.yaml: No such file"),

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
+import torch
 
 from lra_ssm.datamodules import SequenceData
 from lra_ssm.datamodules.listops.trees import CLOSE, OPERATORS
@@ -68,3 +70,27 @@ def tiny_dataset(root: Path, **settings: Any) -> Prepared:
     data = Tiny(root=str(root), **settings)
     data.prepare_data()
     return data.prepared
+
+
+class Recorder(L.LightningModule):
+    """Keeps the batches that it is trained and validated on; its weight depends on their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.batches, self.validated = list[Any](), list[Any]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.batches.append(batch)
+        return (self.weight * batch[-1 if hasattr(batch, "labels") else 0].double().mean()).sin()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.validated.append(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def trainer(**settings: Any) -> L.Trainer:
+    silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return L.Trainer(accelerator="cpu", enable_checkpointing=False, num_sanity_val_steps=0, **silent, **settings)

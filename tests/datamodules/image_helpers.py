@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 BATCHES = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
 
 
@@ -35,9 +34,9 @@ def pictures(count: int, seed: int = 0, size: int = 32, channels: int = 3) -> np
     return np.random.RandomState(seed).randint(0, 256, (count, size, size, channels)).astype(np.uint8)
 
 
-def encoded(image: np.ndarray, kind: str = "PNG") -> bytes:
+def encoded(image: np.ndarray) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(image[..., 0] if image.shape[2] == 1 else image).save(file, kind)
+    Image.fromarray(image[..., 0] if image.shape[2] == 1 else image).save(file, "PNG")
     return file.getvalue()
 
 
@@ -118,21 +117,11 @@ def mnist_files(images: np.ndarray, labels: np.ndarray, num_train: int, packed: 
     return files
 
 
-def pathfinder_rows(count: int, number: int = 0) -> list[list[Any]]:
-    return [[f"imgs/{number}", f"sample_{i}.png", i, (i + number) % 2, 1.0, 14, 4, 2, 0.5, 1, 1] for i in range(count)]
-
-
-def write_pathfinder(folder: Path, images: np.ndarray, metadata: str = "text", per_file: int = 10) -> Path:
-    """images (n, size, size, 1). metadata: text, strings or bytes (the last two are real .npy files)."""
+def write_pathfinder(folder: Path, images: np.ndarray, per_file: int = 10) -> Path:
+    """Write images (n, size, size, 1) and their metadata."""
     for number, start in enumerate(range(0, len(images), per_file)):
         part = images[start : start + per_file]
-        rows = pathfinder_rows(len(part), number)
-        path = folder / "metadata" / f"{number}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if metadata == "text":
-            path.write_text("".join(" ".join(map(str, row)) + "\n" for row in rows))
-        else:
-            kinds = {"strings": None, "bytes": "S20"}
-            np.save(path, np.array(rows, dtype=kinds[metadata]))
-        write_files(folder / f"imgs/{number}", {f"sample_{i}.png": encoded(image) for i, image in enumerate(part)})
+        rows = [f"imgs/{number} sample_{i}.png {i} {(i + number) % 2} 1.0 14 4 2 0.5 1 1\n" for i in range(len(part))]
+        files = {f"imgs/{number}/sample_{i}.png": encoded(image) for i, image in enumerate(part)}
+        write_files(folder, {f"metadata/{number}.npy": "".join(rows).encode(), **files})
     return folder

@@ -41,17 +41,14 @@ class _Handler(BaseHTTPRequestHandler):
         part = site.data[start:] if status in (200, 206) else b""
         self.send_header("Content-Length", str(len(part)))
         self.end_headers()
-        if part:
-            self.wfile.write(part[: site.break_after.pop(0)] if site.break_after else part)
+        self.wfile.write(part[: site.break_after.pop(0)] if part and site.break_after else part)
         self.close_connection = True
 
 
 @contextmanager
 def serving(data: bytes, **settings: Any) -> Iterator[Site]:
-    site = Site(data, **settings)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    server.site = site  # type: ignore[attr-defined]
+    site = server.site = Site(data, **settings)  # type: ignore[attr-defined]
     site.url = f"http://127.0.0.1:{server.server_address[1]}/file.bin"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lra_ssm import datamodules
-from lra_ssm.datamodules import MNIST, Image, ListOps, Pathfinder, Retrieval, Text
+from lra_ssm.datamodules import MNIST, SCIFAR, Corpus, Image, ListOps, Pathfinder, Retrieval, SlimPajama, Text, WikiText
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import Tiny
 
@@ -21,6 +21,7 @@ BAD_SETTINGS: dict[Any, list[dict[str, Any]]] = {
     ],
     Pathfinder: [{"resolution": 48}, {"difficulty": "hard"}, {"num_images": 9}, {"inputs": "x"}, {"split": "x"}],
     Retrieval: [{"inputs": "words"}, {"max_length": 1}, {"min_freq": 0}, {"limit": 0}],
+    SCIFAR: [{"std": (0.2, 0.2)}, {"std": (0.2, 0.2, 0)}, {"resolution": 4}],
     Text: [{"validation": "train"}, {"val_fraction": 1.0}, {"val_fraction": 0.0}, {"split_seed": -1}, {"min_freq": 0}],
     MNIST: [
         {"batch_size": 0}, {"eval_batch_size": 0}, {"num_workers": -1}, {"std": 0}, {"std": math.inf},
@@ -30,15 +31,11 @@ BAD_SETTINGS: dict[Any, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("module", BAD_SETTINGS)
-def test_invalid_settings_are_named(tmp_path: Path, module: Any) -> None:
+def test_invalid_settings_and_sources_are_named(tmp_path: Path, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for change in BAD_SETTINGS[module]:
         with pytest.raises(InputError, match=next(iter(change))) as error:
             module(root=str(tmp_path), **change)
         assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("module", [MNIST, Image, Text, Retrieval, ListOps])
-def test_sources_that_do_not_exist(tmp_path: Path, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # which an empty source would name
     (tmp_path / "file").touch()
     for source in ("", " ", "absent", "file/x"):
@@ -54,6 +51,27 @@ def test_constructors_are_fit_for_the_command_line(name: str) -> None:
     assert all(p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty for p in parameters)
 
 
+PUBLISHED = [MNIST, Image, SCIFAR, Text, Retrieval, ListOps, Pathfinder, Corpus, WikiText, SlimPajama]
+
+
+@pytest.mark.parametrize("module", PUBLISHED)
+def test_prepare_downloads_what_each_source_names(tmp_path: Path, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the pinned address or revision; nothing for a folder of the user's."""
+    asked = list[Any]()
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, local_dir, **_: asked.append(local_dir.mkdir()))
+    for where in ("images", "imdb", "wikitext", "download"):
+        monkeypatch.setattr(f"lra_ssm.datamodules.{where}.download", lambda file, root, *_: asked.append(file) or root)
+    monkeypatch.setattr("lra_ssm.datamodules.download.unpack", lambda *_: None)
+    tokenizer = {"tokenizer": "bytes"} if hasattr(module, "corpus") else {}
+    for source in module.sources:
+        before = len(asked)
+        module(root=str(tmp_path), source=source, **tokenizer).fetch()
+        assert (len(asked) > before) == (source != "generated"), source
+    before = len(asked)
+    module(root=str(tmp_path), source=str(tmp_path), **tokenizer).fetch()
+    assert len(asked) == before
+
+
 def opened(tmp_path: Path, **settings: Any) -> Tiny:
     data = Tiny(root=str(tmp_path), batch_size=4, **settings)
     data.prepare_data()
@@ -61,7 +79,10 @@ def opened(tmp_path: Path, **settings: Any) -> Tiny:
     return data
 
 
-def test_stages_open_only_their_splits(tmp_path: Path) -> None:
+def test_stages_and_loaders_open_only_their_splits(tmp_path: Path) -> None:
+    for name in ("train", "val", "test", "predict"):
+        with pytest.raises(InputError, match="is not prepared; call prepare_data"):
+            getattr(Tiny(root=str(tmp_path)), f"{name}_dataloader")()
     opened(tmp_path)
     for stage, splits in {"fit": {"train", "val"}, "validate": {"val"}, "predict": {"val"}}.items():
         fresh = Tiny(root=str(tmp_path))
@@ -69,13 +90,6 @@ def test_stages_open_only_their_splits(tmp_path: Path) -> None:
         assert set(fresh._datasets) == splits
     with pytest.raises(InputError, match="has no split test; it has train, val"):
         fresh.setup("test")
-
-
-def test_loaders_open_their_splits_themselves_and_say_what_is_missing(tmp_path: Path) -> None:
-    for name in ("train", "val", "test", "predict"):
-        with pytest.raises(InputError, match="is not prepared; call prepare_data"):
-            getattr(Tiny(root=str(tmp_path)), f"{name}_dataloader")()
-    opened(tmp_path)
     assert len(next(iter(Tiny(root=str(tmp_path), batch_size=4).train_dataloader())).labels) == 4
 
 
@@ -87,6 +101,8 @@ def test_samples_and_the_largest_batch(tmp_path: Path) -> None:
     assert batch.inputs.shape == (3, 2048) and batch.lengths.tolist() == [2048] * 3
     assert Retrieval(root=str(tmp_path)).largest_batch().lengths.shape == (64, 2)
     assert MNIST(root=str(tmp_path)).largest_batch().inputs.shape == (50, 784, 1)
+    tokens = WikiText(root=str(tmp_path), batch_size=3).largest_batch()
+    assert tokens.inputs.shape == tokens.reset.shape == (3, 1024)
 
 
 def test_workers_end_with_the_stage(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """ListOps: the generator's distribution, LRA's files, the splits."""
 
-import os
 import re
-from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from lra_ssm.datamodules.listops.module import generate
 from lra_ssm.datamodules.listops.trees import EOS_ID, FIRST_OPERATOR_ID, OPERATORS, VOCABULARY, TreeSettings
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import LINES, evaluate, sequences, write_tsv
+from tests.datamodules.image_helpers import real_data
 
 SMALL = {"length_bounds": (3, 50), "max_depth": 4, "num_train": 300, "num_val": 30, "num_test": 20, "batch_size": 8}
 
@@ -74,57 +73,41 @@ def test_the_distribution_is_that_of_lra(published: list[tuple[bytes, int]]) -> 
     assert np.abs(kinds / kinds.sum() - 0.25).max() < 0.005 and np.abs(digits / digits.sum() - 0.1).max() < 0.002
 
 
-def test_the_same_data_with_any_number_of_workers_and_on_every_python() -> None:
+def test_the_same_data_with_any_number_of_workers_and_on_every_python(published: list[tuple[bytes, int]]) -> None:
     settings = TreeSettings(100, 400)
     first = take(settings, 3, 300)
     assert take(settings, 3, 300, workers=2) == first and take(settings, 3, 100) == first[:100]
     assert take(settings, 4, 300) != first
-    block = take(TreeSettings(), 0, 100)
+    block = published[:100]
     digest = sha256(b"|".join(e for e, _ in block) + bytes(label for _, label in block)).hexdigest()
     assert digest == "220a6cf709aef2d26792f84ca9389dff77808f615269375e018b36324c933a63"
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        TreeSettings(3, 5, 2, 2),  # 4 operators, 2 leaves: 400 expressions
-        TreeSettings(500, 2000, 2, 10),  # no tree of 2 levels is that long
-    ],
-)
-def test_too_few_expressions_are_an_error(settings: TreeSettings) -> None:
-    with pytest.raises(InputError, match="turned up in .* attempts") as error:
-        take(settings, 0, 1000)
-    assert "\n" not in str(error.value)
+def test_small_spaces_are_exhausted_then_an_error(tmp_path: Path) -> None:
+    assert len(set(take(TreeSettings(3, 5, 2, 2), 0, 400))) == 400  # 4 operators, 2 leaves
+    for settings in (TreeSettings(3, 5, 2, 2), TreeSettings(500, 2000, 2, 10)):  # no tree of 2 levels is that long
+        with pytest.raises(InputError, match="turned up in .* attempts") as error:
+            take(settings, 0, 1000)
+        assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="turned up"):
+        listops(tmp_path / "root", length_bounds=(3, 5), max_depth=2, max_args=2, num_train=1000)
+    assert not list(tmp_path.iterdir())
 
 
-def test_an_exhaustible_space_gives_all_of_it() -> None:
-    assert len(set(take(TreeSettings(3, 5, 2, 2), 0, 400))) == 400
-
-
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("7", 7), ("[MIN 4 2 8 ]", 2), ("[MAX 4 2 8 ]", 8), ("[MED 1 2 ]", 1), ("[MED 9 1 4 ]", 4), ("[SM 9 8 7 ]", 4),
-        ("[MED 1 9 4 5 ]", 4), ("[MAX 2 9 [MIN 4 7 ] 0 ]", 9),
-    ],
-)  # fmt: skip
-def test_evaluate(expression: str, value: int) -> None:
-    assert evaluate(expression.split()) == value
+def test_evaluate() -> None:
+    values = {
+        "7": 7, "[MIN 4 2 8 ]": 2, "[MAX 4 2 8 ]": 8, "[MED 1 2 ]": 1, "[MED 9 1 4 ]": 4, "[SM 9 8 7 ]": 4,
+        "[MED 1 9 4 5 ]": 4, "[MAX 2 9 [MIN 4 7 ] 0 ]": 9,
+    }  # fmt: skip
+    assert {expression: evaluate(expression.split()) for expression in values} == values
 
 
 def test_evaluate_agrees_with_the_published_data() -> None:
-    folder = os.environ.get("LRA_SSM_TEST_DATA")
-    path = Path(folder or "", "listops-spinn", "test_d20s.tsv")
-    if not folder or not path.is_file():
-        pytest.skip("LRA_SSM_TEST_DATA does not name a folder with listops-spinn/test_d20s.tsv")
-    kinds: Counter[str] = Counter()
-    lines = path.read_text().splitlines()
+    lines = real_data("listops-spinn/test_d20s.tsv").read_text().splitlines()
     for line in lines:
         label, expression = line.split("\t")
-        tokens = [token for token in expression.split() if token not in "()"]
-        assert evaluate(tokens) == int(label), line
-        kinds.update(token for token in tokens if token in OPERATORS)
-    assert len(lines) == 10_000 and set(kinds) == set(OPERATORS)
+        assert evaluate([token for token in expression.split() if token not in "()"]) == int(label), line
+    assert len(lines) == 10_000
 
 
 # -- the data module ---------------------------------------------------------------------------------------------------
@@ -146,12 +129,6 @@ def test_generated_splits_are_disjoint_and_right(tmp_path: Path) -> None:
     assert words(listops(tmp_path, **SMALL, limit=10), "train") == words(data, "train")[:10]
 
 
-def test_nothing_is_left_if_too_few_expressions_turn_up(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="turned up"):
-        listops(tmp_path / "root", length_bounds=(3, 5), max_depth=2, max_args=2, num_train=1000)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.trials
 def test_the_whole_published_setting(tmp_path: Path) -> None:
     splits = listops(tmp_path).manifest()["splits"]
@@ -162,40 +139,27 @@ def test_the_whole_published_setting(tmp_path: Path) -> None:
 # -- LRA's files -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["lra_release/lra_release/listops-1000", "listops-1000", "listops", ""])
-def test_files_where_lra_or_users_put_them(tmp_path: Path, place: str) -> None:
-    write_tsv(tmp_path / place)
-    data = listops(tmp_path, source="lra")
-    assert data.prepared_folder.name.startswith("lra-")
-    assert words(data, "train") == ["[MAX 2 9 ]".split(), "[SM 7 [MIN 5 8 ] ]".split()]
+def test_a_folder_as_source_and_a_changed_file(tmp_path: Path) -> None:
+    files = write_tsv(tmp_path / "root" / "listops-1000")
+    data, below = (listops(tmp_path / "root", source=source) for source in (str(files), "lra"))
+    folder = data.prepared_folder
+    assert folder.name.startswith("files-") and below.prepared_folder.name.startswith("lra-")
+    assert words(data, "train") == words(below, "train") == ["[MAX 2 9 ]".split(), "[SM 7 [MIN 5 8 ] ]".split()]
     train = data.prepared.split("train")
     assert train["labels"].tolist() == [9, 2] and train["tokens"].dtype == np.uint8
-
-
-def test_a_folder_as_source_and_a_changed_file(tmp_path: Path) -> None:
-    files = write_tsv(tmp_path / "mine")
-    first = listops(tmp_path / "root", source=str(files))
-    folder = first.prepared_folder
-    assert folder.name.startswith("files-")
-    write_tsv(files, {"val": ["( ( ( [MAX 1 ) 1 ) ] )\t1", "( ( ( [MAX 1 ) 2 ) ] )\t2"]})
-    second = listops(tmp_path / "root", source=str(files))
-    assert second.prepared_folder != folder and len(words(second, "val")) == 2
+    spellings = b"Source\tTarget\r\n((([MAX 2)9)X)\t9\r\n[MIN 3 4 ]\t3"
+    (files / "basic_val.tsv").write_bytes(spellings)
+    second = listops(tmp_path / "root", source=str(files), max_length=12)
+    assert second.prepared_folder != folder
+    assert words(second, "val") == ["[MAX 2 9 ]".split(), "[MIN 3 4 ]".split()]
+    assert second.prepared.split("val")["labels"].tolist() == [9, 3]
     (files / "basic_test.tsv").unlink()
     with pytest.raises(InputError, match="basic_test.tsv: is missing; all of basic_train.tsv"):
         listops(tmp_path / "root", source=str(files))
-
-
-def test_missing_files_name_the_command(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no files of ListOps .*`lra-ssm prepare listops --source=lra --root=.*`"):
-        listops(tmp_path, source="lra")
-
-
-def test_published_spellings(tmp_path: Path) -> None:
-    write_tsv(tmp_path)
-    (tmp_path / "basic_val.tsv").write_bytes(b"Source\tTarget\r\n((([MAX 2)9)X)\t9\r\n[MIN 3 4 ]\t3")
-    data = listops(tmp_path, source="lra", max_length=12)
-    assert words(data, "val") == ["[MAX 2 9 ]".split(), "[MIN 3 4 ]".split()]
-    assert data.prepared.split("val")["labels"].tolist() == [9, 3]
+    with pytest.raises(
+        InputError, match="no files of ListOps .*`lra-ssm prepare listops --source=lra .*` downloads LRA's"
+    ):
+        listops(tmp_path / "absent", source="lra")
 
 
 @pytest.mark.parametrize(
@@ -219,11 +183,11 @@ def test_bad_lines_are_named(tmp_path: Path, row: str, message: str) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["listops-1000"]
 
 
-@pytest.mark.parametrize("header", ["Source,Target", "( ( ( [MAX 2 ) 9 ) ] )\t9"])
-def test_a_wrong_header_and_an_empty_file(tmp_path: Path, header: str) -> None:
-    write_tsv(tmp_path, header=header)
-    with pytest.raises(InputError, match=r"basic_train\.tsv:1: the header is"):
-        listops(tmp_path, source="lra")
+def test_a_wrong_header_and_an_empty_file(tmp_path: Path) -> None:
+    for header in ("Source,Target", "( ( ( [MAX 2 ) 9 ) ] )\t9"):
+        write_tsv(tmp_path, header=header)
+        with pytest.raises(InputError, match=r"basic_train\.tsv:1: the header is"):
+            listops(tmp_path, source="lra")
     (tmp_path / "basic_train.tsv").write_text("")
     with pytest.raises(InputError, match=r"basic_train\.tsv: is empty"):
         listops(tmp_path, source="lra")

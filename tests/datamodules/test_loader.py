@@ -3,7 +3,6 @@
 import logging
 import random
 import warnings
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules.batches import Batch
 from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.sequences import SequenceDataset
 from lra_ssm.datamodules.storage import Prepared
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import Tiny, tiny_dataset
-from tests.each import each
+from tests.datamodules.helpers import Recorder, Tiny, tiny_dataset, trainer
 
 NUM_TRAIN, NUM_VAL, BATCH = 26, 6, 4
 NUM_BATCHES = 7
@@ -39,6 +36,13 @@ def labels(batches: Any) -> list[list[int]]:
     return [batch.labels.tolist() for batch in batches]
 
 
+def epoch(number: int) -> list[list[int]]:
+    return list(EpochBatches(NUM_TRAIN, BATCH, 7).batches(number))
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
 def test_order_is_a_function_of_seed_and_epoch() -> None:
     def order(seed: int | None, epoch: int) -> list[list[int]]:
         batches = EpochBatches(NUM_TRAIN, BATCH, seed)
@@ -54,31 +58,34 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
     assert EpochBatches(8, 4, 1).order(0).tolist() == [6, 2, 3, 7, 1, 4, 5, 0]
 
 
-@each(
+@pytest.mark.parametrize(
     ("examples", "batch", "sizes"),
     [
         (24, 8, [8, 8, 8]), (28, 8, [8, 8, 8, 4]), (27, 8, [8, 8, 6, 5]), (25, 8, [8, 8, 5, 4]), (3, 8, [3]),
         (9, 8, [5, 4]), (22_500, 16, [16] * 1405 + [10, 10]),
     ],
 )  # fmt: skip
-@each("world", [1, 2, 4])
-def test_no_batch_is_small_and_ranks_change_none(examples: int, batch: int, sizes: list[int], world: int) -> None:
-    if world > examples:
-        return
+def test_no_batch_is_small_and_ranks_change_none(examples: int, batch: int, sizes: list[int]) -> None:
     whole = list(EpochBatches(examples, batch, 7))
     assert [len(part) for part in whole] == sizes and sorted(sum(whole, [])) == list(range(examples))
-    shares = [list(EpochBatches(examples, batch, 7, rank, world)) for rank in range(world)]
-    assert all(share for rank in shares for share in rank)  # no rank is without work, or all would wait for it
-    assert [sorted(sum(parts, [])) for parts in zip(*shares, strict=True)] == [sorted(part) for part in whole]
-    assert [sorted(x) for x in EpochBatches(examples, batch, 7).batches(2, 1)] == [
-        sorted(x) for x in list(EpochBatches(examples, batch, 7).batches(2))[1:]
-    ]
+    assert list(EpochBatches(examples, batch, 7).batches(0, 1)) == whole[1:]
+    for world in (1, 2, 4) if examples >= 4 else (1, 2):
+        shares = [list(EpochBatches(examples, batch, 7, rank, world)) for rank in range(world)]
+        assert all(share for rank in shares for share in rank)  # no rank is without work, or all would wait for it
+        assert [sorted(sum(parts, [])) for parts in zip(*shares, strict=True)] == [sorted(part) for part in whole]
 
 
-def test_one_example_per_rank() -> None:
+def test_one_example_per_rank_and_batches_that_cannot_be_shared() -> None:
     shares = [list(EpochBatches(9, 4, 7, rank, 4)) for rank in range(4)]
     assert [[len(part) for part in parts] for parts in zip(*shares, strict=True)] == [[1] * 4, [2, 1, 1, 1]]
     assert sorted(sum(sum(shares, []), [])) == list(range(9))
+    for arguments, message in {
+        (100, 6, 0, 0, 4): "batch_size 6: .* multiple of the number of devices, 4",
+        (100, 0): "batch_size 0",
+        (3, 4, 0, 0, 4): "3 examples cannot",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            EpochBatches(*arguments)
 
 
 LENGTHS = np.random.RandomState(0).randint(1, 1000, 1003)
@@ -100,77 +107,25 @@ def test_bucketed_batches_hold_every_example_once_and_less_padding() -> None:
     assert list(bucketed.batches(0)) == list(bucketed.batches(0)) != list(bucketed.batches(1))
     lengths = [int(LENGTHS[batch].max()) for batch in bucketed.batches(0)]
     assert lengths != sorted(lengths) and lengths != sorted(lengths, reverse=True)  # long batches everywhere
-
-
-@each("world", [2, 4])
-def test_ranks_share_bucketed_batches(world: int) -> None:
-    whole = list(EpochBatches(1003, 8, 7, lengths=LENGTHS, pool=25))
-    shares = [list(EpochBatches(1003, 8, 7, rank, world, LENGTHS, 25)) for rank in range(world)]
-    joined = [sorted(sum(parts, [])) for parts in zip(*shares, strict=True)]
-    assert joined == [sorted(batch) for batch in whole]
-
-
-def test_evaluation_in_buckets_takes_the_longest_first() -> None:
-    order = EpochBatches(1003, 8, lengths=LENGTHS, pool=25).order(5)
+    for world in (2, 4):
+        shares = [list(EpochBatches(1003, 8, 7, rank, world, LENGTHS, 25)) for rank in range(world)]
+        joined = [sorted(sum(parts, [])) for parts in zip(*shares, strict=True)]
+        assert joined == [sorted(batch) for batch in bucketed.batches(0)]
+    order = EpochBatches(1003, 8, lengths=LENGTHS, pool=25).order(5)  # evaluation takes the longest first
     assert sorted(order.tolist()) == list(range(1003)) and (np.diff(LENGTHS[order]) <= 0).all()
 
 
-def test_batches_that_cannot_be_shared() -> None:
-    with pytest.raises(InputError, match="batch_size 6: .* multiple of the number of devices, 4"):
-        EpochBatches(100, 6, 0, 0, 4)
-    with pytest.raises(InputError, match="batch_size 0"):
-        EpochBatches(100, 0)
-    with pytest.raises(InputError, match="3 examples cannot"):
-        EpochBatches(3, 4, 0, 0, 4)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_iterating_leaves_the_global_generators_alone(tiny: Prepared, num_workers: int) -> None:
-    def states() -> list[Any]:
-        return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
-
-    before = states()
-    list(loader(tiny, num_workers))
-    assert states() == before
-
-
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@each("done", [0, 1, NUM_BATCHES - 1, NUM_BATCHES, 2 * NUM_BATCHES + 3])
-def test_a_pass_goes_on_after_what_the_run_has_trained_on(tiny: Prepared, num_workers: int, done: int) -> None:
-    order = EpochBatches(NUM_TRAIN, BATCH, 7)
-    whole = [batch for epoch in range(4) for batch in order.batches(epoch)]
-    resumed = loader(tiny, num_workers, trained=lambda: done)
-    assert len(resumed) == NUM_BATCHES
-    assert labels(resumed) == whole[done : done + NUM_BATCHES]
-
-
-def test_passes_with_workers_take_turns(tiny: Prepared) -> None:
-    loading = loader(tiny, 1)
-    first = iter(loading)
-    next(first)
-    assert labels(loading) == list(EpochBatches(NUM_TRAIN, BATCH, 7).batches(1))  # the first pass is given up
-    with pytest.raises(RuntimeError, match="a new pass over this loader has begun"):
-        next(first)
-
-
-def test_state_of_other_data_is_refused(tiny: Prepared) -> None:
-    state = loader(tiny).state_dict()
-    for key, value in (("batch_size", 8), ("shuffle_seed", 8), ("num_examples", 25), ("bucket_batches", 9)):
-        with pytest.raises(InputError, match=f"{key} {value}"):
-            loader(tiny).load_state_dict(state | {key: value})
-
-
-# -- without a trainer -------------------------------------------------------------------------------------------------
-
-
-def epoch(number: int) -> list[list[int]]:
-    return list(EpochBatches(NUM_TRAIN, BATCH, 7).batches(number))
+# -- loading -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_pass_is_the_next_epoch(tiny: Prepared, num_workers: int) -> None:
-    loading = loader(tiny, num_workers)
+    def states() -> list[Any]:
+        return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
+
+    loading, before = loader(tiny, num_workers), states()
     assert [labels(loading) for _ in range(3)] == [epoch(0), epoch(1), epoch(2)]
+    assert states() == before  # the global generators are left alone
     for number in (5, 2, 2, 0):  # unless it is set
         loading.set_epoch(number)
         assert labels(loading) == epoch(number)
@@ -182,71 +137,37 @@ def test_every_pass_is_the_next_epoch(tiny: Prepared, num_workers: int) -> None:
     assert labels(validation) == labels(validation) == [[0, 1, 2, 3], [4, 5]]
 
 
-def test_an_abandoned_pass_was_one(tiny: Prepared) -> None:
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_pass_goes_on_after_what_the_run_has_trained_on(tiny: Prepared, num_workers: int) -> None:
+    whole = sum(map(epoch, range(4)), [])
+    for done in (0, 1, NUM_BATCHES - 1, NUM_BATCHES, 2 * NUM_BATCHES + 3):
+        resumed = loader(tiny, num_workers, trained=lambda done=done: done)
+        assert len(resumed) == NUM_BATCHES
+        assert labels(resumed) == whole[done : done + NUM_BATCHES]
+
+
+def test_abandoned_passes(tiny: Prepared) -> None:
     loading = loader(tiny)
-    iter(loading)  # of which nobody asked a batch: no pass
+    iter(loading)  # nobody asked for a batch: not a pass
     first = iter(loading)
     assert labels([next(first), next(first)]) == epoch(0)[:2]
     assert labels(loading) == epoch(1)
+    loading = loader(tiny, 1)  # passes with workers take turns
+    first = iter(loading)
+    next(first)
+    assert labels(loading) == epoch(1)
+    with pytest.raises(RuntimeError, match="a new pass over this loader has begun"):
+        next(first)
 
 
-def test_a_loop_after_a_fit_and_a_trainer_that_has_the_loader_alone(tmp_path: Path) -> None:
-    data = Tiny(root=str(tmp_path), batch_size=BATCH, shuffle_seed=7)
-    data.prepare_data()
-    data.setup("fit")
-    quiet: Any = dict(enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, logger=False)
-    models = Model(), Model()
-    trainer = L.Trainer(accelerator="cpu", max_epochs=1, limit_train_batches=3, limit_val_batches=0, **quiet)
-    trainer.fit(models[0], data)
-    loading = data.train_dataloader()  # the trainer is still the data's, but trains no more
-    assert models[0].trained == epoch(0)[:3] and [labels(loading), labels(loading)] == [epoch(0), epoch(1)]
-    data.trainer = None
-    alone = L.Trainer(accelerator="cpu", max_epochs=2, limit_val_batches=0, **quiet)
-    alone.fit(models[1], data.train_dataloader())
-    assert models[1].trained == epoch(0) + epoch(1)
+def test_state_of_other_data_is_refused(tiny: Prepared) -> None:
+    state = loader(tiny).state_dict()
+    for key, value in (("batch_size", 8), ("shuffle_seed", 8), ("num_examples", 25), ("bucket_batches", 9)):
+        with pytest.raises(InputError, match=f"{key} {value}"):
+            loader(tiny).load_state_dict(state | {key: value})
 
 
-# -- inside Lightning --------------------------------------------------------------------------------------------
-
-
-class Data(L.LightningDataModule):
-    def __init__(self, tiny: Prepared, num_workers: int) -> None:
-        super().__init__()
-        self.tiny, self.num_workers = tiny, num_workers
-        self.train: ResumableLoader | None = None
-
-    def train_dataloader(self) -> ResumableLoader:
-        assert self.trainer is not None
-        total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
-        self.train = loader(self.tiny, self.num_workers, trained=lambda: total.completed)
-        return self.train
-
-    def val_dataloader(self) -> ResumableLoader:
-        return ResumableLoader(SequenceDataset(self.tiny.split("val")), EpochBatches(NUM_VAL, BATCH))
-
-    def teardown(self, stage: str | None = None) -> None:
-        if self.train is not None:
-            self.train.close()
-
-
-class Model(L.LightningModule):
-    """Its weight sums up what it was trained on, in an order-dependent way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
-        self.trained: list[list[int]] = []
-        self.validated: list[list[int]] = []
-
-    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        self.trained.append(batch.labels.tolist())
-        return (self.weight * batch.labels.double().mean()).sin()
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.validated.append(batch.labels.tolist())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
+# -- inside Lightning --------------------------------------------------------------------------------------------------
 
 
 class SaveEverywhere(L.Callback):
@@ -265,24 +186,12 @@ class SaveEverywhere(L.Callback):
     on_validation_start = on_validation_end = on_train_epoch_end = save
 
 
-def fit(
-    tiny: Prepared, settings: dict[str, Any], num_workers: int, callback: L.Callback | None, path: Path | None
-) -> Model:
+def fit(data: Any, path: Path | None = None, **settings: Any) -> Recorder:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    model = Model()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        callbacks=[callback] if callback else [],
-        **settings,
-    )
+    model = Recorder()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(model, datamodule=Data(tiny, num_workers), ckpt_path=path)
+        trainer(**settings).fit(model, data, ckpt_path=path)
     return model
 
 
@@ -298,8 +207,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "steps, no validation": {"max_steps": 16, "max_epochs": -1, "limit_val_batches": 0},
 }  # fmt: skip
-
-
 USUAL = [("steps, validation within", 0)]
 OTHERS = [*((name, 0) for name in SETTINGS if (name, 0) not in USUAL), ("steps, validation within", 2), ("epochs", 2)]
 
@@ -308,21 +215,29 @@ OTHERS = [*((name, 0) for name in SETTINGS if (name, 0) not in USUAL), ("steps, 
     ("name", "num_workers"), [*USUAL, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
 )
 def test_lightning_resumes_exactly_everywhere(tiny: Prepared, tmp_path: Path, name: str, num_workers: int) -> None:
+    def run(path: Path | None = None, **more: Any) -> tuple[list[list[int]], float]:
+        data = Tiny(root=str(tiny.folder.parents[1]), batch_size=BATCH, shuffle_seed=7, num_workers=num_workers)
+        model = fit(data, path, **settings, **more)
+        return labels(model.batches), model.weight.item()
+
     settings, callback = SETTINGS[name], SaveEverywhere(tmp_path)
-    whole = fit(tiny, settings, num_workers, callback, None)
-    steps = len(whole.trained)
+    whole, weight = run(callbacks=[callback])
     per_epoch = settings.get("limit_train_batches", NUM_BATCHES)
-    assert steps == settings.get("max_steps", settings["max_epochs"] * per_epoch)
+    assert len(whole) == settings.get("max_steps", settings["max_epochs"] * per_epoch)
     saved = callback.saved if not num_workers else callback.saved[::5]
     for path, done in saved:
-        resumed = fit(tiny, settings, num_workers, None, path)
-        assert resumed.trained == whole.trained[done:], path.name
-        assert resumed.weight.item() == whole.weight.item(), path.name
+        assert run(path) == (whole[done:], weight), path.name
 
 
-def test_lightning_epochs_and_validation(tiny: Prepared) -> None:
-    model = fit(tiny, {"max_epochs": 2, "num_nodes": 1}, 0, None, None)
-    expected = EpochBatches(NUM_TRAIN, BATCH, 7)
-    assert model.trained == [*expected.batches(0), *expected.batches(1)]
-    assert model.validated == [[0, 1, 2, 3], [4, 5]] * 2
-    assert all(one != other for one, other in pairwise(model.trained))
+def test_epochs_validation_and_loops_after_a_fit(tmp_path: Path) -> None:
+    data = Tiny(root=str(tmp_path), batch_size=BATCH, shuffle_seed=7)
+    model = fit(data, max_epochs=2)
+    assert labels(model.batches) == epoch(0) + epoch(1) and labels(model.validated) == [[0, 1, 2, 3], [4, 5]] * 2
+    assert labels(fit(data, max_epochs=1, limit_train_batches=3, limit_val_batches=0).batches) == epoch(0)[:3]
+    loading = data.train_dataloader()  # the trainer is still the data's, but trains no more
+    assert [labels(loading), labels(loading)] == [epoch(0), epoch(1)]
+    data.trainer = None  # a trainer that only has the loader
+    alone = fit(data.train_dataloader(), max_epochs=2, limit_val_batches=0)
+    assert labels(alone.batches) == epoch(0) + epoch(1)
+    overfit = fit(data, max_epochs=2, overfit_batches=2)
+    assert labels(overfit.batches) == labels(data.open_split("train").batch(np.arange(n, n + 4), 0) for n in (0, 4)) * 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lra_ssm.datamodules.pathfinder.drawing import DEGREES, lanczos, paddle_tables
+from lra_ssm.datamodules.pathfinder.drawing import lanczos, paddle_tables
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
 from lra_ssm.datamodules.pathfinder.settings import (
     DIFFICULTIES,
@@ -66,25 +66,6 @@ def test_pixels_show_the_record_and_nothing_else(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_discs_are_found_in_the_pixels_alone(size):
-    """A disc is where everything within its radius is bright; no paddle is as thick."""
-    block, settings = block_of(size), SETTINGS[size]
-    radius = math.ceil(settings.marker_radius) - 1
-    for picture, markers in zip(block.images, block.geometry.markers, strict=True):
-        padded = np.pad(picture, radius)
-        inside = [
-            padded[radius + dy : radius + dy + size, radius + dx : radius + dx + size].astype(int)
-            for dy, dx in itertools.product(range(-radius, radius + 1), repeat=2)
-            if dy * dy + dx * dx <= radius * radius
-        ]
-        bright = int(picture[tuple(markers[0])])
-        found = np.argwhere((np.mean(inside, axis=0) > 0.8 * bright) & (np.min(inside, axis=0) > 0.5 * bright))
-        offsets = np.linalg.norm(found[:, None] - markers, axis=-1)
-        assert (offsets.min(axis=0) == 0).all()  # each disc is found,
-        assert offsets.min(axis=1).max() <= settings.marker_radius  # and nothing but discs
-
-
-@pytest.mark.parametrize("size", SIZES)
 def test_snakes_obey_the_rules(size):
     block, settings = block_of(size), SETTINGS[size]
     record = block.geometry
@@ -138,16 +119,6 @@ def test_downsampling_is_pillows():
         assert np.abs(small.astype(int) - expected).max() <= 1
 
 
-def test_stamps_keep_inside_their_frame():
-    for size in SIZES:
-        for margin in SETTINGS[size].paddle_margins:
-            tables = paddle_tables(SETTINGS[size], margin)
-            assert len(tables.angles) == DEGREES + len(tables.circle)
-            corner = tables.reach * (tables.side + 1)
-            for offsets in (tables.mask.offsets, tables.line.offsets):
-                assert (offsets + corner).min() >= 0
-
-
 def test_labels_are_balanced_in_every_block():
     easy = settings_for(32, "curv_baseline")
     for block, size, ones in ((0, 10, 5), (1, 10, 5), (0, 11, 5), (1, 11, 6)):
@@ -159,15 +130,6 @@ def test_labels_are_balanced_in_every_block():
     assert 30 < drawn.labels[:100].sum() < 70  # in random order
 
 
-def test_a_block_is_a_function_of_settings_seed_and_number():
-    easy = settings_for(32, "curv_baseline")
-    drawn = generate_block(easy, 5, 2, 12)
-    again = generate_block(easy, 5, 2, 12)
-    assert drawn.images.tobytes() == again.images.tobytes() and drawn.labels.tobytes() == again.labels.tobytes()
-    for seed, block in ((5, 3), (6, 2), (-5, 2)):
-        assert generate_block(easy, seed, block, 12).images.tobytes() != drawn.images.tobytes()
-
-
 def test_the_images_of_a_seed_stay_what_they_were():
     """On any machine and numpy. Where they change on purpose, GENERATOR_VERSION must change with them."""
     assert GENERATOR_VERSION == 1
@@ -176,6 +138,11 @@ def test_the_images_of_a_seed_stay_what_they_were():
         drawn = generate_block(settings_for(size, "curv_baseline"), 0, 0, 8)
         digests[size] = hashlib.sha256(drawn.images.tobytes() + drawn.labels.tobytes()).hexdigest()[:16]
     assert digests == DIGESTS
+    easy = settings_for(32, "curv_baseline")
+    blocks = [
+        generate_block(easy, seed, block, 12).images.tobytes() for seed, block in ((5, 2), (5, 3), (6, 2), (-5, 2))
+    ]
+    assert len({*blocks}) == 4 and generate_block(easy, 5, 2, 12).images.tobytes() == blocks[0]
 
 
 def test_settings_are_lras():

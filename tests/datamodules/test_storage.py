@@ -1,4 +1,4 @@
-"""Preparation: atomic and once; damaged folders; the data root."""
+"""Preparation: atomic and once, also in parts; damaged folders; the data root."""
 
 import json
 import os
@@ -6,11 +6,14 @@ import pickle
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from lra_ssm.datamodules.parts import Parts
 from lra_ssm.datamodules.storage import (
     MANIFEST,
     ensure_root,
@@ -24,7 +27,6 @@ from lra_ssm.datamodules.storage import (
 )
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents, tiny_dataset
-from tests.each import each
 
 # Prepares ten arrays. KILL=n kills the process at the n-th step of the preparation.
 SCRIPT = """
@@ -89,35 +91,45 @@ def test_only_one_of_four_processes_builds(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
-    def fail(folder: Path) -> None:
+    def fail(error: BaseException, folder: Path) -> None:
         (folder / "half").write_text("x")
-        raise InputError("no")
+        raise error
 
     root = tmp_path / "root"
     with pytest.raises(InputError, match="no"):
-        prepare(root, "made", "data", fail)
+        prepare(root, "made", "data", partial(fail, InputError("no")))
     assert not root.exists()
     (root / "made" / "other").mkdir(parents=True)
     with pytest.raises(KeyboardInterrupt):
-        prepare(root, "made", "data", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
+        prepare(root, "made", "data", partial(fail, KeyboardInterrupt()))
+    with pytest.raises(OSError, match="No space left on device: .* MB free.*root/made/data"):
+        prepare(root, "made", "data", partial(fail, OSError(28, "No space left on device")))
     assert sorted(path.name for path in (root / "made").iterdir()) == [".lock", "other"]
 
 
-def test_prepared_data_is_never_built_again(tmp_path: Path) -> None:
+def test_prepared_data_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = prepare(tmp_path, "d", "n", lambda folder: write_manifest(folder, {}))
     assert prepare(tmp_path, "d", "n", lambda folder: pytest.fail("built again")) == target
+    before = contents(tiny_dataset(tmp_path).folder)
+    # A read-only root serves what is prepared.
+    monkeypatch.setattr("lra_ssm.datamodules.storage.ensure_root", lambda root: pytest.fail("looked at the root"))
+    assert contents(tiny_dataset(tmp_path).folder) == before
 
 
-def test_the_manifest_describes_arrays_that_numpy_can_read(tmp_path: Path) -> None:
+def test_the_manifest_describes_read_only_arrays_that_numpy_can_read(tmp_path: Path) -> None:
     prepared = tiny_dataset(tmp_path)
     manifest = json.loads((prepared.folder / MANIFEST).read_text())
     assert manifest == prepared.manifest
     val = manifest["splits"]["val"]
     assert val["examples"] == 6 and val["class_counts"] == [1] * 6 + [0] * 20
     assert val["length"] == {"min": 1, "mean": 3.5, "max": 6}
-    entry = val["arrays"]["tokens"]
+    entry, split = val["arrays"]["tokens"], prepared.split("val")
     assert entry["dtype"] == "|u1" and entry["shape"] == [21]
-    assert np.array_equal(np.load(prepared.folder / entry["file"]), prepared.split("val")["tokens"])
+    assert np.array_equal(np.load(prepared.folder / entry["file"]), split["tokens"])
+    data = pickle.dumps(split)
+    assert split["tokens"].tobytes() not in data and np.array_equal(pickle.loads(data)["tokens"], split["tokens"])
+    with pytest.raises(ValueError, match="read-only"):
+        split["tokens"][0] = 1
 
 
 def test_arrays_that_were_written_in_place_are_kept(tmp_path: Path) -> None:
@@ -128,56 +140,27 @@ def test_arrays_that_were_written_in_place_are_kept(tmp_path: Path) -> None:
     assert (np.load(tmp_path / "train_images.npy") == 7).all()
 
 
-def test_a_split_is_read_only_and_pickled_without_its_arrays(tmp_path: Path) -> None:
-    split = tiny_dataset(tmp_path).split("train")
-    data = pickle.dumps(split)
-    assert split["tokens"].tobytes() not in data
-    assert np.array_equal(pickle.loads(data)["tokens"], split["tokens"])
-    with pytest.raises(ValueError, match="read-only"):
-        split["tokens"][0] = 1
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-@each("name", [MANIFEST, "train_tokens.npy", "val_labels.npy"])
-@each("damage", [Path.unlink, cut])
-def test_missing_and_cut_files_are_one_line_at_opening(tmp_path: Path, name: str, damage) -> None:
-    folder = tiny_dataset(tmp_path / f"{name}-{damage.__name__}").folder
-    damage(folder / name)
-    if name == MANIFEST and damage is cut:
-        cut(folder / name)  # the last byte is a line's end
-    with pytest.raises(InputError, match=f"^{folder / name}: .*delete the folder {folder} and start again") as error:
-        load(folder)
+@pytest.mark.parametrize("name", [MANIFEST, "train_tokens.npy", "val_labels.npy"])
+@pytest.mark.parametrize("cut", [0, 2, None])  # bytes at the end; None: the file is missing
+def test_missing_and_damaged_files_are_one_line(tmp_path: Path, name: str, cut: int | None) -> None:
+    prepared = tiny_dataset(tmp_path)
+    path = prepared.folder / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut] if cut else whole[:-1] + bytes([whole[-1] ^ 1]))
+    if cut is None:
+        path.unlink()
+    if name == MANIFEST and cut == 0:
+        path.write_text(json.dumps(prepared.manifest | {"format": 1}))
+    with pytest.raises(InputError, match=f"^{path}: .*delete the folder {path.parent} and start again") as error:
+        verify(load(prepared.folder))
     assert "\n" not in str(error.value)
 
 
-def test_verify_finds_a_changed_byte(tmp_path: Path) -> None:
-    prepared = tiny_dataset(tmp_path)
-    path = prepared.folder / "train_tokens.npy"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(InputError, match=f"^{path}: does not have its recorded sha256; delete the folder"):
-        verify(load(prepared.folder))
-
-
-def test_data_of_another_version_and_splits_that_do_not_exist(tmp_path: Path) -> None:
-    prepared = tiny_dataset(tmp_path)
+def test_splits_and_folders_that_do_not_exist(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no split test; it has train, val"):
-        prepared.split("test")
-    (prepared.folder / MANIFEST).write_text(json.dumps(prepared.manifest | {"format": 1}))
-    with pytest.raises(InputError, match="is not of this version"):
-        load(prepared.folder)
+        tiny_dataset(tmp_path).split("test")
     with pytest.raises(InputError, match="is not prepared"):
         load(tmp_path / "absent")
-
-
-def test_a_read_only_root_serves_what_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = contents(tiny_dataset(tmp_path).folder)
-    monkeypatch.setattr("lra_ssm.datamodules.storage.ensure_root", lambda root: pytest.fail("looked at the root"))
-    assert contents(tiny_dataset(tmp_path).folder) == before
 
 
 def test_the_root_is_argument_then_environment_then_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,13 +172,49 @@ def test_the_root_is_argument_then_environment_then_data(tmp_path: Path, monkeyp
     assert resolve_root("here") == tmp_path / "here"
     assert not list(tmp_path.iterdir())
 
-
-def test_the_root_is_created_if_only_it_is_missing(tmp_path: Path) -> None:
-    ensure_root(tmp_path / "root")
-    ensure_root(tmp_path / "root")
+    for _ in range(2):  # it is created if only it is missing
+        ensure_root(tmp_path / "root")
     with pytest.raises(InputError, match="cannot be created .No such file or directory.; its parent"):
         ensure_root(tmp_path / "absent" / "root")
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be created .File exists."):
         ensure_root(tmp_path / "file")
+
+
+# -- parts of a long preparation ---------------------------------------------------------------------------------------
+
+
+def make_part(calls: list[int], number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    calls.append(number)
+    return {"tokens": np.full(number + 1, number, np.uint8)}, {"length": number + 1}
+
+
+def test_existing_parts_are_skipped_and_all_are_joined(tmp_path: Path) -> None:
+    parts, calls = Parts(tmp_path / ".parts-x", 5), list[int]()
+    assert parts.missing((2, 2)) == [1, 3] and parts.missing() == [0, 1, 2, 3, 4]
+    for number in (3, 1, 3):
+        parts.write(number, partial(make_part, calls))
+    assert calls == [3, 1] and parts.missing() == [0, 2, 4]
+    with pytest.raises(AttributeError):  # a part that fails leaves nothing
+        parts.write(0, lambda number: ({"tokens": np.zeros(3)}, {"x": object().absent}))  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="3 of 5 parts are missing, the first is 0"):
+        parts.records()
+    for number in parts.missing():
+        parts.write(number, partial(make_part, calls))
+    assert [record["length"] for record in parts.records()] == [1, 2, 3, 4, 5]
+    joined = parts.join(tmp_path / "train_tokens.npy", "tokens")
+    assert joined.tolist() == [0, 1, 1, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 4]
+    assert parts.join(tmp_path / "val.npy", "tokens", [2, 0]).tolist() == [2, 2, 2, 0]
+
+
+def test_a_full_disk_is_an_error_and_does_not_kill_the_process(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=500k", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            write_array(disk / "train_tokens.npy", np.uint8, (600_000,), [np.zeros(300_000)] * 2)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -12,16 +12,16 @@ from lra_ssm.datamodules.characters import EOS_ID, SPECIALS
 from lra_ssm.datamodules.text import HUB, read_reviews
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import sequences
-from tests.datamodules.image_helpers import real_data, write_tar
+from tests.datamodules.image_helpers import real_data, write_files, write_tar
 from tests.datamodules.language import corpora
 
 WORDS = 'a bad "good" film, isn\'t it? <br /> Überraschung naïve 映画 \U0001f3ac'.split(" ")
 TINY = {f"{split}/{name}/0_1.txt": "x" for split in ("train", "test") for name in ("neg", "pos")}
 
 
-def some_reviews(seed: int = 0, count: int = 20) -> dict[str, str]:
+def some_reviews(count: int = 20) -> dict[str, str]:
     """Contents by path below aclImdb, as many of each class and split."""
-    source = random.Random(seed)
+    source = random.Random(0)
     return {
         f"{split}/{name}/{number}_{rating}.txt": " ".join(source.choices(WORDS, k=source.randint(1, 30)))
         for split in ("train", "test")
@@ -31,37 +31,27 @@ def some_reviews(seed: int = 0, count: int = 20) -> dict[str, str]:
 
 
 def write_folder(folder: Path, reviews: dict[str, str]) -> Path:
-    for name, text in reviews.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text.encode())
-    return folder
+    return write_files(folder, {name: text.encode() for name, text in reviews.items()})
 
 
-def write_archive(path: Path, reviews: dict[str, str], extra: dict[str, bytes] | None = None) -> Path:
+def write_archive(path: Path, reviews: dict[str, str]) -> Path:
     """In a random order, with what else archives hold."""
-    members = {f"aclImdb/{name}": text.encode() for name, text in reviews.items()}
-    members |= {
+    members = {f"aclImdb/{name}": text.encode() for name, text in reviews.items()} | {
         "aclImdb/README": b"about",
         "aclImdb/train/unsup/0_0.txt": b"without a label",
         "aclImdb/train/pos/._0_9.txt": b"\xff\xfe of macOS",
         "aclImdb/train/urls_pos.txt": b"http",
-    } | (extra or {})
-    names = list(members)
-    random.Random(1).shuffle(names)
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_tar(path, {name: members[name] for name in names})
+    return write_tar(path, {name: members[name] for name in random.Random(1).sample([*members], len(members))})
 
 
-def write_parquet(folder: Path, reviews: dict[str, str]) -> Path:
+def write_parquet(folder: Path, reviews: dict[str, str]) -> None:
     for split in ("train", "test"):
-        rows = [
-            {"text": text, "label": int("/pos/" in name)} for name, text in reviews.items() if name.startswith(split)
-        ]
+        rows = [(text, int("/pos/" in name)) for name, text in reviews.items() if name.startswith(split)]
         random.Random(2).shuffle(rows)
-        columns = {name: [row[name] for row in rows] for name in ("text", "label")}
+        columns = dict(zip(("text", "label"), map(list, zip(*rows, strict=True)), strict=True))
         corpora.write_parquet(folder / f"{split}-00000-of-00001.parquet", columns)
-    return folder
 
 
 def prepared(root: Path, **settings: Any) -> Text:
@@ -82,8 +72,7 @@ def digests(data: Text) -> list[str]:
 
 
 def test_layouts_and_orders_make_no_difference(tmp_path: Path) -> None:
-    reviews = some_reviews()
-    found = []
+    reviews, found = some_reviews(), []
     for place in ("", "imdb", "text", "text/download"):
         write_folder(tmp_path / f"folder{place}" / place / "aclImdb", reviews)
         write_archive(tmp_path / f"archive{place}" / place / "aclImdb_v1.tar.gz", reviews)
@@ -105,7 +94,7 @@ def test_reviews_are_read_as_they_are(tmp_path: Path) -> None:
     assert sorted(texts(prepared(tmp_path, validation="test"), "train")) == sorted(text for text, _ in train)
 
 
-def test_the_vocabulary_is_that_of_the_cut_training_texts(tmp_path: Path) -> None:
+def test_characters_and_bytes_of_the_cut_training_texts(tmp_path: Path) -> None:
     reviews = {"train/neg/0_1.txt": "aaab", "train/neg/1_1.txt": "abz", "train/pos/0_9.txt": "aac"}
     write_folder(tmp_path / "aclImdb", reviews | {"test/neg/0_1.txt": "qaq", "test/pos/0_9.txt": "bc"})
     data = prepared(tmp_path, max_length=3, validation="test")
@@ -114,26 +103,22 @@ def test_the_vocabulary_is_that_of_the_cut_training_texts(tmp_path: Path) -> Non
     assert prepared(tmp_path, max_length=3, min_freq=2, validation="test").manifest()["vocabulary"] == [*SPECIALS, "a"]
     whole = prepared(tmp_path, min_freq=2, validation="test").manifest()
     assert whole["vocabulary"] == [*SPECIALS, "a", "b"] and whole["splits"]["train"]["length"]["max"] == 5
-
-
-def test_bytes_of_the_original_code(tmp_path: Path) -> None:
-    write_folder(
-        tmp_path / "aclImdb", TINY | {"train/neg/1_1.txt": "é", "train/neg/2_1.txt": "", "train/neg/3_1.txt": "abé"}
-    )
-    data = prepared(tmp_path, inputs="bytes", max_length=3, validation="test")
+    odd = {"train/neg/1_1.txt": "é", "train/neg/2_1.txt": "", "train/neg/3_1.txt": "abé"}
+    write_folder(tmp_path / "odd" / "aclImdb", TINY | odd)
+    data = prepared(tmp_path / "odd", inputs="bytes", max_length=3, validation="test")
     assert sorted(sequences(data.prepared.split("train"))) == [[0], [98, 99, 196], [121], [121], [196, 170]]
     assert len(data.manifest()["vocabulary"]) == 257 and data.vocab_size is None
 
 
 def test_what_is_held_out_depends_only_on_the_texts(tmp_path: Path) -> None:
-    reviews = some_reviews(count=30)
+    reviews = some_reviews(count=100)
     write_folder(tmp_path / "all" / "aclImdb", reviews)
     renamed = {name.replace("_", "7_"): text for name, text in reversed(reviews.items())}
     write_folder(tmp_path / "renamed" / "aclImdb", renamed)
     data, other = prepared(tmp_path / "all"), prepared(tmp_path / "renamed")
     assert digests(data) == digests(other)
     splits = data.manifest()["splits"]
-    assert splits["train"]["class_counts"] == [27, 27] and splits["val"]["class_counts"] == [3, 3]
+    assert splits["train"]["class_counts"] == [90, 90] and splits["val"]["class_counts"] == [10, 10]
     everything = sorted(text for name, text in reviews.items() if name.startswith("train"))
     assert sorted(texts(data, "train") + texts(data, "val")) == everything
     seeds = {tuple(texts(prepared(tmp_path / "all", split_seed=seed), "val")) for seed in (1, 2, 42)}
@@ -141,16 +126,12 @@ def test_what_is_held_out_depends_only_on_the_texts(tmp_path: Path) -> None:
     on_test = prepared(tmp_path / "all", validation="test")
     assert texts(on_test, "val") == texts(on_test, "test") == texts(data, "test")
     assert prepared(tmp_path / "all", validation="test", split_seed=5).prepared_folder == on_test.prepared_folder
-
-
-def test_every_split_is_mixed_and_limited_to_its_first_reviews(tmp_path: Path) -> None:
-    write_folder(tmp_path / "aclImdb", some_reviews(count=100))
-    whole, some = prepared(tmp_path), prepared(tmp_path, limit=15)
+    some = prepared(tmp_path / "all", limit=15)  # every split is mixed, and limited to its first reviews
     for name in ("train", "val", "test"):
-        labels = whole.prepared.split(name)["labels"]
+        labels = data.prepared.split(name)["labels"]
         assert set(labels[:10].tolist()) == {0, 1} and (np.diff(labels) != 0).sum() > len(labels) / 4
-        assert texts(some, name) == texts(whole, name)[:15]
-    assert some.manifest()["vocabulary"] == whole.manifest()["vocabulary"]
+        assert texts(some, name) == texts(data, name)[:15]
+    assert some.manifest()["vocabulary"] == data.manifest()["vocabulary"]
 
 
 def test_missing_and_wrong_files_are_one_line(tmp_path: Path) -> None:

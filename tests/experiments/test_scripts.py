@@ -163,4 +163,5 @@ def test_scripts_use_public_names_only():
 def test_the_page_says_what_the_results_say():
     all_ = import_module("all")
     assert sorted(all_.NAMES) == NAMES
-    assert all_.PAGE.read_text() == all_.page(), "run `python experiments/all.py --page`"
+    for file, text in all_.pages().items():
+        assert file.read_text() == text, f"{file}: run `python experiments/all.py --page`"

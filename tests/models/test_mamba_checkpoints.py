@@ -209,7 +209,7 @@ def test_tensors_that_do_not_fit_are_named_as_in_the_file(tmp_path: Path) -> Non
     (S6, BlockSpec(MambaBlock, norm="layer"), "norm is 'layer', not 'rms'"),
     (S6, BlockSpec(MambaBlock, expand=1.5), "expand is 1.5, not a whole number"),
     (S6, Mamba2Block, "Mamba2ForCausalLM .*: it has lra_ssm.layers.S6, not lra_ssm.layers.SSD"),
-    (LayerSpec(SSD, head_dim=4), MambaBlock, "Mamba2ForCausalLM .* MambaBlock, not .*Mamba2Block"),
+    (LayerSpec(SSD, head_dim=4), MambaBlock, "Mamba2ForCausalLM .*MambaBlock, not .*Mamba2Block"),
     (LayerSpec(SSD, head_dim=4), BlockSpec(Mamba2Block, prenorm=False), "prenorm is False, not True"),
 ])  # fmt: skip
 def test_models_that_transformers_does_not_have_are_refused(

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import pickle
 import sys
 from itertools import cycle
@@ -18,16 +17,8 @@ from torch import nn
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer
 from lra_ssm.errors import InputError
-from lra_ssm.layers import S4D, S6, BlockSpec, LayerSpec, MambaBlock, NetworkSpec, S4Block
-from lra_ssm.models import (
-    Classifier,
-    DualEncoder,
-    LanguageModel,
-    LRAPairHead,
-    Pretrained,
-    load_pretrained,
-    save_network,
-)
+from lra_ssm.layers import S6, BlockSpec, LayerSpec, MambaBlock, NetworkSpec, S4Block
+from lra_ssm.models import Classifier, LanguageModel, Pretrained, load_pretrained, save_network
 
 SMALL = {"d_model": 8, "n_layers": 2}
 IDS = torch.randint(9, (2, 7), generator=torch.Generator().manual_seed(0))
@@ -73,24 +64,6 @@ def test_a_saved_network_is_the_same_and_says_where_it_comes_from(tmp_path: Path
         assert file.metadata() == {"format": "pt"} and {*file.keys()} == network.state_dict().keys()
 
 
-def test_inputs_of_another_shape_are_one_line_and_an_empty_batch_is_empty() -> None:
-    features = Classifier(LayerSpec(S4D, d_state=4, bidirectional=True), 3, d_input=2, **SMALL).eval()
-    pairs = DualEncoder(LayerSpec(S6, d_state=4), 2, vocab_size=9, head=LRAPairHead, **SMALL).eval()
-    x, two, ids = torch.randn(2, 7, 2), IDS[:, None].expand(2, 2, 7), "(batch, length) ids, int64"
-    for network, right, wrongs, expected in (
-        (language_model(), IDS, (IDS[..., None], IDS.bool(), IDS[:, :0], IDS[0]), ids),
-        (features, x, (x[..., None], x.bool(), x[:, :0], x[0]), "(batch, length, 2) features, floating"),
-        (pairs, two, (two[..., None], two.bool(), two[..., :0]), ids),
-    ):
-        assert network(right[:0]).shape == network(right)[:0].shape
-        for wrong in wrongs:
-            shape = tuple((wrong.flatten(0, 1) if network is pairs else wrong).shape)
-            with pytest.raises(ValueError) as error:
-                network(wrong)
-            message = f"inputs: expected {expected}, length at least 1; got shape {shape}, {wrong.dtype}"
-            assert str(error.value) == message
-
-
 def test_precision_tokenizer_and_arguments_are_kept(tmp_path: Path) -> None:
     network, tokenizer = language_model().double(), CharacterTokenizer("abcdefg")
     network.save_pretrained(tmp_path / "a", tokenizer=tokenizer)
@@ -107,17 +80,14 @@ def test_precision_tokenizer_and_arguments_are_kept(tmp_path: Path) -> None:
 
 # --- a class outside the package ---
 
-MARKED = """
-from pathlib import Path
-Path("imported").touch()
-from torch import nn
+OTHERS = """
 from lra_ssm.layers import S6
+from torch import nn
 
 class Mine(nn.Module):
     def __init__(self, layer):
         super().__init__()
-        self.layer, self.again = layer(4), None
-        self.again = self.layer  # the same weights by two names
+        self.layer = self.again = layer(4)  # the same weights by two names
 
     def forward(self, inputs, lengths=None):
         return self.layer(inputs, lengths)
@@ -127,91 +97,74 @@ class MyS6(S6):
 """
 
 
-def test_other_classes_are_imported_only_where_they_are_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_classes_are_imported_only_where_they_are_trusted(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "others.py").write_text(MARKED)
+    (tmp_path / "others.py").write_text(OTHERS)
     spec = {"class_path": "others.Mine", "init_args": {"layer": {"class_path": "others.MyS6", "init_args": {}}}}
-    try:
-        network = NetworkSpec.of(spec)()
-        save_network("saved", spec, network.state_dict())
-        assert not any(name.startswith("again.") for name in load_file("saved/model.safetensors"))
-        sys.modules.pop("others")
-        os.remove("imported")
-        for trust in ((), ("others.Mine",), ("others",)):
-            with pytest.raises(
-                InputError, match=r"is built with others\.\w+, which is not a module of lra_ssm, lightning"
-            ):
-                load_pretrained("saved", nn.Module, trust=trust)
-        assert "others" not in sys.modules and not Path("imported").exists()
-        trusted, x = load_pretrained("saved", nn.Module, trust=("others.Mine", "others.MyS6")), torch.randn(1, 5, 4)
-        assert torch.equal(trusted(x), network(x)) and trusted.again is trusted.layer
-    finally:
-        sys.modules.pop("others", None)
-
-
-FOREIGN = (
-    "os.system", "lra_ssm.files.shutil.rmtree", "lra_ssm.layers.spec.import_module", "lra_ssm.layers.blocks.nn.Linear",
-    "lra_ssm.layers.nothing.Here", "lra_ssm.__main__.main", "torch.hub.load", "lightning.pytorch.cli.LightningCLI",
-    "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler", "torch.nn.functional.relu",
-)  # fmt: skip
-
-
-def test_what_is_not_a_module_is_refused_wherever_it_stands(folder: Path) -> None:
-    network = json.loads((folder / "config.json").read_text())["network"]
-    places = {
-        "layer": lambda path: {"class_path": path, "init_args": {}},
-        "block": lambda path: path,
-        "d_model": lambda path: [{"x": path}],
-    }
-    for path, (name, value) in zip(FOREIGN, cycle(places.items()), strict=False):
-        edit(folder, network={**network, "init_args": {**network["init_args"], name: value(path)}})
-        assert f"its network is built with {path}, which is not a module of lra_ssm, lightning" in refused(folder)
-    for path, message in {"shutil:os.system": "is not an import path", "os.system": "is built with os.system"}.items():
-        edit(folder, network={"class_path": path})
-        assert message in refused(folder)
+    network = NetworkSpec.of(spec)()
+    save_network("saved", spec, network.state_dict())
+    assert not any(name.startswith("again.") for name in load_file("saved/model.safetensors"))
+    sys.modules.pop("others")
+    for trust in ((), ("others.Mine",), ("others",)):
+        with pytest.raises(InputError, match=r"is built with others\.\w+, which is not a module of lra_ssm, lightning"):
+            load_pretrained("saved", nn.Module, trust=trust)
+    assert "others" not in sys.modules
+    trusted, x = load_pretrained("saved", nn.Module, trust=("others.Mine", "others.MyS6")), torch.randn(1, 5, 4)
+    assert torch.equal(trusted(x), network(x)) and trusted.again is trusted.layer
 
 
 # --- what does not fit ---
 
-
-def test_configurations_that_cannot_be_read(folder: Path) -> None:
-    network = json.loads((folder / "config.json").read_text())["network"]
-    edit(folder, format="lra_ssm/2")
-    assert "its config.json has the format 'lra_ssm/2'; this version reads 'lra_ssm/1'" in refused(folder)
-    edit(folder, format="lra_ssm/1", network=3)
-    assert "its config.json has no network, a class_path and its init_args" in refused(folder)
-    edit(folder, network={**network, "init_args": {**network["init_args"], "d_modle": 3}})
-    assert "takes no argument 'd_modle'; did you mean 'd_model'?" in refused(folder)
-    edit(folder, network={**network, "init_args": {**network["init_args"], "n_layers": 0}})
-    assert "its network cannot be built: n_layers is 0; it must be at least 1" in refused(folder)
-    edit(folder, network={**network, "class_path": "lra_ssm.models.Backbone"})
-    assert "cannot be built" in refused(folder)
-    (folder / "config.json").write_text('{"a": 1}')
-    assert "its config.json has no known layout: keys ['a']" in refused(folder)
-    for text, message in {"{": "config.json is not valid JSON", "[]": "config.json is not a JSON object"}.items():
-        (folder / "config.json").write_text(text)
-        assert message in refused(folder)
-    (folder / "config.json").unlink()
-    assert "has no config.json: it is not a saved model; it holds model.safetensors" in refused(folder)
+NOT_MODULES = (
+    "os.system", "lra_ssm.files.shutil.rmtree", "lra_ssm.layers.spec.import_module", "lra_ssm.layers.blocks.nn.Linear",
+    "lra_ssm.layers.nothing.Here", "lra_ssm.__main__.main", "torch.hub.load", "lightning.pytorch.cli.LightningCLI",
+    "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler", "torch.nn.functional.relu",
+)  # fmt: skip
+PLACES = cycle([("layer", lambda path: {"class_path": path}), ("block", str), ("d_model", lambda path: [{"x": path}])])
+UNTRUSTED = "its network is built with {}, which is not a module of lra_ssm, lightning"
+# where in the network's arguments, name, value, the words of the error
+ARGUMENTS = [
+    *(((), name, make(path), UNTRUSTED.format(path)) for path, (name, make) in zip(NOT_MODULES, PLACES, strict=False)),
+    ((), "d_modle", 3, "takes no argument 'd_modle'; did you mean 'd_model'?"),
+    ((), "n_layers", 0, "its network cannot be built: n_layers is 0; it must be at least 1"),
+    ((), "n_layers", 3, "is missing in the checkpoint"),
+    ((), "d_model", 10**15, ""), ((), "d_model", 1e12, ""), ((), "vocab_size", 10**30, ""),
+    (("layer", "init_args"), "d_state", 40_000, "A_log is (16, 4) in the checkpoint, (16, 40000) in the model"),
+    (("block", "init_args"), "d_conv", 10**15, ""), (("block", "init_args"), "expand", 1e300, "cannot be built"),
+]  # fmt: skip
 
 
-SIZES = [((), "d_model", 10**15), ((), "vocab_size", 10**30), ((), "d_model", 1e12), ((), "n_layers", 3),
-         (("layer", "init_args"), "d_state", 40_000), (("block", "init_args"), "d_conv", 10**15),
-         (("block", "init_args"), "expand", 1e300)]  # fmt: skip
-
-
-@pytest.mark.parametrize(("where", "name", "value"), SIZES)
-def test_sizes_that_the_weights_do_not_have_are_one_line(where, name, value, folder: Path) -> None:
+@pytest.mark.parametrize(("where", "name", "value", "message"), ARGUMENTS)
+def test_arguments_that_are_not_trusted_or_do_not_fit_are_one_line(where, name, value, message, folder: Path) -> None:
     network = json.loads((folder / "config.json").read_text())["network"]
     arguments = network["init_args"]
     for key in where:
         arguments = arguments[key]
     arguments[name] = value
     edit(folder, network=network)
-    assert refused(folder)
+    assert message in refused(folder)
+
+
+def test_configurations_that_cannot_be_read(folder: Path) -> None:
+    config = (folder / "config.json").read_text()
+    network = json.loads(config)["network"]
+    for changes, message in (
+        ({"format": "lra_ssm/2"}, "its config.json has the format 'lra_ssm/2'; this version reads 'lra_ssm/1'"),
+        ({"network": 3}, "its config.json has no network, a class_path and its init_args"),
+        ({"network": {"class_path": "os.system"}}, UNTRUSTED.format("os.system")),
+        ({"network": {"class_path": "shutil:os.system"}}, "is not an import path"),
+        ({"network": {**network, "class_path": "lra_ssm.models.Backbone"}}, "cannot be built"),
+    ):
+        edit(folder, **changes)
+        assert message in refused(folder)
+        (folder / "config.json").write_text(config)
+    texts = {'{"a": 1}': "has no known layout: keys ['a']", "{": "is not valid JSON", "[]": "is not a JSON object"}
+    for text, message in texts.items():
+        (folder / "config.json").write_text(text)
+        assert message in refused(folder)
+    (folder / "config.json").unlink()
+    assert "has no config.json: it is not a saved model; it holds model.safetensors" in refused(folder)
 
 
 def test_tensors_that_do_not_fit(folder: Path) -> None:
@@ -255,50 +208,41 @@ def test_a_pickle_in_parts_is_read_where_it_is_asked_for(folder: Path) -> None:
 
 def test_a_folder_is_replaced_only_if_it_holds_a_saved_model(folder: Path, tmp_path: Path) -> None:
     language_model().save_pretrained(folder, tokenizer=CharacterTokenizer("abcdefg"))
-    other = language_model(n_layers=1)
+    other, mine = language_model(n_layers=1), tmp_path / "mine"
     (folder / "README.md").write_text("kept")
     other.save_pretrained(folder)
     assert sorted(p.name for p in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     assert torch.equal(LanguageModel.from_pretrained(folder)(IDS), other.eval()(IDS))
-    mine = tmp_path / "mine"
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # whoever may read one may read all
     mine.mkdir()
     other.save_pretrained(mine)  # an empty one
     for content in ("{}", "no JSON"):
         (mine / "config.json").write_text(content)
-        with pytest.raises(InputError, match="is not empty and holds no saved model: give a new or an empty folder"):
-            other.save_pretrained(mine)
+        for path in (mine, mine / "config.json"):
+            with pytest.raises(InputError, match="is not empty and holds no saved model: give a new or an empty"):
+                other.save_pretrained(path)
         assert (mine / "config.json").read_text() == content
-    with pytest.raises(InputError, match="is not empty"):
-        other.save_pretrained(mine / "config.json")
-    other.save_pretrained(tmp_path / "new/below")
-    assert len({path.stat().st_mode for path in (tmp_path / "new/below").iterdir()}) == 1  # whoever may read one
     assert not list(tmp_path.rglob(".unfinished*"))
 
 
-def test_nothing_stays_of_a_model_that_could_not_be_written(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+def test_nothing_stays_of_a_model_that_could_not_be_written(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    class Own(MambaBlock):
+        pass
+
+    before, new = {path.name: path.read_bytes() for path in folder.iterdir()}, tmp_path / "new"
+    with pytest.raises(ValueError, match="cannot be imported again"):
+        language_model(block=Own).save_pretrained(new)
+    with pytest.raises(InputError, match="format is 'onnx'; it must be lra_ssm or hf"):
+        language_model().save_pretrained(new, format="onnx")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Object of type set is not JSON serializable"):
+        save_network(new, {}, {}, source={"when": {1, 2}})
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    for target in (folder, tmp_path / "new"):
+    for target in (folder, new):
         with pytest.raises(InputError, match=r"the model cannot be saved there \(No space left on device\)"):
             language_model().save_pretrained(target)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
-
-
-def test_arguments_that_no_file_can_hold(tmp_path: Path) -> None:
-    class Own(MambaBlock):
-        pass
-
-    with pytest.raises(ValueError, match="cannot be imported again"):
-        language_model(block=Own).save_pretrained(tmp_path / "a")
-    with pytest.raises(InputError, match="format is 'onnx'; it must be lra_ssm or hf"):
-        language_model().save_pretrained(tmp_path / "a", format="onnx")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="Object of type set is not JSON serializable"):
-        save_network(tmp_path / "a", {}, {}, source={"when": {1, 2}})
-    assert not list(tmp_path.iterdir())

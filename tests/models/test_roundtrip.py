@@ -112,6 +112,22 @@ def test_every_network(name: str, tmp_path: Path) -> None:
     check_roundtrip(*NETWORKS[name], tmp_path / "saved", trust=(f"{__name__}.Turn",))
 
 
+@pytest.mark.parametrize(("name", "expected"), [
+    ("language model", "(batch, length) ids, int64"), ("pairs", "(batch, length) ids, int64"),
+    ("plain", "(batch, length, 2) features, floating"),
+])  # fmt: skip
+def test_inputs_of_another_shape_are_one_line_and_an_empty_batch_is_empty(name: str, expected: str) -> None:
+    network, inputs = NETWORKS[name]
+    assert network(inputs[:0]).shape == network(inputs)[:0].shape
+    length = inputs[:, :0] if name != "pairs" else inputs[..., :0]
+    for wrong in (inputs[..., None], inputs.bool(), length, *([inputs[0]] if name != "pairs" else [])):
+        shape = tuple((wrong.flatten(0, 1) if name == "pairs" else wrong).shape)
+        with pytest.raises(ValueError) as error:
+            network(wrong)
+        message = f"inputs: expected {expected}, length at least 1; got shape {shape}, {wrong.dtype}"
+        assert str(error.value) == message
+
+
 def test_every_public_network_is_among_them() -> None:
     classes = [getattr(lra_ssm.models, name) for name in lra_ssm.models.__all__]
     networks = {c for c in classes if isinstance(c, type) and issubclass(c, Pretrained)} - {Pretrained}

@@ -179,14 +179,6 @@ def check_mixed_dtypes(complex_A: bool, backend: str, **sizes: int) -> None:
         assert_close(widened({name: x}), {name: truth[name]}, rtol=rtol)
 
 
-def check_float32(inputs: Inputs, discretization: str, backend: str) -> None:
-    """float32 against float64: values and every gradient to a few rounding errors."""
-    narrow = narrowed(inputs)
-    flags = dict(discretization=discretization, delta_softplus=True)
-    truth = run(widened(narrow), "reference", **flags)
-    assert_close(widened(run(narrow, backend, **flags)), truth, rtol=3e-6, by=backend)
-
-
 def check_float32_gradient_of_small_A(complex_A: bool, backend: str, **sizes: int) -> None:
     """Entry by entry: A from 0 and 1e-12 to 1, where the naive (delta A_bar - B_bar)/A would lose every digit."""
     wide = make_inputs(complex_A, "2 real", "1 real", N=8, optional=("B_bias",), **sizes)
@@ -197,28 +189,6 @@ def check_float32_gradient_of_small_A(complex_A: bool, backend: str, **sizes: in
     error = (run(narrow, backend, discretization="zoh")["A"] - truth).abs()
     assert (truth != 0).all()
     assert (error <= 3e-5 * truth.abs()).all()
-
-
-def check_strides(
-    complex_A: bool, backend: str, dtype: torch.dtype = torch.float64, rtol: float = 1e-9, **sizes: int
-) -> None:
-    """Transposed, expanded, strided, negated and conjugated inputs; y keeps u's memory order."""
-    forms = ("2 interleaved", "1 complex") if complex_A else ("2 real", "1 real")
-    inputs = make_inputs(complex_A, *forms, dtype=dtype, **sizes)
-    inputs["z"] = inputs["z"][:1, :, :1].expand_as(inputs["u"])
-    expected = run(widened(inputs), "reference", discretization="zoh")
-    inputs["u"] = inputs["u"].transpose(1, 2).contiguous().transpose(1, 2)
-    inputs["C"] = inputs["C"].permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
-    inputs["B"] = inputs["B"].transpose(1, 3).contiguous().transpose(1, 3)
-    inputs["A"] = torch.stack([inputs["A"]] * 2, dim=-1)[..., 0]
-    if complex_A:
-        for name in ("A", "C", "initial_state"):
-            inputs[name] = inputs[name].conj().resolve_conj().conj()
-    inputs["delta"] = torch.complex(inputs["delta"], -inputs["delta"]).conj().imag  # a lazy negative
-    actual = run(inputs, backend, discretization="zoh")
-    assert actual["y"].stride() == inputs["u"].stride() and not actual["y"].is_contiguous()
-    assert all(actual[name].dtype == x.dtype for name, x in inputs.items())
-    assert_close(widened(actual), expected, rtol)
 
 
 def assert_close(actual: Inputs, expected: Inputs, rtol: float = 1e-9, by: str = "") -> None:

@@ -231,7 +231,7 @@ def test_a_backend_that_makes_no_such_kernel_says_why():
     (dict(A=torch.zeros(2, 4)), r"A: shape \(2, 4\); expected \(N,\) or \(D, N\) with D = 3"),
     (dict(B=torch.zeros(3, 5)), r"B: shape \(3, 5\)"),
     (dict(C=torch.zeros(2, 3, 5)), r"C: shape \(2, 3, 5\); .*\(K, D, N\)"),
-    (dict(C=torch.zeros(3, 4, dtype=torch.complex64)), "C: complex beside a real A"),
+    (dict(C=torch.zeros(3, 4, dtype=torch.complex64)), "C: complex, but A is real"),
     (dict(B=torch.zeros(3, 4, dtype=torch.int32)), "B: dtype torch.int32"),
     (dict(L=0), "L: 0"),
     (dict(discretization="euler"), "discretization: 'euler'; expected 'zoh' or 'bilinear'"),

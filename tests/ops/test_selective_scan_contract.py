@@ -13,12 +13,11 @@ from tests.ops.scan_cases import (
     BACKENDS,
     FAST,
     assert_close,
-    check_float32,
     check_float32_gradient_of_small_A,
     check_mixed_dtypes,
-    check_strides,
     leaves,
     make_inputs,
+    narrowed,
     run,
     weighted_sum,
     widened,
@@ -52,15 +51,6 @@ def test_interleaved_equals_complex(backend):
     assert_close(run(inputs, backend, **flags), expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("complex_A", [False, True])
-def test_strides(complex_A, backend):
-    check_strides(complex_A, backend, D=6, L=40)
-    inputs = make_inputs(complex_A, *VARIABLE[complex_A], D=6, L=40)
-    inputs["u"] = inputs["u"][:1, :, :1].expand(2, 6, 40)
-    assert_close(run(inputs, backend), run(inputs, "reference"))
-
-
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 @pytest.mark.parametrize("complex_A", [False, True])
 @pytest.mark.parametrize("autocast", [False, True])
@@ -74,7 +64,10 @@ def test_mixed_dtypes(complex_A, backend, autocast):
     "complex_A, discretization", [(False, "euler"), (True, "zoh"), (True, "euler"), (False, "zoh")]
 )
 def test_float32_error(complex_A, discretization, backend):
-    check_float32(make_inputs(complex_A, *VARIABLE[complex_A], D=8, N=4, L=1024), discretization, backend)
+    """Against float64: values and every gradient to a few rounding errors."""
+    narrow = narrowed(make_inputs(complex_A, *VARIABLE[complex_A], D=8, N=4, L=1024))
+    flags = dict(discretization=discretization, delta_softplus=True)
+    assert_close(widened(run(narrow, backend, **flags)), run(widened(narrow), "reference", **flags), 3e-6, by=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -136,7 +129,7 @@ def test_backends():
         if reason is not None:
             with pytest.raises(ValueError, match=f"'{name}' cannot run this call: {re.escape(reason)}"):
                 selective_scan(**inputs, backend=name)
-    assert "on the CPU alone" in scan_backends("cuda")["cpu"]
+    assert "on a CPU only" in scan_backends("cuda")["cpu"]
     with pytest.raises(ValueError, match="backend: 'fast'.*'cpu'"):
         selective_scan(**inputs, backend="fast")
     meta = {name: x.to("meta") for name, x in inputs.items()}
@@ -189,10 +182,10 @@ NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jag
     bad("C", zeros(2, 8, 3, 5), r"C: shape .*G dividing D = 4; G = 8 does not"),
     bad("C", zeros(1, 2, 3, 5), r"C: shape \(1, 2, 3, 5\)"),
     bad("C", zeros(3), r"C: shape \(3,\)"),
-    bad("B", zeros(2, 3, 5, dtype=i), "B: dtype torch.complex64 beside a real A"),
-    bad("C", zeros(4, 3, dtype=i), "C: dtype torch.complex64 beside a real A"),
-    bad("B_bias", zeros(4, 3, dtype=i), "B_bias: dtype torch.complex64 beside a real A"),
-    bad("initial_state", zeros(2, 4, 3, dtype=i), "initial_state: dtype torch.complex64 beside a real A"),
+    bad("B", zeros(2, 3, 5, dtype=i), "B: dtype torch.complex64, but A is real"),
+    bad("C", zeros(4, 3, dtype=i), "C: dtype torch.complex64, but A is real"),
+    bad("B_bias", zeros(4, 3, dtype=i), "B_bias: dtype torch.complex64, but A is real"),
+    bad("initial_state", zeros(2, 4, 3, dtype=i), "initial_state: dtype torch.complex64, but A is real"),
     bad("C", zeros(2, 3, 5, dtype=torch.bool), "C: dtype torch.bool"),
     bad("D", zeros(3), r"D: shape \(3,\); expected \(D,\) = \(4,\)"),
     bad("D", zeros(4, dtype=i), "D: dtype torch.complex64", True),

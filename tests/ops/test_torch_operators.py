@@ -48,15 +48,15 @@ def depthwise():
 CPU = {
     "linear scan": (cpu_linear_scan.constant_scan, linear),
     "selective scan, complex": (
-        cpu_scan.scan_forward,
+        cpu_scan.operator.scan,
         lambda: scan_inputs(make_inputs(True, "2 interleaved", "constant", L=9), random_reset(2, 9)),
     ),
     "S4D": (cpu_s4d_kernel.s4d_kernel_zoh, lambda: (*test_convolution.kernel_inputs(True, several=2), 70, False)),
 }  # fmt: skip
-SLOW_CPU = {"selective scan, real": (cpu_scan.scan_forward, lambda: scan_inputs(in_the_layers_layout()))}
-TRITON = {"selective scan, complex": (triton_scan._scan, lambda: scan_inputs(small(True)))}
+SLOW_CPU = {"selective scan, real": (cpu_scan.operator.scan, lambda: scan_inputs(in_the_layers_layout()))}
+TRITON = {"selective scan, complex": (triton_scan.operator.scan, lambda: scan_inputs(small(True)))}
 SLOW_TRITON = {
-    "selective scan, real": (triton_scan._scan, lambda: scan_inputs(small(False))),
+    "selective scan, real": (triton_scan.operator.scan, lambda: scan_inputs(small(False))),
     "S4D": (triton_s4d_kernel.s4d_kernel_zoh, lambda: (*test_convolution.kernel_inputs(True, several=2), 70, True)),
     "depthwise": (triton_depthwise.convolution, depthwise),
 }

@@ -19,7 +19,6 @@ from tests.ops.scan_cases import (
     assert_close,
     check_float32_gradient_of_small_A,
     check_mixed_dtypes,
-    check_strides,
     leaves,
     make_inputs,
     narrowed,
@@ -94,7 +93,7 @@ def test_lengths(L, complex_A, cut):
     cut(16, 31)
     inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=1, N=1, L=L, optional=("z", "initial_state"))
     flags = dict(discretization="zoh" if complex_A else "euler", delta_softplus=True, reset=random_reset(1, L))
-    compare(inputs, **flags)
+    compare(inputs, 3e-6 if L < 100 else 1e-5, **flags)  # A's gradient is a sum over time, whose terms cancel
 
 
 ONE_STEP = ("z", "delta_bias", "initial_state")
@@ -171,7 +170,21 @@ def test_small_A(complex_A):
 
 @pytest.mark.parametrize("complex_A", [slow(False), True])
 def test_strides(complex_A):
-    check_strides(complex_A, "triton", dtype=torch.float32, rtol=3e-6, L=5)
+    """Transposed, expanded, strided, negated and conjugated inputs; y keeps u's memory order."""
+    forms = ("2 interleaved", "1 complex") if complex_A else ("2 real", "1 real")
+    inputs = make_inputs(complex_A, *forms, dtype=torch.float32, L=5)
+    inputs["z"] = inputs["z"][:1, :, :1].expand_as(inputs["u"])
+    inputs["u"] = inputs["u"].transpose(1, 2).contiguous().transpose(1, 2)
+    inputs["C"] = inputs["C"].permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
+    inputs["B"] = inputs["B"].transpose(1, 3).contiguous().transpose(1, 3)
+    inputs["A"] = torch.stack([inputs["A"]] * 2, dim=-1)[..., 0]
+    if complex_A:
+        inputs |= {name: inputs[name].conj().resolve_conj().conj() for name in ("A", "C", "initial_state")}
+    inputs["delta"] = torch.complex(inputs["delta"], -inputs["delta"]).conj().imag  # a lazy negative
+    actual = run(inputs, "triton", discretization="zoh")
+    assert actual["y"].stride() == inputs["u"].stride() and not actual["y"].is_contiguous()
+    assert all(actual[name].dtype == x.dtype for name, x in inputs.items())
+    assert_close(widened(actual), run(widened(inputs), "reference", discretization="zoh"), 3e-6)
 
 
 @pytest.mark.parametrize("complex_A", [slow(False), True])
@@ -254,15 +267,13 @@ def test_gradients_do_not_vary(cut):
 
 
 def test_nothing_is_kept_without_gradients(monkeypatch):
-    kept = []
-    allocate = triton_scan._empty_results
+    kept, forward = [], triton_call.Scan.forward
 
-    def spy(u, A, keep):
-        results = allocate(u, A, keep)
-        kept.append(results[2].numel())
-        return results
+    def spy(self, y, last, checkpoints):
+        kept.append(0 if checkpoints is None else checkpoints.numel())
+        forward(self, y, last, checkpoints)
 
-    monkeypatch.setattr(triton_scan, "_empty_results", spy)
+    monkeypatch.setattr(triton_call.Scan, "forward", spy)
     x = on_device(make_inputs(False, "1 real", "1 real", L=3))
     with torch.no_grad():
         assert not selective_scan(**x, backend="triton").requires_grad

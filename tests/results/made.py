@@ -5,7 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from lra_ssm.runs.record import RunRecord, find_runs, result_settings
+from lra_ssm.runs.identity import result_settings
+from lra_ssm.runs.record import RunRecord, find_runs
 
 ROOT = Path(__file__).parents[2]
 DATA = {"source": {"kind": "generated", "limit": None}, "splits": {}, "inputs": "tokens"}

@@ -44,7 +44,7 @@ FITS = ("lra/listops/s4d", "mnist/stable_ssm", "lm/slimpajama6b/s6")  # the othe
                                     for c in CONFIGS])  # fmt: skip
 def test_a_fit_of_a_shipped_config_has_its_settings(config):
     """By the configuration that a fit resolves, with every default, and by what it sets beyond them."""
-    options = read_fit_options(["--config", config])
+    options = read_fit_options([f"--config={config}"])
     record = {"identity": set_beyond_defaults(options.resolved, options.neutral), "neutral": options.neutral["data"]}
     run = RunRecord(ROOT, config=options.resolved, record=record)
     if (row := row_of(run)) is not None:

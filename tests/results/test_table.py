@@ -59,7 +59,7 @@ def test_other_settings_data_and_starting_weights_are_other_rows(tmp_path):
     splits = {"train": {"arrays": {"x": {"file": "a", "sha256": "1"}}}}
     make_run(tmp_path, seed=1, value=0.3, data={**DATA, "splits": splits})
     for digest, value in (("abc", 0.1), ("def", 0.15)):
-        make_run(tmp_path, seed=1, value=value, inputs={"data": {}, "weights": {"start.ckpt": [digest, 1, 2]}})
+        make_run(tmp_path, seed=1, value=value, weights={"start.ckpt": digest})
     # It does not know its data.
     make_run(tmp_path, seed=2, status="failed", reason="no room", tested=False, data={}, changes={LR: 0.02})
     found = group(tmp_path)
@@ -189,6 +189,18 @@ def test_a_row_of_many_differences_names_the_rest_in_its_note(tmp_path):
     columns = [*found.frame.columns[2:6]]
     assert columns == ["lr", "delta.weight_decay", "recurrent.lr", "warmup_steps"]
     assert [*found.frame.iloc[1, 2:6]] == 4 * ["0.77"] and "differs also in weight_decay=0.77" in str(found.notes)
+
+
+def test_a_task_of_another_class_has_its_own_column(tmp_path):
+    make_run(tmp_path)
+    make_run(tmp_path, changes={"model.class_path": "my.Task"})
+    assert table(tmp_path).frame[["model", "--model"]].to_numpy().tolist() == [
+        ["s4d", "Classification"],
+        ["s4d", "my.Task"],
+    ]
+    assert {row["--model"] for row in csv.DictReader(io.StringIO(runs_csv(runs_frame(read(tmp_path)))))} == {
+        "Classification", "my.Task"
+    }  # fmt: skip
 
 
 def test_models_of_other_sizes_are_named(tmp_path):

@@ -239,7 +239,7 @@ def test_a_sweep_is_submitted_once_and_resumed_without_what_is_queued(here, caps
     assert (at / "jobs.txt").read_text().endswith(" job 12: runs 1-4\n")
     assert "was submitted before: --resume submits" in refused(capsys)
     finish(SweepFolder.find("sweep.yaml").runs[2])
-    assert submit(capsys, "--resume", "--sbatch=--mem=2G")[0] == 0
+    assert in_process(["submit", str(at), "--resume", "--sbatch=--mem=2G"], capsys)[0] == 0
     again = (at / "submit.sbatch").read_text()
     assert "--array=1\n" in again and "--mem=2G\n" in again and "--mem=64G" not in again
     assert Path("asked-squeue").read_text().split()[:4] == ["--noheader", "--array", "--me", f"--name={at.name}"]
@@ -293,26 +293,21 @@ def test_status_says_where_each_run_stands(here, capsys, monkeypatch):
     assert err == ["squeue refuses: Unable to contact slurm controller; the table is without it"]
 
 
-def test_a_sweep_that_was_not_submitted_here(here, capsys):
+def test_a_folder_is_found_from_anywhere_or_named_as_missing(here, capsys, monkeypatch):
     write_sweep()
     code, _, err = in_process(["status", "sweep.yaml"], capsys)
-    assert code == 2 and err == [
-        "lra-ssm: error: sweep sweep.yaml was not submitted from here: lra-ssm submit sweep.yaml"
-    ]
+    assert code == 2 and err[0].endswith("sweep sweep.yaml was not submitted from here: lra-ssm submit sweep.yaml")
     Path("x").mkdir()
     with pytest.raises(InputError, match="x is not a sweep's folder"):
         SweepFolder(Path("x"))
-
-
-@pytest.mark.parametrize(("place", "given"), [(".", "."), ("..", "{name}"), ("../..", "sweeps/{name}")])
-def test_a_folder_finds_its_runs_from_anywhere(place, given, here, capsys, monkeypatch):
-    write_sweep()
     submit(capsys, "--dry-run")
+    at = here / folder()
     (run,) = SweepFolder.find("sweep.yaml").runs
-    expected, name = run.path.resolve(), folder().name
-    monkeypatch.chdir(folder() / place)
-    (run,) = SweepFolder.find(given.format(name=name)).runs
-    assert run.path.resolve() == expected
+    expected = run.path.resolve()
+    for place, given in ((".", "."), ("..", at.name), ("../..", f"sweeps/{at.name}")):
+        monkeypatch.chdir(at / place)
+        (run,) = SweepFolder.find(given).runs
+        assert run.path.resolve() == expected
 
 
 def test_numbers_as_slurm_has_them():

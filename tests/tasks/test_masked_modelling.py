@@ -111,7 +111,11 @@ def test_predictions_are_log_likelihoods_where_something_is_scored():
     ("network", "batch", "message"),
     [
         (Pooled, classes()[0], r"needs a prediction per position, \(batch, length, classes\)"),
-        (NetworkSpec(Table, classes=3), (torch.zeros(1, 4, dtype=torch.int64), torch.full((1, 4), 4)), "class 4 is among"),
+        (
+            NetworkSpec(Table, classes=3),
+            (torch.zeros(1, 4, dtype=torch.int64), torch.full((1, 4), 4)),
+            "class 4 is among",
+        ),
         (Table, values()[0], r"prediction per position, \(3, 4, 1\)"),
         (Table, (torch.zeros(1, 4, dtype=torch.int64), None, torch.zeros(1)), "set data.pretrain"),
     ],

@@ -1,4 +1,4 @@
-"""Sharded networks (FSDP2) on two processes (gloo), compared with the whole network in each."""
+"""Two processes (gloo): sharded networks (FSDP2) compared with the whole network in each, and gathered states."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,8 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, LRU, S4D, S6, BlockSpec, LayerSpec, MambaBlock, S4Block, StableSSM
 from lra_ssm.models import Classifier, LanguageModel
 from lra_ssm.tasks.sharding import shard
-from tests.runner import Command, free_port
+from lra_ssm.tasks.state_sync import gather_rows
+from tests.runner import Command, rendezvous
 
 B2S6_MODEL = partial(LanguageModel, LayerSpec(B2S6, num_blocks=2, d_state=4), vocab_size=11, d_model=8, n_layers=2)
 BATCH_BLOCK = BlockSpec(S4Block, norm="batch")
@@ -134,16 +135,27 @@ def mixed() -> None:
     assert ours.dtype == torch.float32 and (ours - theirs).norm() < 0.03 * theirs.norm()
 
 
+def carried() -> None:
+    """Attention's caches may have different lengths; shorter ones get empty slots in front."""
+    rank = dist.get_rank()
+    keys, positions = torch.full((2, 2 + rank, 3), rank + 1.0), torch.arange(2 + rank).expand(2, -1)
+    keys, positions, state = (gather_rows(part) for part in (keys, positions, torch.full((2, 4), rank + 1j)))
+    assert keys.shape == (4, 3, 3) and positions.tolist() == [[-1, 0, 1], [0, 1, 2]] * 2
+    assert keys[0, :2, 0].tolist() == [0, 1] and keys[1, 0, 0] == 2
+    assert state[:, 0].tolist() == [1j, 1 + 1j] * 2
+
+
 def everything(_: list[str]) -> int:
     dist.init_process_group("gloo")
-    for check in (equal, watched, mixed):
+    for check in (equal, watched, mixed, carried):
         check()
     dist.destroy_process_group()
     return 0
 
 
-def test_sharded_networks_are_what_whole_ones_are(tmp_path: Path) -> None:
-    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    started = [Command([], tmp_path, {**given, "RANK": rank}, call=everything) for rank in "01"]
-    results = [command.wait() for command in started]
+def test_sharded_networks_equal_whole_ones_and_states_are_gathered(tmp_path: Path) -> None:
+    with rendezvous() as given:
+        processes = ({**given, "WORLD_SIZE": "2", "RANK": rank} for rank in "01")
+        started = [Command([], tmp_path, env, call=everything) for env in processes]
+        results = [command.wait() for command in started]
     assert all(result.code == 0 for result in results), [result.err[-3000:] for result in results]

@@ -1,1 +1,1 @@
-"""Text for language models: documents of any corpus, tokenizers, sharded tokens, batches."""
+"""Text for language models: documents, tokenizers, prepared tokens, batches."""

@@ -24,53 +24,50 @@ EmptyDocuments = Literal["error", "skip"]
 
 
 class Document(NamedTuple):
-    """A document: its text in blocks of any size, its split (None: `ReadOptions.split` decides), where it begins."""
+    """A document, and the place where it begins."""
 
-    blocks: Iterable[str]
+    text: str
     where: str  # FILE:LINE, or "FILE: row N"
-    split: str | None
+    split: str | None  # None: `ReadOptions.split` decides
     source: str = ""  # a name by which documents are counted
 
 
 class Segment(NamedTuple):
-    """A document, or a part of a long one; "" for an empty document that is skipped.
-
-    first, last: the document begins, ends with it. end-of-text follows every last one.
-    """
+    """A document, or a part of a long one. End-of-text follows the segments that are `last`."""
 
     text: str
     source: str
     split: str
-    first: bool
-    last: bool
+    first: bool  # the document begins with it
+    last: bool  # the document ends with it
 
 
 class Input(NamedTuple):
-    """What is read in one go: a file, or a member of an archive, or files that only make sense together."""
+    """A unit of reading: a file, a member of an archive, or several files that continue each other."""
 
     paths: list[Path]
     read: Callable[[], Iterator[Segment]]
 
     @property
     def size(self) -> int:
-        """Bytes of its files."""
+        """The total size of its files in bytes."""
         return sum(path.stat().st_size for path in self.paths)
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How documents are taken from files, and which are held out where files name no split.
+    """How to find documents in files, and which documents to hold out where files name no split.
 
     Args:
         documents: a document of plain text is a file, a line, a paragraph (between blank lines), an article (from one
-            of WikiText's first-level headings to the next), or ends with <|endoftext|> as TinyStories' do.
-        text_field: the text in JSON lines and parquet; "a.b" is b of a.
-        source_field: in the same way the name of the document's source; None for none.
-        empty_documents: a document without text is an "error", or passed over ("skip") and counted.
+            of WikiText's first-level headings to the next), or ends with <|endoftext|> as in TinyStories.
+        text_field: the field of JSON lines and parquet with the text; "a.b" is field b of field a.
+        source_field: the field with the name of the document's source, in the same form; None for none.
+        empty_documents: a document without text is an "error", or is passed over ("skip").
         split_seed: decides which documents are held out, from 0 to 2^64 − 1.
         val_fraction, test_fraction: shares of the documents that are held out, by a hash of each document's beginning:
-            documents that are added or removed move no other document.
-        end_lines: end-of-text follows every line that is not blank; blank lines are left out.
+            adding or removing documents moves no other document.
+        end_lines: put end-of-text after every line that is not blank, and leave blank lines out.
 
     Raises:
         InputError: nothing is left to train on.
@@ -110,25 +107,23 @@ class ReadOptions:
 CUT = re.compile(r"(?<=\S)\n(?=\S)")
 
 
-def cut(blocks: Iterable[str]) -> Iterator[str]:
-    """Yield a document in parts: at most TEXT_SIZE characters, or up to the first place to cut behind them."""
-    rest = ""
-    for block in blocks:
-        rest += block
-        while len(rest) > TEXT_SIZE and (place := _place_to_cut(rest)):
-            yield rest[:place]
-            rest = rest[place:]
-    yield rest
+def cut(text: str) -> Iterator[str]:
+    """Yield a document in parts: at most TEXT_SIZE characters, or up to the first place to cut after them."""
+    begin = 0
+    while len(text) - begin > TEXT_SIZE and (end := _place_to_cut(text, begin)):
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
 
 
-def _place_to_cut(text: str) -> int:
-    """The last place within TEXT_SIZE characters, else the first one behind them; 0 if there is none."""
-    end = text.rfind("\n", 0, TEXT_SIZE)
-    while end > 0 and not CUT.match(text, end):
-        end = text.rfind("\n", 0, end)
-    if end <= 0:  # `find` is much faster than the expression's search: a text may be one line of 100 MB
-        end = text.find("\n", TEXT_SIZE)
-        while end > 0 and not CUT.match(text, end):
+def _place_to_cut(text: str, begin: int) -> int:
+    """Return the last place to cut within TEXT_SIZE characters, else the first one after them; 0 if there is none."""
+    end = text.rfind("\n", begin, begin + TEXT_SIZE)
+    while end > begin and not CUT.match(text, end):
+        end = text.rfind("\n", begin, end)
+    if end <= begin:  # `find` is much faster than the expression's search: a text may be one line of 100 MB
+        end = text.find("\n", begin + TEXT_SIZE)
+        while end > begin and not CUT.match(text, end):
             end = text.find("\n", end + 1)
     return max(end + 1, 0)
 
@@ -137,32 +132,27 @@ def segments(documents: Iterable[Document], options: ReadOptions) -> Iterator[Se
     """Yield the segments of documents in order.
 
     Raises:
-        InputError: a document is empty and must not be; names file and line.
+        InputError: a document is empty and must not be, or has half of a surrogate pair; names file and line.
     """
     for document in documents:
-        split, first = document.split, True
+        if not document.text.strip():
+            if options.empty_documents == "error":
+                raise InputError(f"{document.where}: an empty document; use empty_documents=skip to pass over it")
+            continue
         try:
-            for text, following in pairwise(chain(cut(document.blocks), [None])):
-                assert text is not None
-                last = following is None
-                if first and last and not text.strip():
-                    if options.empty_documents == "error":
-                        what = "an empty document; empty_documents=skip passes over such"
-                        raise InputError(f"{document.where}: {what}")
-                    yield Segment("", document.source, "", True, True)
-                    break
-                text.encode()  # half of a surrogate pair, which JSON can spell out, would fail later, without a place
-                split = split or options.split(text)
-                segment = Segment(text, document.source, split, first, last)
-                yield from _ended_lines(segment) if options.end_lines else [segment]
-                first = False
+            document.text.encode()  # JSON can spell out half of a surrogate pair
         except UnicodeEncodeError as error:
             half = f"\\u{ord(error.object[error.start]):04x}"
             raise InputError(f"{document.where}: half of a surrogate pair ({half}) is not a character") from None
+        parts = list(cut(document.text))
+        split = document.split or options.split(parts[0])
+        for number, part in enumerate(parts, start=1):
+            segment = Segment(part, document.source, split, number == 1, number == len(parts))
+            yield from _ended_lines(segment) if options.end_lines else [segment]
 
 
 def _ended_lines(segment: Segment) -> Iterator[Segment]:
-    """Yield each line that is not blank by itself; the document begins with its first one."""
+    """Yield each line that is not blank as a segment that ends; only the first one begins the document."""
     first = segment.first
     for line in io.StringIO(segment.text):  # ends lines only at "\n", unlike str.splitlines
         if not line.isspace():
@@ -179,7 +169,7 @@ def read_text(file: BinaryIO, name: str, documents: Documents, split: str | None
     """Yield the documents of an open file of plain text in UTF-8; `name` is its name in messages.
 
     Raises:
-        InputError: it is not UTF-8; names the line. (Of documents="file" while their blocks are read.)
+        InputError: it is not UTF-8; names the line.
     """
     return text_documents(_decoded(file, name, documents), name, documents, split)
 
@@ -187,33 +177,26 @@ def read_text(file: BinaryIO, name: str, documents: Documents, split: str | None
 def text_documents(
     lines: Iterable[str], name: str, documents: Documents, split: str | None = None
 ) -> Iterator[Document]:
-    """Yield the documents of lines of plain text (with documents="file" of blocks of any size)."""
+    """Yield the documents of lines of plain text."""
     if documents == "file":
-        yield Document(lines, f"{name}:1", split)
+        yield Document("".join(lines), f"{name}:1", split)
         return
-    found = {"line": _lines, "paragraph": _paragraphs, "article": _articles, "endoftext": _separated}[documents]
-    for line, text in found(enumerate(lines, start=1)):
+    find = {"line": _lines, "paragraph": _paragraphs, "article": _articles, "endoftext": _separated}[documents]
+    for line, text in find(enumerate(lines, start=1)):
         if documents == "article" or text.strip():  # else only white space between others
-            yield Document([text], f"{name}:{line}", split)
+            yield Document(text, f"{name}:{line}", split)
 
 
 def _decoded(file: BinaryIO, name: str, documents: Documents) -> Iterator[str]:
-    """The lines of a file, or its blocks where the file is the document."""
-    text = io.TextIOWrapper(file, "utf-8-sig", newline="\n")
-    try:
-        for part in text if documents != "file" else iter(lambda: text.read(TEXT_SIZE), ""):
-            if documents != "endoftext" and SEPARATOR in part and re.search(rf"(?m)^{re.escape(SEPARATOR)}\s*$", part):
-                _warn_of_separators(str(Path(name).parent), documents)
-            yield part
-    except UnicodeDecodeError:
-        file.seek(0)
-        for number, line in enumerate(file, start=1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                byte = line[error.start]
-                raise InputError(f"{name}:{number}: is not UTF-8 (byte {byte:#04x})") from None
-        raise
+    """Yield the lines of a file."""
+    for number, line in enumerate(file, start=1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{name}:{number}: is not UTF-8 (byte {line[error.start]:#04x})") from None
+        if documents != "endoftext" and text.rstrip() == SEPARATOR:
+            _warn_of_separators(str(Path(name).parent), documents)
+        yield text
 
 
 @cache  # once for all files of a folder

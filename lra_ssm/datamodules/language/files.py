@@ -1,4 +1,4 @@
-"""Files of a corpus: found, read by their form, divided into parts.
+"""Find the files of a corpus, read them by their form, group them into parts.
 
 .txt                            plain text; the setting `documents` says what a document is
 .jsonl, .jsonl.gz, .jsonl.zst   one document per line
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.datamodules.download import read_parquet
-from lra_ssm.datamodules.language.corpus import TEXT_SIZE, Document, Input, ReadOptions, Segment, read_text, segments
+from lra_ssm.datamodules.language.corpus import Document, Input, ReadOptions, Segment, read_text, segments
 from lra_ssm.datamodules.storage import visible_files
 from lra_ssm.errors import InputError, describe_error
 
@@ -29,7 +29,7 @@ def read_file(path: Path, options: ReadOptions, split: str | None = None) -> Ite
     """Yield the documents of a file by its form.
 
     Raises:
-        InputError: the file cannot be read or is damaged, a line is not JSON, a record has no text, or text is not
+        InputError: the file cannot be read or is damaged, a line is not JSON, a record has no text, or the text is not
             UTF-8; names file and line (or row).
     """
     try:
@@ -41,16 +41,11 @@ def read_file(path: Path, options: ReadOptions, split: str | None = None) -> Ite
         for where, record in read_parquet(path, *columns) if path.suffix == ".parquet" else _json_lines(path):
             text = _field(record, options.text_field, where)
             source = "" if options.source_field is None else _field(record, options.source_field, where)
-            yield Document(_blocks(text), where, split, source)
+            yield Document(text, where, split, source)
     except InputError:
         raise
-    except Exception as error:  # of many kinds for a damaged file
-        raise InputError(f"{path}: cannot be read, or is broken off or damaged ({describe_error(error)})") from error
-
-
-def _blocks(text: str) -> Iterable[str]:
-    """A text in blocks, so that cutting a long one copies no long rests."""
-    return [text] if len(text) <= TEXT_SIZE else (text[i : i + TEXT_SIZE] for i in range(0, len(text), TEXT_SIZE))
+    except Exception as error:  # a damaged file raises errors of many kinds
+        raise InputError(f"{path}: cannot be read, or is cut off or damaged ({describe_error(error)})") from error
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
@@ -61,18 +56,14 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
             if line.isspace():
                 continue
             try:
-                record = json.loads(line.rstrip().decode("utf-8-sig" if number == 1 else "utf-8"))
-            except UnicodeDecodeError as error:
-                wrong = f"byte {error.object[error.start]:#04x}, the line's number {error.start + 1}"
-                raise InputError(f"{path}:{number}: is not UTF-8 ({wrong})") from None
-            except (ValueError, RecursionError) as error:
-                why = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-                raise InputError(f"{path}:{number}: is not JSON ({why}); one document per line is expected") from None
+                record = json.loads(line.rstrip())
+            except (ValueError, RecursionError) as error:  # not UTF-8, or not JSON
+                raise InputError(f"{path}:{number}: is not JSON ({error}); expected one document per line") from None
             yield f"{path}:{number}", record
 
 
 def _field(record: Any, name: str, where: str) -> str:
-    """A text in a record; "" for null, as dumps of tables have it."""
+    """Return a text in a record; "" for null, which dumps of tables have."""
     value = record
     for part in name.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -91,14 +82,14 @@ _SPLIT_NAMES = {
     "val": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-_IGNORED = (".md", ".lock", "files.json")  # what lies next to files and is never meant
+_IGNORED = (".md", ".lock", "files.json")  # lie next to a corpus and do not belong to it
 
 
 def find_files(folder: Path, forms: tuple[str, ...] = FORMS) -> list[Path]:
-    """Return all files of these forms below a folder, sorted by their paths; hidden ones are passed over.
+    """Return all files of these forms below a folder, sorted by their paths, without hidden ones.
 
     Raises:
-        InputError: there are none.
+        InputError: there are no such files.
     """
     files = visible_files(folder)
     found = [path for path in files if path.name.endswith(forms)]
@@ -112,10 +103,10 @@ def find_files(folder: Path, forms: tuple[str, ...] = FORMS) -> list[Path]:
 
 
 def split_of(path: Path, folder: Path) -> str | None:
-    """Return the split that a file's name, or a folder's below `folder`, names by Hugging Face's rule; None for none.
+    """Return the split that the name of a file, or of its folders below `folder`, states; None for none.
 
-    The rule (datasets.data_files): a keyword anywhere in the name, delimited by "-", ".", "_", a space or a digit, as
-    in TinyStories-valid.txt or c4-validation.00000-of-00001.jsonl.gz; folders count before file names.
+    The rule is Hugging Face's (datasets.data_files): a keyword anywhere in the name, delimited by "-", ".", "_", a
+    space or a digit, as in TinyStories-valid.txt or c4-validation.00000-of-00001.jsonl.gz; folders count first.
 
     Raises:
         InputError: a name has the keywords of two splits.
@@ -131,7 +122,7 @@ def split_of(path: Path, folder: Path) -> str | None:
 
 
 def file_inputs(files: Iterable[tuple[Path, str | None]], options: ReadOptions) -> list[Input]:
-    """Return files with their splits (None: each document's key decides) as inputs."""
+    """Return an input for each file and its split (None: each document's hash decides)."""
     return [Input([path], partial(_read, path, options, split)) for path, split in files]
 
 
@@ -140,7 +131,7 @@ def _read(path: Path, options: ReadOptions, split: str | None) -> Iterator[Segme
 
 
 def in_parts(inputs: list[Input]) -> list[list[Input]]:
-    """Return inputs by the part of the preparation that they belong to: one each, small neighbors together."""
+    """Group inputs into parts of a preparation: one input each, but small neighbors together."""
     parts, size = list[list[Input]](), PART_BYTES + 1
     for each in inputs:
         if size + (own := each.size) > PART_BYTES:

@@ -1,11 +1,10 @@
-"""What the data modules of text for language models have in common: tokens prepared once, windows, a tokenizer.
+"""Base of the data modules of text for language models: tokens prepared once, windows, a tokenizer.
 
 L length of a window.
 """
 
 import shutil
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +26,7 @@ from lra_ssm.errors import InputError
 class LanguageDataModule(PreparedData):
     """Text that is prepared once, as tokens. Batches are `batches.TokenBatch` of `windows.Windows` or `Streams`.
 
-    A dataset gives `sources`, `corpus`, and `fetch_files` where its files can be downloaded.
+    A dataset defines `sources`, `corpus`, and `fetch_files` where its files can be downloaded.
 
     Args:
         tokenizer: "bytes", "characters", "words" (the end of a line is a token), "bpe:16000" (trained on the training
@@ -69,7 +68,7 @@ class LanguageDataModule(PreparedData):
         named = self.spec.kind in ("file", "hub")
         self.require(self.end_of_text is None or named, "end_of_text", "is only for a tokenizer.json")
 
-    # -- what a dataset gives --------------------------------------------------------------------------------------
+    # -- what a dataset defines ------------------------------------------------------------------------------------
 
     @abstractmethod
     def corpus(self) -> list[Input]:
@@ -81,10 +80,6 @@ class LanguageDataModule(PreparedData):
 
     def fetch_files(self) -> None:
         """Download a publisher's files below the root, if needed."""
-
-    def compare_published(self, splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what the manifest says of splits compared with what is published of them."""
-        return {}
 
     # -- preparation -----------------------------------------------------------------------------------------------
 
@@ -98,7 +93,7 @@ class LanguageDataModule(PreparedData):
 
     @cached_property
     def _identity(self) -> str:
-        """What stands for the tokenizer: wherever a file is, its digest."""
+        """The identity of the tokenizer; for a file its digest."""
         return self.spec.identity()
 
     @cached_property
@@ -111,7 +106,7 @@ class LanguageDataModule(PreparedData):
         return {**super().source_digests(), **own}
 
     def source_digests(self) -> dict[str, str]:
-        return self._digests  # of many files: looked at once
+        return self._digests  # computed once: there may be many files
 
     def files(self) -> list[Path]:
         return [path for each in self._corpus for path in each.paths]
@@ -127,7 +122,7 @@ class LanguageDataModule(PreparedData):
         try:
             preparation.tokenize()
             self._finish(folder)
-        except InputError:  # another corpus or tokenizer will do; these parts are of no use
+        except InputError:  # the next preparation will use another corpus or tokenizer: these parts are useless
             shutil.rmtree(self.parts_folder, ignore_errors=True)
             raise
 
@@ -152,16 +147,14 @@ class LanguageDataModule(PreparedData):
 
     def _finish(self, folder: Path) -> None:
         made = self._preparation().finish(folder)
-        splits, empty = made["splits"], made.pop("empty_documents_skipped")
+        splits = made["splits"]
         if missing := sorted(self.expected_splits() - splits.keys()):
             found = ", ".join(f"{entry['documents']:,} for {name}" for name, entry in splits.items())
             raise InputError(
                 f"{self.dataset}: no document for {missing[0]} ({found or 'none at all'}): hold out more (val_fraction,"
                 " test_fraction), make smaller documents (documents=line), or give files (train*, val*, test*)"
             )
-        source = {"empty_documents_skipped": empty, **self.compare_published(splits)}
-        facts = self.facts()
-        write_manifest(folder, {"dataset": self.dataset, **facts, "source": facts["source"] | source, **made})
+        write_manifest(folder, {"dataset": self.dataset, **self.facts(), **made})
 
     def _preparation(self) -> Preparation:
         return Preparation(self.parts_folder, self.dataset, self._corpus, self.spec)

@@ -1,4 +1,4 @@
-"""From a corpus to prepared tokens: a tokenizer, the tokens of each part, one array for each split.
+"""Prepare a corpus: train or load a tokenizer, tokenize each part, join one array for each split.
 
 Parts (`parts.Parts`) lie next to the prepared folder until all are there: a killed preparation goes on, and several
 machines that share a file system can make different parts. A part is one large file or several small ones.
@@ -24,7 +24,7 @@ from lra_ssm.datamodules.storage import Array, Growing, file_entry, save_split
 from lra_ssm.errors import InputError
 from lra_ssm.files import locked, write_json
 
-MADE = "tokenizer-of-parts.json"  # in the folder of parts: {"file", "end_of_text"} of their tokenizer
+TOKENIZER_RECORD = "tokenizer-of-parts.json"  # in the folder of parts: {"file", "end_of_text"} of their tokenizer
 _BATCH_SIZE = 1 << 20  # characters that are tokenized at a time
 _BATCH_TEXTS = 4096
 
@@ -83,7 +83,7 @@ class Preparation:
         """Write the parts of shard i/n that do not exist yet.
 
         Raises:
-            InputError: a file cannot be read as it should be, or there is no such tokenizer.
+            InputError: a file is not as expected, or the tokenizer does not exist.
         """
         if not (missing := self.parts.missing(shard)):
             return
@@ -94,7 +94,7 @@ class Preparation:
                 self.parts.write(number, partial(self._part, tokenizer, bar))
 
     def progress(self) -> str:
-        """Return one line about the parts that there are."""
+        """Return one line about the finished parts."""
         made = self.parts.count - len(self.parts.missing())
         more = "; --merge puts them together" if made == self.parts.count else ""
         return f"{self.folder}: {made} of {self.parts.count} parts are made{more}"
@@ -103,7 +103,7 @@ class Preparation:
         """Join all parts into the arrays of each split in an empty folder, the tokenizer next to them.
 
         Returns:
-            What the manifest says of tokenizer and splits, and `empty_documents_skipped`.
+            What the manifest says about the tokenizer and the splits.
 
         Raises:
             InputError: a part is missing.
@@ -131,13 +131,12 @@ class Preparation:
             "vocab_size": tokenizer.vocab_size,
             "end_of_text": tokenizer.end_of_text,
             "tokenizer": {**file_entry(tokenizer.save(folder)), "specification": self.spec.text},
-            "empty_documents_skipped": sum(record["empty"] for record in records),
             "splits": splits,
         }
 
     def _tokenizer(self) -> TextTokenizer:
-        """The tokenizer of all parts: made by the first process that comes, whatever becomes of its file later."""
-        made = self.folder / MADE
+        """Return the tokenizer of all parts, which the first process makes and saves next to them."""
+        made = self.folder / TOKENIZER_RECORD
         if not made.is_file():
             with locked(self.folder / ".lock", "makes the tokenizer"):
                 if not made.is_file():
@@ -155,21 +154,18 @@ class Preparation:
             return train_tokenizer(self.spec, (segment.text for segment in found if segment.split == "train"))
 
     def _part(self, tokenizer: TextTokenizer, bar: Bar, number: int) -> tuple[dict[str, Array], dict[str, Any]]:
-        """The arrays of a part, tokens and starts of each split, and its counts."""
-        writers, empty = dict[str, _SplitWriter](), 0
+        """Return the arrays of a part (tokens and starts of each split) and its counts."""
+        writers = dict[str, _SplitWriter]()
         for batch in _batches(_read(self.inputs[number], bar)):
             for split in dict.fromkeys(segment.split for segment in batch):
-                found = [segment for segment in batch if segment.split == split and segment.text]
-                if found and split not in writers:
+                if split not in writers:
                     writers[split] = _SplitWriter(self.folder, tokenizer)
-                if found:
-                    writers[split].append(found)
-            empty += sum(not segment.text for segment in batch)
+                writers[split].append([segment for segment in batch if segment.split == split])
         arrays, records = dict[str, Array](), dict[str, Any]()
         for split, writer in writers.items():
             arrays[f"{split}_tokens"], arrays[f"{split}_starts"] = writer.tokens.array(), np.concatenate(writer.starts)
             records[split] = writer.sources
-        return arrays, {"splits": records, "empty": empty}
+        return arrays, {"splits": records}
 
 
 class _SplitWriter:
@@ -191,8 +187,8 @@ class _SplitWriter:
 
 
 def _read(inputs: list[Input], bar: Bar) -> Iterator[Segment]:
-    """The segments of inputs; the bar advances with their text, and to their size, which may be that of compressed
-    text, at their end."""
+    """Yield the segments of inputs. The bar advances with their text, and at the end of each input to its size, which
+    may be that of compressed text."""
     for each in inputs:
         left = each.size
         for segment in each.read():
@@ -204,7 +200,7 @@ def _read(inputs: list[Input], bar: Bar) -> Iterator[Segment]:
 
 
 def _batches(found: Iterator[Segment]) -> Iterator[list[Segment]]:
-    """Segments, as many at a time as are tokenized together."""
+    """Yield lists of segments that are tokenized together."""
     batch, size = list[Segment](), 0
     for segment in found:
         batch.append(segment)

@@ -1,16 +1,15 @@
-"""Texts as tokens of one flat array, and back: bytes, characters, words, subwords.
+"""Tokenizers: texts to one flat array of tokens, and back.
 
 - bytes: ids 0–255 are the bytes of the UTF-8, 256 ends a text.
 - characters: `<eos>` 0, `<unk>` 1, then those of the training texts, the most frequent first, equally frequent ones by
   code point; every one that they hold (min_freq 1).
-- words, as state-spaces/s4 (src/dataloaders/lm.py) and transformer-xl (utils/vocabulary.py) have them: split at white
-  space, case kept; the end of a line, id 0, ends every line, blank ones too, and thereby the text; then by falling
-  frequency in the training texts, equally frequent ones by first occurrence. `<unk>` is one of these words as WikiText
-  has it; where the training texts do not hold it, it has the last id. A tokenizer.json of the model WordLevel.
-- bpe: a byte-level BPE made of the training texts (Sennrich et al. 2016; the bytes as GPT-2 has them, Radford et al.
+- words, as in state-spaces/s4 (src/dataloaders/lm.py) and transformer-xl (utils/vocabulary.py): split at white space,
+  case kept. Id 0 is the end of a line, which ends every line, blank ones too, and thereby the text. Words follow by
+  falling frequency in the training texts, equally frequent ones by first occurrence. `<unk>` is one of these words, as
+  in WikiText; if the training texts do not have it, it gets the last id. A tokenizer.json of the model WordLevel.
+- bpe: a byte-level BPE trained on the training texts (Sennrich et al. 2016; the bytes as GPT-2 has them, Radford et al.
   2019): the same file for the same texts however they are cut or computed.
 - any tokenizer.json of Hugging Face's `tokenizers`, a file or from the Hub.
-
 """
 
 import hashlib
@@ -32,7 +31,7 @@ from lra_ssm.files import replacing
 VOCABULARY, TOKENIZER = "vocabulary.json", "tokenizer.json"
 EOS, UNK, LINE_END = "<eos>", "<unk>", "\n"
 END_OF_TEXT = "<|endoftext|>"  # of a BPE that is made here
-# What well-known tokenizers call the end of a text, the most particular first.
+# End-of-text tokens of well-known tokenizers, the most specific first.
 KNOWN_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "[EOS]", "[SEP]", "<|im_end|>")
 _CODE_POINTS = 0x110000  # Unicode has no more
 
@@ -45,14 +44,14 @@ class Encoded(NamedTuple):
 
 
 class TextTokenizer(ABC):
-    """Makes tokens of texts, which are whole documents or segments of them.
+    """Encodes texts, which are whole documents or segments of them.
 
     Equal tokenizers have equal digests and equal end_of_text.
 
     Attributes:
         vocab_size: tokens are 0 … vocab_size − 1.
-        end_of_text: the token that ends a document. Only the ends of documents (with words, of lines) become it,
-            whatever a text says.
+        end_of_text: the token that ends a document. Only ends of documents (with words, of lines) become this token; a
+            text that spells it out does not.
         end_of_text_name: the same as text.
         file: what `save` writes.
         dtype: of tokens, the smallest of uint8, uint16, uint32 that holds them.
@@ -168,8 +167,8 @@ class ByteTokenizer(TextTokenizer):
 class SubwordTokenizer(TextTokenizer):
     """A tokenizer.json. Special tokens in a text are text; its own truncation, padding and dropout are switched off.
 
-    Nothing is put before or behind a text but end_of_text. A vocabulary of whole words with the token "\\n" ends every
-    line with it, and thereby the text.
+    Only end_of_text is added to a text. A vocabulary of whole words with the token "\\n" ends every line with it, and
+    thereby the text.
 
     Args:
         data: the file's content.
@@ -193,31 +192,11 @@ class SubwordTokenizer(TextTokenizer):
         unknown = model.get("unk_token"), model.get("unk_id")  # by name, or in a Unigram model by id
         self._unknown = vocabulary.get(unknown[0] or "", unknown[1])
         first = self._tokenizer.encode("a")
-        before = takewhile(lambda of: of[1], zip(first.ids, first.special_tokens_mask, strict=True))
+        before = takewhile(lambda pair: pair[1], zip(first.ids, first.special_tokens_mask, strict=True))
         self.prefix = tuple(id_ for id_, _ in before)
         if not self.ends_lines:
             self._tokenizer.add_special_tokens([self.end_of_text_name])  # if it is not yet: a text could end itself
         self._tokenizer.encode_special_tokens = True
-        self._encoder = self._without_special_tokens(model)
-
-    def _without_special_tokens(self, model: dict[str, Any]) -> Any:
-        """The tokenizer for encoding. Some models find special tokens in plain text by themselves, because they are in
-        their vocabulary, too: there they get names that no text has."""
-        special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
-        special -= {model.get("unk_token")}
-        vocabulary = model.get("vocab") or {}
-        pieces = [piece[0] for piece in vocabulary] if isinstance(vocabulary, list) else [*vocabulary]
-        if model.get("type") == "BPE" or not special & {*pieces}:  # BPE's come about only by merges
-            return self._tokenizer
-        content = json.loads(self._data)
-        renamed = [f"\ue000{piece}\ue000" if piece in special else piece for piece in pieces]
-        if isinstance(vocabulary, list):
-            content["model"]["vocab"] = [[name, piece[1]] for name, piece in zip(renamed, vocabulary, strict=True)]
-        else:
-            content["model"]["vocab"] = dict(zip(renamed, vocabulary.values(), strict=True))
-        content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in special]
-        content["post_processor"] = None
-        return _read(json.dumps(content).encode(), self._name)
 
     def _encode(self, texts: Sequence[str], last: Sequence[bool]) -> Iterator[Array]:
         _use_threads()
@@ -225,7 +204,7 @@ class SubwordTokenizer(TextTokenizer):
             ends = zip(texts, last, strict=True)
             texts = [text + LINE_END if ends and not text.endswith(LINE_END) else text for text, ends in ends]
         try:
-            encodings = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # the library raises nothing more particular
             "".join(texts).encode()  # raises UnicodeEncodeError, where that is why
             raise InputError(f"{self._name}: cannot encode a text ({error})") from error
@@ -233,7 +212,7 @@ class SubwordTokenizer(TextTokenizer):
             tokens = np.array(encoding.ids, self.dtype)
             if not self.ends_lines and self.end_of_text in tokens:
                 end = self.end_of_text_name
-                raise InputError(f"{self._name}: makes its end-of-text {end!r} of a text; give another end_of_text")
+                raise InputError(f"{self._name}: turns a text into its end-of-text {end!r}; give another end_of_text")
             yield tokens
 
     def decode(self, ids: Iterable[int] | Array) -> str:
@@ -242,7 +221,7 @@ class SubwordTokenizer(TextTokenizer):
 
     def unknown(self, text: str) -> list[str]:
         try:
-            found = self._encoder.encode(text, add_special_tokens=False)
+            found = self._tokenizer.encode(text, add_special_tokens=False)
         except TypeError:  # half of a surrogate pair, which `encode` reports
             return []
         places = zip(found.ids, found.offsets, strict=True)
@@ -253,7 +232,7 @@ class SubwordTokenizer(TextTokenizer):
         return self._data
 
     def _end_of_text(self, given: str | int | None, named: str | None, vocabulary: dict[str, int]) -> str:
-        """Which token of the vocabulary ends texts."""
+        """Return the token of the vocabulary that ends texts."""
         by_id: dict[Any, str] = {id_: token for token, id_ in vocabulary.items()}
         wanted = (named, *KNOWN_END_TOKENS) if given is None else (by_id.get(given, given),)
         for token in wanted:
@@ -286,7 +265,7 @@ def _read(data: bytes, name: str) -> Any:
     return tokenizer
 
 
-# -- made from texts ---------------------------------------------------------------------------------------------------
+# -- trained on texts --------------------------------------------------------------------------------------------------
 
 
 def words_of(words: Sequence[str]) -> SubwordTokenizer:
@@ -301,7 +280,7 @@ def words_of(words: Sequence[str]) -> SubwordTokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
-    """A BPE of so many tokens, or of small texts fewer: all that occur as pairs."""
+    """Return a BPE of `vocab_size` tokens, or fewer for small texts: all that occur as pairs."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     _use_threads()

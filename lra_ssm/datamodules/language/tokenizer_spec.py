@@ -1,6 +1,6 @@
-"""Which tokenizer: what a setting names, and how it is made, read or fetched from the Hub.
+"""Specifications of tokenizers: parse a setting, then train, load or download the tokenizer.
 
-Of folders and repositories a vocabulary.json or a tokenizer.json is read, nothing that could be code.
+Only vocabulary.json and tokenizer.json are read from folders and repositories, never code.
 """
 
 import hashlib
@@ -54,19 +54,19 @@ class TokenizerSpec:
 
     @property
     def is_trained(self) -> bool:
-        """Whether it is made from the corpus: see `train_tokenizer`."""
+        """Whether it is trained on the corpus: see `train_tokenizer`."""
         return self.kind in ("characters", "words", "bpe")
 
     def identity(self) -> str:
-        """Return what equal tokenizers have in common: of a file its sha256, and what the file next to it says ends
-        texts; else the specification. Raises OSError if the file cannot be read."""
+        """Return a text that is equal for equal tokenizers: a file's sha256 with the end-of-text token that the file
+        next to it names; else the specification. Raises OSError if the file cannot be read."""
         if self.kind == "file":
             end = _named_end(self.path)
             return f"sha256:{hashlib.sha256(self.path.read_bytes()).hexdigest()}" + (f" {end}" if end else "")
         return f"bpe:{self.size}" if self.kind == "bpe" else self.text
 
     def open(self) -> TextTokenizer:
-        """Return the tokenizer, where it is not made from the corpus; a Hub's from the cache.
+        """Return a tokenizer that is not trained on the corpus; one of the Hub's from the cache.
 
         Raises:
             InputError: it is missing, or not a tokenizer.
@@ -143,7 +143,7 @@ def read_tokenizer(
 ) -> TextTokenizer:
     """Return a tokenizer from the content of its file, which messages call `name`; for the rest see `SubwordTokenizer`.
 
-    Raises InputError: it is not a tokenizer that this package reads.
+    Raises InputError if it is not a tokenizer that this package reads.
     """
     content = _parsed(data, name)
     if "kind" not in content:
@@ -155,7 +155,7 @@ def read_tokenizer(
 
 
 def _file_of(path: Path) -> Path:
-    """The file that a tokenizer is in. Raises InputError if the folder has none."""
+    """Return the file of a tokenizer. Raises InputError if the folder has none."""
     if not path.is_dir():
         return path
     for name in (VOCABULARY, TOKENIZER):
@@ -165,7 +165,7 @@ def _file_of(path: Path) -> Path:
 
 
 def _named_end(path: Path) -> str | None:
-    """The end-of-text token that the tokenizer_config.json next to it names; None for none."""
+    """Return the end-of-text token that the tokenizer_config.json next to it names; None for none."""
     config = path.with_name(_CONFIG)
     if not config.is_file():
         return None
@@ -185,8 +185,10 @@ def _parsed(data: bytes, path: Path | str) -> dict[str, Any]:
 
 
 def _from_hub(name: str, cached: bool) -> Path:
-    """A repository's tokenizer.json in the Hub's cache, next to its tokenizer_config.json if it has one; `cached`:
-    without a network."""
+    """Return a repository's tokenizer.json in the Hub's cache, next to its tokenizer_config.json if it has one.
+
+    `cached` uses no network.
+    """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -194,11 +196,11 @@ def _from_hub(name: str, cached: bool) -> Path:
     download = partial(hf_hub_download, repository, revision=revision or None, local_files_only=cached)
     try:
         file = download(TOKENIZER)
-        with suppress(EntryNotFoundError):  # which a file that the cache lacks is too
+        with suppress(EntryNotFoundError):  # also raised for a file that the cache lacks
             download(_CONFIG)
         return Path(file)
-    except Exception as error:  # whatever the libraries below raise: the hub, the network, the disk
-        why = f"its {TOKENIZER} cannot be had of the hub ({describe_error(error)})"
+    except Exception as error:  # of the Hub, the network or the disk
+        why = f"its {TOKENIZER} cannot be downloaded from the hub ({describe_error(error)})"
         if cached and isinstance(error, LocalEntryNotFoundError):
             why = f"the hub's cache has no {TOKENIZER} of it; `lra-ssm prepare` downloads it where there is a network"
         raise InputError(f"tokenizer {name}: {why}; or give a path, or one of {', '.join(KINDS)}") from error

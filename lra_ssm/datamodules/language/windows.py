@@ -1,7 +1,7 @@
 """Batches of windows over a stream of tokens.
 
-Of a stream t_0 … t_{N−1} every token is a target once, and the input at its position is the token before: before t_0,
-which begins a document as any token that an end-of-text token precedes, stands the end-of-text token.
+Every token of a stream t_0 … t_{N−1} is a target once, and the input at its position is the token before it. Before t_0
+stands the end-of-text token, as before every first token of a document.
 
 B batch, L length of a window, N tokens of a split.
 """
@@ -28,7 +28,7 @@ class _Rows(NamedTuple):
 
 
 class TokenWindows(BatchDataset):
-    """Windows over a stream; `batch` gives `TokenBatch`.
+    """Windows over a stream; `batch` returns a `TokenBatch`.
 
     reset is true where a document begins: at the positions whose input is the end-of-text token that precedes it.
 
@@ -125,10 +125,10 @@ class Windows(TokenWindows):
 class Streams(TokenWindows):
     """A stream cut into as many rows as a batch has: batch t holds window t of each, so that states can be carried on.
 
-    Rows are cut as evenly as can be, so that none is more than a token longer than another, and where the last windows
-    would be a token in some rows and none in the others, those of the longer rows are of L + 1: no row of a batch is
-    ever without tokens. Example t · B + r is window t of row r. reset is true where a row begins, at the first position
-    of its first batch, and where a document does if they are isolated; else it is None.
+    Rows are cut as evenly as possible: none is more than a token longer than another. Where the last windows would have
+    a token in some rows and none in the others, those of the longer rows have length L + 1, so that no row of a batch
+    is ever without tokens. Example t · B + r is window t of row r. reset is true where a row begins, at the first
+    position of its first batch, and where a document does if they are isolated; else it is None.
 
     Args:
         stream, end_of_text: see `TokenWindows`.

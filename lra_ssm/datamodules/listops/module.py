@@ -146,7 +146,7 @@ class ListOps(SequenceData):
                 yield split, self._parse(source, where), int(label)
 
     def _parse(self, source: bytes, where: str) -> list[int]:
-        """The tokens of an expression, `<eos>` included. Raises InputError, beginning with `where`."""
+        """Return the tokens of an expression with `<eos>`. Raises InputError, which begins with `where`."""
         try:
             sequence = [_IDS[token] for token in source.replace(b"(", b" ").replace(b")", b" ").split()]
         except KeyError as error:

@@ -45,7 +45,7 @@ ATTEMPTS_PER_BLOCK = 500
 
 
 class TreeSettings(NamedTuple):
-    """What an expression is drawn from. Lengths count leaves and two tokens per operator; both bounds are strict."""
+    """Parameters of random expressions. Lengths count leaves and two tokens per operator; both bounds are strict."""
 
     min_length: int = 500
     max_length: int = 2000
@@ -65,7 +65,7 @@ class _TooLong(Exception):
 
 
 def sample_block(settings: TreeSettings, seed: int, number: int) -> Block:
-    """Draws ATTEMPTS_PER_BLOCK expressions and keeps those within the length bounds.
+    """Draw ATTEMPTS_PER_BLOCK expressions and keep those within the length bounds.
 
     Bit for bit a function of its arguments on every supported Python: of `random.Random` it uses seeding with an
     integer and `.random()` only, which the standard library promises not to change.

@@ -1,4 +1,4 @@
-"""Everything that a Pathfinder paddle can be, drawn once: growing a snake is then looking up.
+"""Tables of every possible Pathfinder paddle, drawn once, so that growing a snake only looks them up.
 
 A paddle starts at a whole pixel and has one of few directions: 360 whole degrees for the first of a snake, the pixels
 of a small circle for the others. So each is a stamp of a few pixels, and whether two overlap, what is free around them
@@ -72,7 +72,7 @@ class PaddleTables:
 
 
 def lanczos(fine: Bytes, size: int) -> Bytes:
-    """Downsamples (…, n, n) to (…, size, size) with a Lanczos window of 3 lobes, rounding after each direction."""
+    """Downsample (…, n, n) to (…, size, size) with a Lanczos window of 3 lobes, rounding after each direction."""
     n = fine.shape[-1]
     scale = n / size
     position = (np.arange(n)[None] + 0.5 - (np.arange(size)[:, None] + 0.5) * scale) / scale
@@ -87,13 +87,13 @@ def lanczos(fine: Bytes, size: int) -> Bytes:
 
 
 def disc(radius: int) -> list[tuple[int, int]]:
-    """Offsets (dy, dx) of the pixels within a radius."""
+    """Return the offsets (dy, dx) of the pixels within a radius."""
     span = range(-radius, radius + 1)
     return [(dy, dx) for dy in span for dx in span if dy * dy + dx * dx <= radius * radius]
 
 
 def dilate(images: Bytes, radius: int) -> Bytes:
-    """Every pixel becomes the largest within a radius: (n, s, s) to the same; outside is 0."""
+    """Replace every pixel by the largest one within a radius: (n, s, s) to the same; outside is 0."""
     padded = np.pad(images, ((0, 0), (radius, radius), (radius, radius)))
     size = images.shape[-1]
     out = np.zeros_like(images)
@@ -103,17 +103,17 @@ def dilate(images: Bytes, radius: int) -> Bytes:
 
 
 def draw_line(size: int, end: tuple[int, int], width: int) -> Bytes:
-    """A line from the centre of a (size, size) image, size odd, to the pixel `end` (dy, dx) away: 255 on 0."""
+    """Draw a line from the center of a (size, size) image, size odd, to the pixel `end` (dy, dx) away: 255 on 0."""
     image = np.zeros((size, size), dtype=np.uint8)
-    centre = size // 2
+    center = size // 2
     steps = max(abs(end[0]), abs(end[1]))
     if width == 1:
         along = np.arange(steps + 1)
         # floor(a / b + 1/2) in whole numbers
         y, x = ((2 * along * part + steps) // (2 * steps) for part in end)
-        image[centre + y, centre + x] = FULL
+        image[center + y, center + x] = FULL
         return image
-    y, x = np.mgrid[-centre : centre + 1, -centre : centre + 1]
+    y, x = np.mgrid[-center : center + 1, -center : center + 1]
     # Whole numbers again: both sides times the length, so that only the square of the length is needed.
     across, along = x * end[0] - y * end[1], x * end[1] + y * end[0]
     square = end[0] ** 2 + end[1] ** 2
@@ -129,7 +129,7 @@ def _ceil(value: float) -> int:
 
 
 def _stamps(images: Bytes, side: int, keep: int = 1) -> Stamps:
-    """The pixels of (n, s, s) images, s odd, whose value is at least `keep`, as offsets from the centre."""
+    """Return the pixels of (n, s, s) images, s odd, with a value of at least `keep`, as offsets from the center."""
     size = images.shape[-1]
     count = max(int((images >= keep).sum(axis=(1, 2)).max()), 1)
     offsets = np.zeros((len(images), count), dtype=np.int64)
@@ -145,7 +145,7 @@ def _stamps(images: Bytes, side: int, keep: int = 1) -> Stamps:
 
 
 def _circle(radius: int) -> list[tuple[int, int]]:
-    """Pixels (dy, dx) that a walk around a circle in steps of one pixel's length falls into, in order of y, x."""
+    """Return the pixels (dy, dx) of a walk around a circle in steps of one pixel's length, in order of y, x."""
     count = math.ceil(2 * math.pi * radius - TIE)
     angles = [step / radius for step in range(count)]
     return sorted({(math.floor(radius * math.sin(a) + TIE), math.floor(radius * math.cos(a) + TIE)) for a in angles})
@@ -153,7 +153,7 @@ def _circle(radius: int) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=16)
 def paddle_tables(settings: PathfinderSettings, margin: int) -> PaddleTables:
-    """Draws the stamps for one of the settings' margins."""
+    """Draw the stamps for one of the settings' margins."""
     length, scale = settings.paddle_length, settings.antialias_scale
     extent = length + math.ceil(settings.paddle_thickness) + margin  # of a paddle's mask from its start
     # A stamp starts inside; a pivot may lie margin + 3 outside, with its circle and a margin.
@@ -204,7 +204,7 @@ def paddle_tables(settings: PathfinderSettings, margin: int) -> PaddleTables:
 
 
 def _weights(angles: Floats, continuity: float) -> tuple[Ints, npt.NDArray[np.int32]]:
-    """max(cos(min(continuity |turn|, pi / 2)), 0)^2 in units of 1 / WEIGHT_ONE, where it is not 0.
+    """Return max(cos(min(continuity |turn|, pi / 2)), 0)^2 in units of 1 / WEIGHT_ONE, where it is not 0.
 
     Returns:
         (360 + K, F) which of the circle's pixels, in order, and their weights; F is the most that a stamp has. Shorter
@@ -220,7 +220,7 @@ def _weights(angles: Floats, continuity: float) -> tuple[Ints, npt.NDArray[np.in
 
 @lru_cache(maxsize=16)
 def marker_stamp(settings: PathfinderSettings, side: int) -> Stamps:
-    """The disc that marks an end, as one stamp of a framed image."""
+    """Draw the disc that marks an end, as one stamp of a framed image."""
     scale, radius = settings.antialias_scale, settings.marker_radius
     extent = math.ceil(radius) + 3
     y, x = np.ogrid[: (2 * extent + 1) * scale, : (2 * extent + 1) * scale]

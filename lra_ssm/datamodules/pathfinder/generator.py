@@ -1,4 +1,4 @@
-"""Draws Pathfinder images in numbered blocks, each a pure function of (settings, seed, number).
+"""Draw Pathfinder images in numbered blocks, each a pure function of (settings, seed, number).
 
     block = generate_block(SETTINGS[128], seed=0, block=0, size=100)
     block.images, block.labels, block.geometry
@@ -60,13 +60,13 @@ class PathfinderBlock(NamedTuple):
 
 
 def block_generator(seed: int, block: int) -> np.random.RandomState:
-    """A stream of its own for every block; RandomState's never change (NEP 19)."""
+    """Return the random stream of a block; RandomState's streams never change (NEP 19)."""
     digest = hashlib.sha256(f"pathfinder/{seed}/{block}".encode()).digest()
     return np.random.RandomState(np.frombuffer(digest, dtype="<u4").astype(np.uint32))
 
 
 def generate_block(settings: PathfinderSettings, seed: int, block: int, size: int) -> PathfinderBlock:
-    """Draws one block.
+    """Draw one block.
 
     Labels are exactly balanced: half of them 1, and of an odd number one more in odd blocks. A label decides
     where the second disc is and nothing else.
@@ -80,7 +80,7 @@ def generate_block(settings: PathfinderSettings, seed: int, block: int, size: in
     rng = block_generator(seed, block)
     labels = _shuffled((np.arange(size) + block) % 2, rng)
     margins = np.array(settings.paddle_margins)[below(rng, len(settings.paddle_margins), size)]
-    # Drawn last on an image, but here, so that a label has its share of every margin whatever the contours took.
+    # Chosen before the contours are drawn, so that labels do not depend on which contours succeed.
     origins = below(rng, 2, size)
     marked = np.stack([origins, np.where(labels == 1, origins, 1 - origins)], axis=1)
     geometry = Geometry(
@@ -127,7 +127,7 @@ def _finish(
     geometry: Geometry,
     rng: np.random.RandomState,
 ) -> Bytes:
-    """Adds distractors and discs to contours (m, 2, C), fills in the geometry's rows `numbers`, and draws."""
+    """Add distractors and discs to contours (m, 2, C), fill in the geometry's rows `numbers`, and draw."""
     count = len(numbers)
     lanes = np.arange(count)
     canvas = Canvas(tables, count)
@@ -153,7 +153,7 @@ def _finish(
 def _drawn(
     settings: PathfinderSettings, tables: PaddleTables, drawn: list[tuple[Paddles, Shorts]], discs: Ints
 ) -> Bytes:
-    """Images (m, size, size) of paddles with their contrasts, and of discs (m, 2)."""
+    """Draw images (m, size, size) of paddles with their contrasts, and of discs (m, 2)."""
     count, area = len(discs), tables.side**2
     # In hundredths of 1/255: contrasts are given to two digits.
     sheet = np.zeros(count * area, dtype=np.uint16)
@@ -188,19 +188,19 @@ def _pick(contrasts: tuple[float, ...], shape: tuple[int, ...], rng: np.random.R
 
 
 def _contour_contrasts(settings: PathfinderSettings, count: int, rng: np.random.RandomState) -> Shorts:
-    """(count, 2, C): a snake's contrast times its paddles'; paddles of the two contours share theirs, as published."""
+    """Return (count, 2, C): a snake's contrast times its paddles', which both contours share, as published."""
     snakes = _pick(settings.snake_contrasts, (count, 2, 1), rng).astype(np.uint32)
     paddles = _pick(settings.paddle_contrasts, (count, 1, settings.contour_length), rng)
     return ((snakes * paddles + 50) // 100).astype(np.uint16)
 
 
 def _pixels(tables: PaddleTables, numbers: Ints) -> Ints:
-    """Pixels of a framed image as y, x of the image: (…) to (…, 2)."""
+    """Return pixels of a framed image as y, x of the image: (…) to (…, 2)."""
     return np.stack([numbers // tables.side, numbers % tables.side], axis=-1) - tables.reach
 
 
 def _points(tables: PaddleTables, paddles: Paddles) -> Floats:
-    """Both ends of paddles (…) as (…, 2, 2), the end where the snake came from first; NaN where there is none."""
+    """Return both ends of paddles (…) as (…, 2, 2), the one nearer to the snake's start first; NaN for none."""
     starts = _pixels(tables, paddles.starts).astype(np.float64)
     others = starts + tables.ends[paddles.stamps]
     first = (paddles.stamps < DEGREES)[..., None]

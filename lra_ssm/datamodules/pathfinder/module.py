@@ -1,12 +1,11 @@
 """Pathfinder and Path-X: does a contour join the two discs?
 
-Images are drawn here, or read from LRA's archive (see `reader.py` for its layout).
+Images are drawn by `generator.py`, or read from LRA's archive (`reader.py`).
 
 Sources: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units" (2018); Tay et
 al., "Long Range Arena" (2021); splits and scaling of the public S4 and S5 codes.
 """
 
-import logging
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -28,11 +27,9 @@ from lra_ssm.datamodules.processes import available_cores, ordered_map
 from lra_ssm.datamodules.storage import Array, IntArray, write_array
 from lra_ssm.errors import InputError
 
-log = logging.getLogger(__name__)
-
 PUBLISHED_COUNT = 200_000
 CHUNK = 1000  # images that are copied at a time
-LEAST = 10  # images: with fewer, a split would be empty
+MIN_IMAGES = 10  # with fewer, a split would be empty
 # inputs -> mean and standard deviation of pixels in [0, 1]
 SCALINGS: dict[str, Any] = {"unit": ((0.0,), (1.0,)), "symmetric": ((0.5,), (0.5,)), "integers": (None, None)}
 
@@ -76,7 +73,7 @@ class Pathfinder(ImageData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.num_images >= LEAST, "num_images", f"must be at least {LEAST}, so that no split is empty")
+        self.require(self.num_images >= MIN_IMAGES, "num_images", f"must be at least {MIN_IMAGES}, for three splits")
         self.image_size = (self.resolution, self.resolution)
         self.d_input = None if self.inputs == "integers" else 1
         self.vocab_size = 256 if self.inputs == "integers" else None
@@ -112,8 +109,8 @@ class Pathfinder(ImageData):
 
     @property
     def num_drawn(self) -> int:
-        """How many images are generated: four fifths of them are for training."""
-        return self.num_images if self.limit is None else min(self.num_images, max(LEAST, -(-self.limit * 5 // 4)))
+        """The number of images that are generated: four fifths of them are for training."""
+        return self.num_images if self.limit is None else min(self.num_images, max(MIN_IMAGES, -(-self.limit * 5 // 4)))
 
     def _draw(self) -> tuple[Labels, Load]:
         count, block_size = self.num_drawn, self.block_size
@@ -136,7 +133,7 @@ class Pathfinder(ImageData):
     # -- LRA's files -----------------------------------------------------------------------------------------------
 
     def files(self) -> list[Path]:
-        """Return what tells by sizes and times whether the images changed; the images themselves are too many."""
+        """Return files whose sizes and times show whether the images changed; the images themselves are too many."""
         folder = self._folder()
         return [*metadata_files(folder), *sorted(path for path in (folder / "imgs").iterdir() if path.is_dir())]
 
@@ -147,10 +144,8 @@ class Pathfinder(ImageData):
     def _read(self) -> tuple[Labels, Load]:
         folder = self._folder()
         paths, labels, self._left_out = read_listing(folder)
-        if len(paths) < LEAST:
-            raise InputError(f"{folder}: has {len(paths)} images; at least {LEAST} are needed to split them")
-        if (listed := len(paths) + self._left_out) != PUBLISHED_COUNT:
-            log.warning("%s has %s images; the published ones are %s", folder, f"{listed:,}", f"{PUBLISHED_COUNT:,}")
+        if len(paths) < MIN_IMAGES:
+            raise InputError(f"{folder}: has {len(paths)} images; at least {MIN_IMAGES} are needed to split them")
         return labels, lambda numbers: read_images([paths[number] for number in numbers], self.resolution)
 
     @property

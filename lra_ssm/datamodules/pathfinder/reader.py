@@ -1,13 +1,12 @@
-"""Reads Pathfinder in the layout of LRA's archive, which is the public generator's too.
+"""Read Pathfinder in the layout of LRA's archive.
 
     <folder>/metadata/<number>.npy               columns: folder, file, number, label, …
     <folder>/imgs/<number>/sample_<number>.png   8-bit gray, square
 
-The metadata files of LRA's archive are plain text, one image per line, in spite of their name; the public generator
-writes real .npy files. Images are in the order of the metadata files' numbers and of their lines.
+The metadata files are plain text, one image per line, in spite of their name. Images are in the order of the metadata
+files' numbers and of their lines.
 """
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lra_ssm.datamodules.images import Pixels, decode_image
-from lra_ssm.errors import InputError, describe_error
+from lra_ssm.errors import InputError
 
 LABELS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 
@@ -64,11 +63,8 @@ def read_images(paths: Sequence[Path], resolution: int) -> Pixels:
 
 
 def _rows(file: Path) -> list[list[str]]:
-    """The columns of each image."""
-    data = file.read_bytes()
+    """Return the columns of each image."""
     try:
-        if data.startswith(b"\x93NUMPY"):
-            return np.load(io.BytesIO(data)).astype(str).tolist()
-        return [line.split() for line in data.decode().splitlines()]
-    except Exception as error:  # where a header is damaged, any error of Python's parser
-        raise InputError(f"{file}: is neither text nor a .npy file of strings ({describe_error(error)})") from error
+        return [line.split() for line in file.read_text("utf-8").splitlines()]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: is not text; LRA's metadata has a line for each image") from error

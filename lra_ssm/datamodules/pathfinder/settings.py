@@ -1,4 +1,4 @@
-"""What a Pathfinder image is drawn from: LRA's parameters for the four image sizes and the three difficulties.
+"""Parameters of Pathfinder images: LRA's for the four image sizes and the three difficulties.
 
 Sources: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units" (2018), whose
 public generator (drewlinsley/pathfinder, snakes2.py) has the defaults; Tay et al., "Long Range Arena" (2021), whose
@@ -60,7 +60,7 @@ SIZES = tuple(_BY_SIZE)
 
 
 def settings_for(size: int, difficulty: str = HARD) -> PathfinderSettings:
-    """LRA's parameters.
+    """Return LRA's parameters.
 
     Args:
         size: 32, 64, 128 or 256 pixels.

@@ -1,4 +1,4 @@
-"""Grows Pathfinder's snakes, many images in lockstep: n images of one margin are a few thousand numpy calls.
+"""Grow Pathfinder's snakes, many images in lockstep: n images of one margin are a few thousand numpy calls.
 
 Every choice is made with whole numbers and `RandomState.random_sample`, whose stream numpy promises not to change, so
 that the same generator gives the same snakes on every machine.
@@ -22,7 +22,7 @@ from lra_ssm.datamodules.pathfinder.settings import PathfinderSettings
 Flags = npt.NDArray[np.bool_]
 
 # A circle whose weights sum to less (1e-4 of one free pixel straight ahead) is a dead end.
-LEAST_WEIGHT = 1e-4 * FULL * WEIGHT_ONE
+MIN_WEIGHT = 1e-4 * FULL * WEIGHT_ONE
 # A pixel is free for a new snake where no more than 0.3 of it is taken.
 FREE = 76
 # Contours that grow at the same time: numpy's cost per call against the cache.
@@ -45,34 +45,34 @@ class Canvas:
         self.mask = np.tile(tables.frame, count)
 
     def bases(self, lanes: Ints) -> Ints:
-        """Numbers of the lanes' first pixels."""
+        """Return the numbers of the lanes' first pixels."""
         return lanes * self.area
 
     def clear(self, lanes: Ints) -> None:
         self.mask.reshape(-1, self.area)[lanes] = self.tables.frame
 
     def add(self, lanes: Ints, starts: Ints, stamps: Ints) -> None:
-        """Adds one paddle to each lane; lanes must differ."""
+        """Add one paddle to each lane; lanes must differ."""
         stamp = self.tables.mask
         pixels = ((self.bases(lanes) + starts)[:, None] + stamp.offsets[stamps]).ravel()
         self.mask[pixels] = np.maximum(self.mask[pixels], stamp.values[stamps].ravel())
 
     def fits(self, lanes: Ints, starts: Ints, stamps: Ints) -> Flags:
-        """Whether a paddle overlaps with nothing in its lane's mask."""
+        """Return whether a paddle overlaps with nothing in its lane's mask."""
         core = self.tables.core
         taken = self.mask[(self.bases(lanes) + starts)[:, None] + core.offsets[stamps]]
         return (taken <= core.values[stamps]).all(axis=1)
 
 
 def below(rng: np.random.RandomState, bounds: int | Ints, shape: int | tuple[int, ...]) -> Ints:
-    """Whole numbers from 0 to bounds - 1, uniform up to 2**-53."""
+    """Return random integers from 0 to bounds - 1, uniform up to 2**-53."""
     return np.floor(rng.random_sample(shape) * bounds).astype(np.int64)
 
 
 def extend(
     canvas: Canvas, lanes: Ints, pivots: Ints, stamps: Ints, retrials: int, rng: np.random.RandomState
 ) -> tuple[Ints, Ints, Ints]:
-    """Adds, in thought, a paddle to a snake in each lane.
+    """Find the next paddle of a snake in each lane, without adding it to the canvas.
 
     Args:
         canvas: everything but the snakes' own last paddles.
@@ -81,7 +81,7 @@ def extend(
         rng: where to draw from.
 
     Returns:
-        (m,) each: the new pivots, and the new paddles' starts and stamps, both -1 where there is none that fits.
+        (m,) each: the new pivots, and the new paddles' starts and stamps, both -1 where none fits.
     """
     tables = canvas.tables
     pivots = pivots + tables.steps[stamps]
@@ -92,7 +92,7 @@ def extend(
     sums = np.cumsum(tables.weights[stamps] * (FULL - around.max(axis=0)), axis=1, dtype=np.int32)
     totals = sums[:, -1]
     starts, chosen = np.full((2, len(lanes)), -1)
-    pending = np.flatnonzero(totals >= LEAST_WEIGHT)
+    pending = np.flatnonzero(totals >= MIN_WEIGHT)
     for _ in range(retrials + 1):
         if not len(pending):
             break
@@ -120,7 +120,7 @@ class _FirstSeeds:
         self.degrees = np.flatnonzero((self.size > 0).all(axis=0))
 
     def draw(self, count: int, rng: np.random.RandomState) -> tuple[Ints, Ints]:
-        """Starts and stamps (count,). Directions without room are left out."""
+        """Return starts and stamps (count,). Directions without room are left out."""
         degrees = self.degrees[below(rng, len(self.degrees), count)]
         y, x = self.low[:, degrees] + below(rng, self.size[:, degrees], (2, count))
         return y * self.side + x, degrees
@@ -144,7 +144,7 @@ class _Growth:
         self.grown = np.zeros(LANES, dtype=np.int64)  # paddles in each of a lane's contours; 0: to be started
 
     def begin(self) -> None:
-        """Puts two first paddles into each lane that has none, where the second fits."""
+        """Put two first paddles into each lane that has none, where the second fits."""
         empty = np.flatnonzero(self.grown == 0)
         if not len(empty):
             return
@@ -162,7 +162,7 @@ class _Growth:
         self.grown[empty[fits]] = 1
 
     def grow(self) -> None:
-        """Adds a paddle to both contours of each lane; where one finds no room, both are thrown away."""
+        """Add a paddle to both contours of each lane; where one finds no room, both are thrown away."""
         alive = np.flatnonzero(self.grown > 0)
         for snake, view in enumerate(self.views):
             number = self.grown[alive]
@@ -181,7 +181,7 @@ class _Growth:
         self.grown[alive] += 1
 
     def take(self, most: int) -> Paddles:
-        """At most so many pairs of contours that are complete; their lanes are empty then."""
+        """Return at most so many complete pairs of contours, and empty their lanes."""
         finished = np.flatnonzero(self.grown == self.length)[:most]
         self.grown[finished] = 0
         return Paddles(self.starts[finished], self.stamps[finished])
@@ -190,7 +190,7 @@ class _Growth:
 def grow_contours(
     tables: PaddleTables, settings: PathfinderSettings, count: int, rng: np.random.RandomState
 ) -> Paddles:
-    """Grows two contours in each of `count` images.
+    """Grow two contours in each of `count` images.
 
     Attempts run in lanes, and the first `count` that succeed are kept. As every success takes equally many steps, that
     keeps no kind more often than others.
@@ -211,7 +211,7 @@ def grow_contours(
 
 
 def grow_distractors(canvas: Canvas, settings: PathfinderSettings, rng: np.random.RandomState) -> Paddles:
-    """Adds distractors, one after the other, to every image of a canvas; where there is no room, none.
+    """Add distractors, one after the other, to every image of a canvas, as far as there is room.
 
     Args:
         canvas: of m images; the new snakes are added to it.
@@ -252,12 +252,12 @@ def grow_distractors(canvas: Canvas, settings: PathfinderSettings, rng: np.rando
 
 
 def _seeds(canvas: Canvas, settings: PathfinderSettings, lanes: Ints, rng: np.random.RandomState) -> tuple[Ints, Ints]:
-    """A first paddle for each lane: a direction, then one of the pixels from which it touches nothing.
+    """Choose a first paddle for each lane: a direction, then one of the pixels from which it touches nothing.
 
-    Pixels are tried at random; lanes in which none of a few did are searched through.
+    A few pixels are tried at random; lanes in which none of them is free are searched completely.
 
     Returns:
-        Starts and stamps (m,); starts are -1 where there is no such pixel.
+        Starts and stamps (m,); starts are -1 where no pixel is free.
     """
     tables, size = canvas.tables, settings.image_size
     footprint = tables.footprint.offsets
@@ -278,7 +278,7 @@ def _seeds(canvas: Canvas, settings: PathfinderSettings, lanes: Ints, rng: np.ra
 
 
 def _free_starts(canvas: Canvas, lane: int, stamp: int, size: int) -> Ints:
-    """All pixels of an image from which a stamp's footprint is free."""
+    """Return all pixels of an image from which a stamp's footprint is free."""
     tables = canvas.tables
     taken = canvas.mask[lane * canvas.area : (lane + 1) * canvas.area] > FREE
     first = tables.reach * (tables.side + 1)

@@ -1,1 +1,1 @@
-"""Tasks of the papers that are made as they are read: a file for each, on one base."""
+"""The papers' synthetic tasks, which are generated while they are read: one file each, on one base."""

@@ -1,8 +1,6 @@
-"""Associative recall as a LightningDataModule: what stood behind this key?
+"""Associative recall: pairs of a key and a value, then a key, whose value is the class.
 
-Examples are pairs of a key and a value, then a key; its value is the class.
-
-Sources: StableSSM's table 7 (Wang and Li 2024) names lengths and vocabularies alone; the layout is that of the public
+Sources: StableSSM's table 7 (Wang and Li 2024) names only lengths and vocabularies; the layout is that of the public
 code of H3 and Hyena (HazyResearch/safari), which has both: 20 tokens of 10, 131,072 tokens of 30.
 """
 
@@ -13,15 +11,16 @@ from lra_ssm.datamodules.synthetic.base import ExampleRandom, SyntheticData
 
 
 class AssociativeRecall(SyntheticData):
-    """Which value stood behind this key? Batches are `Batch` with a class, of as many as there are tokens.
+    """Which value followed this key? Batches are `Batch`; every token is a class.
 
-    Every example has a dictionary of its own: to each key a random value. Pairs are drawn with replacement; asked is
-    one of the keys that occurred, each as likely. Guessing among the values is right once in (vocab_size − 2) / 2.
+    Every example has a dictionary of its own, which gives each key a random value. Pairs are drawn with replacement,
+    and the last key is one of those that occurred, all equally likely. Guessing a value is right once in
+    (vocab_size − 2) / 2.
 
     Args:
         length: tokens in pairs, before the mark and the key that is asked for.
-        vocab_size: half of it but two are keys, half values; one is the mark. One is used by nothing: the public code
-            has it for a key without a value, and counts it.
+        vocab_size: (vocab_size − 2) / 2 keys, the other tokens values, one mark, and one token that is not used: the
+            public code has it for a key without a value, and counts it.
     """
 
     dataset = "associative_recall"
@@ -47,7 +46,7 @@ class AssociativeRecall(SyntheticData):
         return (self.vocab_size - 2) // 2
 
     def make(self, draws: ExampleRandom) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens (B, length + 2): key, value, key, value, …, =>, key; classes (B,), the token of that key's value."""
+        """Return tokens (B, length + 2): key, value, …, =>, key; and classes (B,), the token of that key's value."""
         rows = np.arange(len(draws.examples))[:, None]
         values = self.num_keys + draws.integers(0, self.num_keys, self.vocab_size - 2 - self.num_keys)
         keys = draws.integers(1, self.length // 2, self.num_keys)

@@ -1,4 +1,4 @@
-"""Data that is made as it is read: example i of a split is a function of (seed, split, i), so nothing is stored.
+"""Data that is generated while it is read: example i of a split is a function of (seed, split, i).
 
 An example is the same in any worker, on any rank, in any batch, after any resumption.
 
@@ -83,9 +83,9 @@ def _tensor(values: npt.NDArray[Any]) -> torch.Tensor:
 
 
 class SyntheticData(DataModule):
-    """A task whose examples are made as they are read: nothing is prepared, nothing is on the disk.
+    """A task whose examples are generated while they are read: nothing is stored.
 
-    A task gives `dataset`, what its batches hold (`vocab_size` or `d_input`, `num_classes` or `num_outputs`), its own
+    A task defines `dataset`, what its batches hold (`vocab_size` or `d_input`, `num_classes` or `num_outputs`), its own
     settings, and `make`.
 
     Args:

@@ -1,6 +1,4 @@
-"""Correlated noise as a LightningDataModule: its future from its past.
-
-Gaussian noise with autocorrelation ρ^|Δ|.
+"""Correlated noise: predict Gaussian noise with autocorrelation ρ^|Δ| from its past.
 
 Source of the noise: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025
 submission), proposition 1 and figure 1: R_u(Δ) = ρ^|Δ|, ρ = 0.95. The paper feeds it to given systems; to predict it is
@@ -18,7 +16,7 @@ class CorrelatedNoise(SyntheticData):
 
     Args:
         length: of the sequences.
-        correlation: ρ, of neighbouring values.
+        correlation: ρ, of neighboring values.
         horizon: steps ahead; 0 for the value itself.
     """
 
@@ -37,6 +35,6 @@ class CorrelatedNoise(SyntheticData):
         self.require(self.horizon >= 0, "horizon", "must be at least 0")
 
     def make(self, draws: ExampleRandom) -> tuple[FloatArray, FloatArray]:
-        """u_0 … u_{L−1} (B, L, 1) and, at each, the value horizon steps later (B, L, 1)."""
+        """Return u_0 … u_{L−1} (B, L, 1) and, at each, the value horizon steps later (B, L, 1)."""
         noise = correlated(draws.normal(0, self.length + self.horizon), self.correlation)[..., None]
         return noise[:, : self.length], noise[:, self.horizon :]

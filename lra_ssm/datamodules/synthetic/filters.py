@@ -12,7 +12,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def causal_filter(inputs: Float64, response: Float64) -> Float64:
-    """y_t = Σ_{k ≤ t} response_k u_{t−k} for every row: inputs (B, L), response (L,) -> (B, L).
+    """Return y_t = Σ_{k ≤ t} response_k u_{t−k} for every row: inputs (B, L), response (L,) -> (B, L).
 
     numpy transforms each row by itself: a row does not depend on the others in its batch.
     """
@@ -27,9 +27,9 @@ def diagonal_response(
     C: Sequence[npt.ArrayLike],
     length: int,
 ) -> Float64:
-    """Impulse response (length,) of diagonal systems in a row, each of them x_t = λ x_{t−1} + B u_t, y_t = Re(C x_t).
+    """Return the impulse response (length,) of diagonal systems in a row: x_t = λ x_{t−1} + B u_t, y_t = Re(C x_t).
 
-    Of one system it is Re Σ_n C_n B_n λ_n^t; of several the convolution of theirs.
+    One system has Re Σ_n C_n B_n λ_n^t; several have the convolution of theirs.
     """
     times, response = np.arange(length), np.eye(1, length)
     for layer_eigenvalues, layer_B, layer_C in zip(eigenvalues, B, C, strict=True):
@@ -40,7 +40,7 @@ def diagonal_response(
 
 
 def correlated(white: Float64, correlation: float) -> Float64:
-    """White noise N(0, 1) made Gaussian noise with autocorrelation R(Δ) = correlation^|Δ|, from its first value on.
+    """Turn white noise N(0, 1) into noise with autocorrelation R(Δ) = correlation^|Δ|, from its first value on.
 
     u_0 = ε_0, u_t = ρ u_{t−1} + √(1 − ρ²) ε_t; white (B, L) -> (B, L), each value N(0, 1). |ρ| < 1.
     """

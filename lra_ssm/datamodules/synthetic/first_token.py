@@ -1,4 +1,4 @@
-"""The first token as a LightningDataModule: its size, whatever came last.
+"""The first token: report its size, however large the last one is.
 
 Source: B2S6 (Yu and Erichson 2025), figure 4: u = (u_1·1, 0, …, 0, u_L) with u_1 ~ N(0, σ1), u_L ~ N(0, σ2 I) in 32
 dimensions, target |u_1|. The grid of σ, the length and the number of examples are not given there.
@@ -10,7 +10,7 @@ from lra_ssm.datamodules.synthetic.base import ExampleRandom, FloatArray, Synthe
 
 
 class FirstToken(SyntheticData):
-    """|u_1| of sequences that are 0 but for the first and the last position.
+    """|u_1| of sequences that are 0 except at the first and the last position.
 
     Batches are `Batch` with a real target. The error that the paper shows, |G − G̃| / σ1, is
     `relative_error` of `Regression`.
@@ -38,7 +38,7 @@ class FirstToken(SyntheticData):
         self.require(self.sigma_last >= 0, "sigma_last", "must be at least 0")
 
     def make(self, draws: ExampleRandom) -> tuple[FloatArray, FloatArray]:
-        """u (B, L, d_input) and |u_1| (B, 1)."""
+        """Return u (B, L, d_input) and |u_1| (B, 1)."""
         first = self.sigma_first * draws.normal(0, 1)
         inputs = np.zeros((len(first), self.length, self.d_input))
         inputs[:, 0] = first

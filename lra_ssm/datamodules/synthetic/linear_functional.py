@@ -1,6 +1,4 @@
-"""Linear functionals as a LightningDataModule: noise convolved with a ρ.
-
-White noise and its convolution with a memory function ρ.
+"""Linear functionals: white noise, and its convolution with a memory function ρ.
 
 Sources: StableSSM (Wang and Li 2024), section 4.1 and appendix F.1: ρ(t) = (t + 1)^−1.1, sequences of 100, 153,600 in
 all; split, and ρ's timescale as a setting, are those of its public code (radarFudan/StableSSM). The random ρ is figure
@@ -50,19 +48,19 @@ class LinearFunctional(SyntheticData):
         self.require(self.timescale > 0, "timescale", "must be above 0")
 
     def response(self) -> Float64:
-        """ρ(0), …, ρ(length − 1)."""
+        """Return ρ(0), …, ρ(length − 1)."""
         times = np.arange(self.length) / self.timescale
         if self.memory == "polynomial":
             return (1 + times) ** -self.exponent
         if self.memory == "exponential":
             return np.exp(-times)
-        # As an example of a split that there is not, so that it is none of the data's.
+        # Drawn for a split that does not exist, so that no example has the same numbers.
         return (
             ExampleRandom(self.memory_seed, len(SPLITS), np.zeros(1, int)).normal(0, self.length)[0] / self.length**0.5
         )
 
     def make(self, draws: ExampleRandom) -> tuple[FloatArray, FloatArray]:
-        """x (B, L, 1) from N(0, 1) and y (B, L, 1), or (B, 1) for the last one."""
+        """Return x (B, L, 1) from N(0, 1) and y (B, L, 1), or (B, 1) for the last one."""
         inputs = draws.normal(0, self.length)
         outputs = causal_filter(inputs, self.response())
         return inputs[..., None], outputs[..., None] if self.targets == "all" else outputs[:, -1:]

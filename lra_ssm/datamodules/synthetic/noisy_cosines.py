@@ -1,4 +1,4 @@
-"""Cosines as a LightningDataModule: coefficients of their sum, noisy or not.
+"""Cosines: recover the coefficients of their sum, with or without noise.
 
 Source: B2S6 (Yu and Erichson 2025), figure 3: u(t; g) = Σ_i g_i cos(p_i t), p_i the ten smallest primes, g to be
 recovered; there without noise. The distribution of g, times t and the number of examples are not given there.
@@ -42,7 +42,7 @@ class NoisyCosines(SyntheticData):
         self.num_outputs = len(frequencies)
 
     def make(self, draws: ExampleRandom) -> tuple[FloatArray, FloatArray]:
-        """u (B, L, 1) at t = 2πk / L, k < L, and g (B, number of frequencies)."""
+        """Return u (B, L, 1) at t = 2πk / L, k < L, and g (B, number of frequencies)."""
         coefficients = draws.normal(0, len(self.frequencies))
         times = 2 * np.pi * np.arange(self.length) / self.length
         # A sum in a fixed order: a matrix product's may depend on the size of the batch.

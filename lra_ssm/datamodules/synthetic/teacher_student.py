@@ -1,6 +1,4 @@
-"""Teachers as a LightningDataModule: what a linear system makes of noise.
-
-Noise and the outputs of a given diagonal linear system, which a student is to learn.
+"""Teachers: noise, and the outputs of a given diagonal linear system, which a student learns.
 
 Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission),
 section 4: white noise N(0, 1), squared error, teachers whose B and C are 1. Sequence length and the number of examples
@@ -59,14 +57,14 @@ class TeacherStudent(SyntheticData):
         self.B, self.C = _layers(self.B, states, 1.0), _layers(self.C, states, 1.0)
 
     def response(self) -> Float64:
-        """The teacher's impulse response (length,)."""
+        """Return the teacher's impulse response (length,)."""
         assert self.phases is not None and self.B is not None and self.C is not None
         layers = zip(self.eigenvalues, self.phases, strict=True)
         complex_ = [np.array(moduli) * np.exp(1j * np.array(phases)) for moduli, phases in layers]
         return diagonal_response(complex_, self.B, self.C, self.length)
 
     def make(self, draws: ExampleRandom) -> tuple[FloatArray, FloatArray]:
-        """u (B, L, 1) and the teacher's outputs (B, L, 1)."""
+        """Return u (B, L, 1) and the teacher's outputs (B, L, 1)."""
         inputs = correlated(draws.normal(0, self.length), self.correlation)
         return inputs[..., None], causal_filter(inputs, self.response())[..., None]
 

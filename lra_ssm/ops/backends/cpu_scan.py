@@ -1,4 +1,4 @@
-"""The selective scan by the C++ kernels of native/: a torch custom operator with gradients and fake tensors.
+"""The selective scan by the C++ kernels of native/.
 
 Shapes: u, delta, z, y (batch, D, L); A, B_bias (D, N); B, C constant (D, N) or variable (batch, G, N, L or 2L); D,
 delta_bias (D,); initial and last state (batch, D, N); reset (batch, L); checkpoints
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from lra_ssm.ops.backends.native_build import library, unavailable
-from lra_ssm.ops.scan_inputs import ScanInputs, is_interleaved
+from lra_ssm.ops.backends.scan_operator import scan_operator
+from lra_ssm.ops.scan_inputs import ScanInputs, ScanTensors, is_interleaved
 
 _HUGE = 32 << 20  # bytes: glibc's largest threshold, above which memory is always fresh
 _TYPES = {torch.float32: 0, torch.float64: 1}
@@ -108,11 +109,8 @@ def _matrix(x: Tensor, interleaved: bool) -> _Tensor:
 class _Call:
     """One call's structure, and the tensors whose memory it points to."""
 
-    def __init__(
-        self, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None, D: Tensor | None,
-        z: Tensor | None, delta_bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, zoh: bool,
-        softplus: bool, backward: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, tensors: ScanTensors, zoh: bool, softplus: bool, backward: bool = False) -> None:
+        u, delta, A, B, C, bias, D, z, delta_bias, initial, reset = tensors
         batch, channels, length = u.shape
         self.dtype = torch.float64 if A.dtype in (torch.float64, torch.complex128) else torch.float32
         self.interleaved = {name: is_interleaved(x, length, A.dtype) for name, x in (("B", B), ("C", C))}
@@ -171,13 +169,9 @@ def _new_checkpoints(u: Tensor, A: Tensor) -> Tensor:
     return u.new_empty((tiles, batch, channels, -(-N // W), 2 if complex_A else 1, W), dtype=dtype)
 
 
-@torch.library.custom_op("lra_ssm::selective_scan_cpu", mutates_args=(), device_types="cpu")
-def scan_forward(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None, D: Tensor | None, z: Tensor | None,
-    delta_bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, zoh: bool, softplus: bool, keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(y, last state, checkpoints for backward if `keep`, else an empty tensor)."""
-    call = _Call(u, delta, A, B, C, bias, D, z, delta_bias, initial, reset, zoh, softplus)
+def _forward(tensors: ScanTensors, zoh: bool, softplus: bool, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    u, A = tensors.u, tensors.A
+    call = _Call(tensors, zoh, softplus)
     y, last = _new_like(u), A.new_zeros(u.shape[0], *A.shape)
     checkpoints = _in_huge_pages(_new_checkpoints(u, A)) if keep else u.new_empty(0)
     call.arguments.y, call.arguments.last = _rows(y), last.data_ptr()
@@ -186,20 +180,12 @@ def scan_forward(
     return y, last, checkpoints
 
 
-@scan_forward.register_fake
-def _(u, delta, A, B, C, bias, D, z, delta_bias, initial, reset, zoh, softplus, keep):  # type: ignore[no-untyped-def]
-    checkpoints = _new_checkpoints(u, A) if keep else u.new_empty(0)
-    return torch.empty_like(u), A.new_empty(u.shape[0], *A.shape), checkpoints
-
-
-@torch.library.custom_op("lra_ssm::selective_scan_cpu_backward", mutates_args=(), device_types="cpu")
-def scan_backward(
-    grad_y: Tensor | None, grad_last: Tensor | None, checkpoints: Tensor, u: Tensor, delta: Tensor, A: Tensor,
-    B: Tensor, C: Tensor, bias: Tensor | None, D: Tensor | None, z: Tensor | None, delta_bias: Tensor | None,
-    initial: Tensor | None, reset: Tensor | None, zoh: bool, softplus: bool,
+def _backward(
+    tensors: ScanTensors, zoh: bool, softplus: bool, checkpoints: Tensor, grad_y: Tensor | None,
+    grad_last: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
-    """The gradients of u, delta, A, B, C, bias, D, z, delta_bias and initial; empty for what is None."""
-    call = _Call(u, delta, A, B, C, bias, D, z, delta_bias, initial, reset, zoh, softplus, backward=True)
+    call = _Call(tensors, zoh, softplus, backward=True)
+    u, delta, A, B, C, _, _, z, _, initial, _ = tensors
     a, (batch, channels, _) = call.arguments, u.shape
     grad_last = None if grad_last is None else grad_last.resolve_conj().contiguous()
     a.checkpoints, a.grad_y, a.grad_last = checkpoints.data_ptr(), _rows(grad_y), _pointer(grad_last)
@@ -246,39 +232,15 @@ def scan_backward(
         grad_u, grad_delta, total("A"), matrix_gradient("B", B), matrix_gradient("C", C),
         total("bias") if B.dim() == 4 else None, total("D"), grad_z, total("delta_bias"), grad_initial,
     ]  # fmt: skip
-    return [u.new_empty(0) if x is None else x for x in grads]
+    return [x for x in grads if x is not None]
 
 
-@scan_backward.register_fake
-def _(grad_y, grad_last, checkpoints, u, delta, A, B, C, bias, D, z, delta_bias, initial, reset, zoh, softplus):  # type: ignore[no-untyped-def]
-    inputs = (u, delta, A, B, C, bias, D, z, delta_bias, initial)
-    large = {id(x) for x in (u, delta, B, C, z) if x is not None and x.dim() > 2}  # these keep their layout
-    return [
-        u.new_empty(0) if x is None else torch.empty_like(x) if id(x) in large else x.new_empty(x.shape) for x in inputs
-    ]
-
-
-def _keep_for_backward(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    *tensors, zoh, softplus, _ = inputs
-    ctx.save_for_backward(output[2], *tensors)
-    ctx.zoh, ctx.softplus = zoh, softplus
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(output[2])
-
-
-def _backward(ctx, grad_y, grad_last, _):  # type: ignore[no-untyped-def]
-    checkpoints, *tensors = ctx.saved_tensors
-    grads = scan_backward(grad_y, grad_last, checkpoints, *tensors, ctx.zoh, ctx.softplus)
-    # The last tensor is reset; then zoh, softplus and keep.
-    return (*(g if x is not None else None for g, x in zip(grads, tensors[:-1], strict=True)), None, None, None, None)
-
-
-scan_forward.register_autograd(_backward, setup_context=_keep_for_backward)
+operator = scan_operator("selective_scan_cpu", _forward, _backward, _new_checkpoints, device_types="cpu")
 
 
 def unsupported_reason(device: torch.device, inputs: ScanInputs | None) -> str | None:
     if device.type != "cpu":
-        return f"runs tensors on the CPU alone; u is on {device}"
+        return f"runs tensors on a CPU only; u is on {device}"
     return unavailable()
 
 
@@ -287,5 +249,5 @@ def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     flags = inputs.discretization == "zoh", inputs.delta_softplus, inputs.needs_grad
     half = (torch.float16, torch.bfloat16)
     tensors = (x.float() if x is not None and x.dtype in half else x for x in inputs.tensors)
-    y, last, _ = scan_forward(*tensors, *flags)
+    y, last, _ = operator.scan(*tensors, *flags)
     return y.to(inputs.u.dtype), last

@@ -121,7 +121,8 @@ def _run_piece(
 
 def _chunk(x: Tensor, N: int) -> int:
     """Q where nobody says: larger products pay where the states are large (docs/performance.md)."""
-    return 32 if x.device.type == "cpu" and x.shape[-1] * N < 2048 else 64
+    size = x.shape[-1] * N
+    return 64 if x.device.type != "cpu" or size > 2048 else 32 if size > 256 else 16
 
 
 def _piece_size(x: Tensor, Q: int) -> tuple[int, int]:

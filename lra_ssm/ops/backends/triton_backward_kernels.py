@@ -198,7 +198,7 @@ def gradient_kernel(
             if reset is not None:
                 resets = load_resets(reset, b, t0, last_t)
 
-            # Forward: states before each step and A_bar, or A_bar - 1; what needs the states alone is used up at once.
+            # Forward: states before each step and A_bar, or A_bar - 1; what needs only the states is used up at once.
             before, ys, Cs_grad_re, Cs_grad_im = (), (), (), ()
             for i in tl.static_range(4):
                 if reset is not None:
@@ -346,7 +346,7 @@ def gradient_kernel(
             store_channels(grad_u, b, d0, t0, tile_mask, u_grad_tile, BLOCK_D)
             if not TIME_INVARIANT:
                 store_channels(grad_delta, b, d0, t0, tile_mask, delta_grad_tile, BLOCK_D)
-        tl.debug_barrier()  # the next chunk writes scratch anew
+        tl.debug_barrier()  # the next chunk writes scratch again
 
     per_channel = tl.cast(segment * batch + b, tl.int64) * channels + d0 + tl.arange(0, BLOCK_D)
     if TIME_INVARIANT:

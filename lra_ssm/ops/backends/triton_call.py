@@ -3,7 +3,7 @@
 Shapes: u, delta, z, y (batch, D, L); A (D, N); B, C constant (D, N) or variable (batch, G, N, L or 2L); state
 (batch, D, N). (D channels, L length, N states, G groups, W = 2 for complex A, else 1: its re and im.)
 
-A program walks one batch item, a block of channels and a segment of the length.  Where batch and channels alone fill
+A program walks one batch item, a block of channels and a segment of the length.  Where batch and channels already fill
 the device there is one segment, the whole length.  Otherwise the scan has three phases: every segment's end from zero
 and its total decay; what these make enter each segment; every segment's outputs.  Backward does the same in reverse.
 

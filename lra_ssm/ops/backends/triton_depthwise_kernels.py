@@ -53,7 +53,7 @@ def starts_at(reset, strides, b, s, length):
 @triton.jit
 def inputs_before(u, u_strides, initial, initial_strides, reset, reset_strides, b, d, s, channel_mask, length,
                   W: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
-    """Those at s-1, ..., s-(W-1), as far as no document starts in between."""
+    """The inputs at s-1, ..., s-(W-1), as far as no document starts in between."""
     crossed = s < s
     before = ()
     for j in tl.static_range(1, W):
@@ -145,7 +145,7 @@ def convolution_gradient_kernel(
     grad_y_strides, grad_u_strides, length, channels, segments, SEGMENT: tl.constexpr, BLOCK_D: tl.constexpr,
     TAPS: tl.constexpr, W: tl.constexpr, SILU: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """grad_u; of the segment alone the gradients of the taps, and behind them the bias's (batch, segments, D, TAPS);
+    """grad_u; this segment's part of the gradients of the taps, followed by the bias's (batch, segments, D, TAPS);
     and in the first segment grad_initial (batch, D, W-1).
 
     An input has its gradient W-1 steps later, so that a program walks as far beyond its segment; till then the sums of
@@ -194,7 +194,7 @@ def convolution_gradient_kernel(
             done = t - (W - 1)
             at = b * grad_u_strides[0] + d * grad_u_strides[1] + tl.cast(done, tl.int64) * grad_u_strides[2]
             tl.store(grad_u + at, found[W - 1], mask=channel_mask & (done >= begin) & (done < end))
-            if grad_initial is not None:  # times before 0, of the first segment alone
+            if grad_initial is not None:  # times before 0: only the first segment
                 at = (b * channels + d) * (W - 1) + t
                 tl.store(grad_initial + at, found[W - 1], mask=channel_mask & (done + begin * W < 0))
             before, since = pushed(x, before, W), pushed(tl.zeros((1,), tl.int32), since, W)

@@ -96,7 +96,7 @@ def load_per_channel(x, d0, channel_mask, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def effective_delta(raw, bias, mask, most, SOFTPLUS: tl.constexpr, BIAS: tl.constexpr, TIME_INVARIANT: tl.constexpr):
-    """(delta, delta before softplus) of four steps, (BLOCK_D, 4); delta is 0 at steps and channels that are none, 1 at
+    """(delta, delta before softplus) of four steps, (BLOCK_D, 4); delta is 0 at steps and channels beyond the end, 1 at
     the others of a discretized system, and within `most`, from `largest_delta`, where that is not None."""
     if TIME_INVARIANT:
         raw = tl.where(mask, 1.0, 0.0).to(raw.dtype)

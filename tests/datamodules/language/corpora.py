@@ -1,13 +1,10 @@
-"""Documents put back together from their segments, small sizes for tests, and files made up."""
+"""Documents put back together from their segments, and small files of text."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
-from lra_ssm.datamodules.language import corpus
 from lra_ssm.datamodules.language.corpus import Input, Segment
 
 
@@ -19,17 +16,11 @@ class Whole(NamedTuple):
     source: str
 
 
-def small_sizes(patch: pytest.MonkeyPatch, size: int) -> None:
-    """Documents are cut to segments of so many characters."""
-    patch.setattr(corpus, "TEXT_SIZE", size)
-
-
 def joined(segments: Iterable[Segment]) -> list[Whole]:
-    """All documents, their segments joined and checked to be first, …, last of one document."""
-    found: list[Whole] = []
-    parts: list[Segment] = []
+    """Return all documents, their segments joined and checked to be first, …, last of one document."""
+    found, parts = list[Whole](), list[Segment]()
     for segment in segments:
-        assert segment.first == (not parts) and (segment.text or (segment.first and segment.last))
+        assert segment.text and segment.first == (not parts)
         parts.append(segment)
         if segment.last:
             assert len({(part.split, part.source) for part in parts}) == 1
@@ -40,12 +31,12 @@ def joined(segments: Iterable[Segment]) -> list[Whole]:
 
 
 def read(inputs: list[Input]) -> list[Whole]:
-    """All documents of a corpus."""
+    """Return all documents of a corpus."""
     return joined(segment for each in inputs for segment in each.read())
 
 
 def by_split(inputs: list[Input]) -> dict[str, list[str]]:
-    """The documents of each split."""
+    """Return the documents of each split."""
     found: dict[str, list[str]] = {}
     for document in read(inputs):
         found.setdefault(document.split, []).append(document.text)

@@ -9,11 +9,10 @@ import torch
 from lra_ssm.datamodules.batches import NOT_SCORED as NO
 from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
-from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.loader import EpochBatches
 from lra_ssm.datamodules.storage import Split
 from lra_ssm.errors import InputError
 from tests.datamodules.language.helpers import END, documents, text_split
-from tests.each import each
 
 SHAPES = [[1], [1, 1], [5], [5, 1, 1, 40, 3, 17, 2], [3] * 20, [97], [2, 60, 1, 1, 1, 9, 1]]
 Row = tuple[list[int], list[int], list[bool]]  # inputs, targets, reset of a row without padding
@@ -83,7 +82,7 @@ def scored(rows: list[Row]) -> list[int]:
     return sorted(target for _, targets, _ in rows for target in targets if target != NO)
 
 
-@each("length", [1, 7, 100, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 16, 69))])
+@pytest.mark.parametrize("length", [1, 7, 16, 100])
 def test_windows_are_those_of_a_naive_loop(text: tuple[Split, list[list[int]]], length: int) -> None:
     split, texts = text
     total = len(split["tokens"])
@@ -98,12 +97,9 @@ def test_windows_are_those_of_a_naive_loop(text: tuple[Split, list[list[int]]], 
     assert torch.equal(unisolated.targets, dataset.batch(np.arange(len(expected)), 0).targets)
 
 
-@each(("length", "strides"), [(1, [1]), (2, [1]), (7, [1, 3, 6]), (16, [5, 16]), (100, [1, 40])])
-def test_sliding_windows_score_every_token_once(
-    text: tuple[Split, list[list[int]]], length: int, strides: list[int]
-) -> None:
+def test_sliding_windows_score_every_token_once(text: tuple[Split, list[list[int]]]) -> None:
     split, texts = text
-    for stride in strides:
+    for length, stride in ((1, 1), (2, 1), (7, 1), (7, 3), (7, 6), (16, 5), (16, 16), (100, 1), (100, 40)):
         rows = sum(in_order(Windows(split, END, length, stride=stride), 3), [])
         assert rows == naive_sliding(texts, length, stride)
         assert scored(rows) == sorted(token for text in texts for token in text)
@@ -111,12 +107,7 @@ def test_sliding_windows_score_every_token_once(
             assert targets[: length - stride] == [NO] * (length - stride)  # they have that much before them
 
 
-PAIRS = [(1, 2), (7, 1), (7, 3), (16, 8), (100, 3)]
-EVERY = [(length, rows) for length in (1, 2, 7, 16, 100) for rows in (1, 2, 3, 8)]
-OTHERS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in EVERY if pair not in PAIRS]
-
-
-@each(("length", "num_rows"), [*PAIRS, *OTHERS])
+@pytest.mark.parametrize(("length", "num_rows"), [(1, 2), (7, 1), (7, 3), (16, 8), (100, 3)])
 def test_streams_go_on_from_batch_to_batch(text: tuple[Split, list[list[int]]], length: int, num_rows: int) -> None:
     split, texts = text
     if (dataset_size := len(split["tokens"])) < num_rows:
@@ -133,27 +124,8 @@ def test_streams_go_on_from_batch_to_batch(text: tuple[Split, list[list[int]]], 
             assert inputs[0] == targets[-1] and len(targets) == length
 
 
-def test_streams_without_isolation_are_reset_at_their_beginning_alone(tmp_path: Path) -> None:
+def test_streams_without_isolation_are_reset_only_at_their_beginning(tmp_path: Path) -> None:
     dataset = Streams(text_split(tmp_path / "data", documents([3] * 20)), END, 8, 2, isolate=False)
     first, *others = [dataset.batch(np.array(b), 0) for b in EpochBatches(len(dataset), 2).batches(0)]
     assert first.reset is not None and first.reset.tolist() == [[True] + [False] * 7] * 2
     assert len(others) == 3 and all(batch.reset is None for batch in others)
-
-
-@pytest.mark.parametrize("mode", ["shuffled", "streams", "sliding"])
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_together_have_the_batches_of_one(tmp_path: Path, mode: str, world_size: int) -> None:
-    split = text_split(tmp_path / "data", documents([5, 1, 1, 40, 3, 17, 2, 30, 1, 64]))
-    dataset, seed = {
-        "shuffled": (Windows(split, END, 7), 3),
-        "streams": (Streams(split, END, 7, 4), None),
-        "sliding": (Windows(split, END, 7, stride=2), None),
-    }[mode]
-    whole = [rows_of(batch) for batch in ResumableLoader(dataset, EpochBatches(len(dataset), 4, seed))]
-    ranks = [
-        [rows_of(batch) for batch in ResumableLoader(dataset, EpochBatches(len(dataset), 4, seed, rank, world_size))]
-        for rank in range(world_size)
-    ]
-    for number, batch in enumerate(whole):
-        assert [batch[rank::world_size] for rank in range(world_size)] == [rank[number] for rank in ranks]
-    assert {len(rank) for rank in ranks} == {len(whole)}

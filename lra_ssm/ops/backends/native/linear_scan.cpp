@@ -2,7 +2,7 @@
 //
 // A step's numbers lie next to each other: D of them, or 2D, re and im by turns, where complex.  Lanes run along them,
 // so that time is a stream through memory, and a complex product is two multiply-adds and a swap of neighbours.  States
-// are double whatever b is: what is rounded is x alone, never what is carried on.
+// are double whatever b is: only x is rounded, never what is carried on.
 
 #include <vector>
 

@@ -1,5 +1,5 @@
 // One position of a whole Mamba block with S6, float, for a few rows: norm, projections, convolution, scan, gate, residual.
-// A call of one of them alone costs as much as its arithmetic in a small model.
+// A call of only one of them costs as much as its arithmetic in a small model.
 
 #include <vector>
 

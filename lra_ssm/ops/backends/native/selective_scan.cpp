@@ -1,7 +1,7 @@
 // The selective scan on a CPU: x_k = A_bar_k x_{k-1} + B_bar_k u_k, y_k = sum_n C_k x_k, forward and backward.
 //
 // The state of a channel stays in registers along a tile of time; forward keeps it at the start of every tile, backward
-// walks the tiles in reverse and computes each anew.  Gradients of complex quantities are carried conjugated, as every
+// walks the tiles in reverse and computes each again.  Gradients of complex quantities are carried conjugated, as every
 // step but the final real part is holomorphic: no conjugate inside, one where a result is stored.
 
 #include "selective_scan.h"
@@ -13,7 +13,7 @@ T* at(void* data, int64_t offset) {
     return data ? static_cast<T*>(data) + offset : nullptr;
 }
 
-// What a task needs beside the tensors; `Complex` has parts = 2 vectors where a real one has 1.
+// What a task needs besides the tensors; `Complex` has parts = 2 vectors where a real one has 1.
 template <class L, bool Complex>
 struct Task {
     using T = typename L::Scalar;

@@ -17,7 +17,7 @@ struct Arguments {
     int64_t batch, channels, length, states;
     int64_t is_double, is_complex, zoh, softplus;
     int64_t threads, channels_per_task, tile;
-    int64_t groups_B, groups_C;                        // 0: constant (B then stands in bias alone)
+    int64_t groups_B, groups_C;                        // 0: constant (B is then only in bias)
     Tensor u, delta, z, y;                             // z.data may be null
     Tensor B, C;                                       // variable
     void *A, *bias, *constant_C, *D, *delta_bias;      // small: (D, N) or (D,); all but A may be null
@@ -92,7 +92,7 @@ struct Diagonal {
             rate[j] = a * 1.4426950408889634;
             turn[j] = turns * (1 - 0x1p-18);
             turn_rest[j] = turns - turn[j];
-            // read under zoh alone, and where A is 0 not at all
+            // read only under zoh, and not where A is 0
             const Complex128 inverse_A = inverse({a, b}), square = times(inverse_A, inverse_A);
             inverse_re[j] = inverse_A.real(), inverse_im[j] = inverse_A.imag();
             square_re[j] = square.real(), square_im[j] = square.imag();
@@ -152,7 +152,7 @@ __attribute__((noinline)) Step<typename L::V> discretize_exactly(const Diagonal<
     Step<typename L::V> out{};
     for (int j = 0; j < L::W; ++j) {
         const Complex128 A(a.re[j], Complex ? a.im[j] : 0);
-        // a float's inverse is taken anew: it is that of another A where that is tiny
+        // a float's inverse is taken again: where A is tiny it is that of another A
         const Complex128 inverse_A = !Zoh ? 0 : sizeof(delta) == 8 ? Complex128(a.inverse_re[j], a.inverse_im[j]) : inverse(A);
         const ExactStep step(delta, A, inverse_A, Zoh, Derivative);
         out.A_re[j] = step.A_bar.real(), out.A_im[j] = step.A_bar.imag();
@@ -183,7 +183,7 @@ INLINE Step<typename L::V> discretize(const Diagonal<L, Complex>& a, typename L:
             const V im = e.value * r.sin, minus_1 = e.minus_1 * r.cos + r.cos_minus_1;
             // 1 + (e^z - 1) is rounded once; e^re(z) cos(im(z)) would be three times, and a state remembers it for long.
             out.A_re = 1 + minus_1, out.A_im = im;
-            // What has decayed is no difference of ones.
+            // What has decayed is not computed as a difference of ones.
             if constexpr (R == Reach::FAR) out.A_re = e.value < 0.5f ? e.value * r.cos : out.A_re;
             if constexpr (Zoh) {
                 out.B_re = minus_1 * a.inverse_re - im * a.inverse_im;

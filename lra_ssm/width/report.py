@@ -1,4 +1,4 @@
-"""The figure of a coordinate check."""
+"""The tables and the picture of a coordinate check."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lra_ssm.tables import table, wrapped
 from lra_ssm.width.coordinates import Slope
 
 
@@ -45,3 +46,29 @@ def draw_check(rows: pd.DataFrame, slopes: Sequence[Slope], tolerance: float, ti
                 named.append(y)
     figure.suptitle(title, fontsize=10)
     return figure
+
+
+def slope_tables(found: Sequence[Slope], tolerance: float, width: int | None) -> str:
+    """Return two tables: of activations at the start, after the steps, and of their changes; and of gradients."""
+    by = {(one.what, bool(one.step), one.name): one for one in found}
+    names = list(dict.fromkeys(one.name for one in found if one.what == "activation"))
+    rows = []
+    for name in names:
+        slopes = [by.get((*key, name)) for key in (("activation", False), ("activation", True), ("update", True))]
+        verdicts = dict.fromkeys(verdict for one in slopes if one and (verdict := one.verdict(tolerance)))
+        rows.append((name, *(_cell(one and one.found) for one in slopes), " ".join(verdicts)))
+    first = table(("activation", "at the start", "after", "change", "verdict"), rows, width=width)
+    gradients = [one for one in found if one.what == "gradient" and not one.step]
+    rows = [(one.name, _cell(one.found), _cell(one.promised), one.verdict(tolerance)) for one in gradients]
+    second = table(("gradient of", "at the start", "promised", "verdict"), rows, width=width)
+    wrong = [verdict for one in found if (verdict := one.verdict(tolerance))]
+    diverging = wrong.count("diverges")
+    message = f"slopes of log RMS over log width; {len(wrong) - diverging} of {len(found)} differ by more than"
+    message += f" {tolerance:g} from what is promised"
+    if diverging:
+        message += f", and {diverging} diverge: a value is NaN or infinite at some width; lower the learning rate"
+    return f"{first}\n\n{second}\n\n{wrapped(message)}"
+
+
+def _cell(slope: float | None) -> str:
+    return "–" if slope is None or math.isnan(slope) else f"{slope:+.2f}"
