@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.datamodules.image_helpers import cifar_batches, write_files
 from tests.datamodules.language.corpora import write_parquet
-from tests.datamodules.made_up_pairs import write_pairs
+from tests.datamodules.synthetic_pairs import write_pairs
 
 COUNTS = ["--data.num_train=4", "--data.num_val=4", "--data.num_test=4"]
 GENERATED = [*COUNTS, "--data.length_bounds=[3,12]", "--data.max_depth=3"]

@@ -7,7 +7,7 @@ import pytest
 
 from lra_ssm.datamodules.retrieval import NAMES
 from tests.datamodules.image_helpers import pictures, write_image_parquet
-from tests.datamodules.made_up_pairs import write_pairs
+from tests.datamodules.synthetic_pairs import write_pairs
 from tests.runner import FIT, SHORT, TINY, everything_below, fail, in_process, only_run, refused, succeed
 from tests.small_data import write_cifar10, write_imdb, write_mnist
 

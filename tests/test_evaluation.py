@@ -77,7 +77,7 @@ def test_choices_are_those_of_the_models_own_scores(saved: Path, tmp_path: Path,
         before = list(document["question"].encode()) or [256]
         own = [log_likelihood(model, before, choice.encode()) for choice in document["choices"]]
         theirs = [float(answer[0][0]) for answer in sample["resps"]]
-        assert theirs == pytest.approx(own, rel=1e-5)
+        assert theirs == pytest.approx(own, rel=1e-5, abs=1e-6)  # log p near 0 has the logits' rounding in float32
         right += own.index(max(own)) == document["answer"]
     assert found["results"]["choose"]["acc,none"] == right / len(DOCUMENTS)
 

@@ -77,7 +77,7 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         eval_batch_size: the same for validation, test and prediction; None for batch_size.
         shuffle_seed: decides the order of training examples; None for the run's seed (seed_everything), else 0.
         num_workers: processes that load ahead; 0 is enough for most models.
-        pin_memory: copy batches to pinned memory; None for yes if there is a CUDA device.
+        pin_memory: copy batches to pinned memory; None for yes if a CUDA device exists.
         pretrain: predict the inputs themselves, hidden or shifted, in place of the labels; see `Pretraining`.
 
     Raises:
@@ -265,8 +265,8 @@ class PreparedData(DataModule):
 
     Args:
         root: data root; None for LRA_SSM_DATA, else ./data.
-        source: where the data comes from: one of `sources`, or a path.
-        limit: at most this many examples in each split, the first ones, for trials; None for all.
+        source: origin of the data: one of `sources`, or a path.
+        limit: keep only the first examples of each split, at most this many, for trials; None for all.
     """
 
     sources: ClassVar[tuple[str, ...]] = ()  # names that are not paths

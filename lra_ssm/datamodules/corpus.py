@@ -28,24 +28,24 @@ Splits = Literal["auto", "hash", "tail"]
 class Corpus(LanguageDataModule):
     """A folder of text, or one file. Batches are `batches.TokenBatch`.
 
-    Which documents are held out depends on each document only: files that are added or removed move no other document.
+    Whether a document is held out depends only on its text: adding or removing files moves no other document.
 
     Args:
-        source: a folder of .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, however deep, or such a file; or
+        source: a folder with .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet files at any depth, or one such file; or
             "imdb" for IMDb's labelled reviews, each a document (as for Text).
-        documents: of .txt: the file, a line, a paragraph (between blank lines), an article (WikiText's headings), or
-            what <|endoftext|> ends (TinyStories). In the other forms a document is a line or row.
-        splits: "auto" for those that folders or files name (train, valid, test, … anywhere in the name, as Hugging Face
-            has it); where none is for validation, documents of train are held out. "hash": documents are held out of
-            all files. "tail": of one .txt file the end is held out, to the byte (nanoGPT's way with val_fraction 0.1):
-            train, then val, then test.
-        val_fraction: of the documents, or of one text, held out for validation.
-        test_fraction: the same for testing; where files name splits, only theirs is.
-        split_seed: decides with each document's beginning, and nothing else, where it goes.
-        text_field: of .jsonl and .parquet: the text; "a.b" is b of a.
-        source_field: of .jsonl and .parquet: the name of a document's source, by which documents are counted; None for
-            none.
-        empty_documents: a document without text is an "error", or passed over ("skip") and counted.
+        documents: what a document of .txt files is: the file, a line, a paragraph (between blank lines), an article
+            (WikiText's headings), or the text up to <|endoftext|> (TinyStories). In other forms it is a line or row.
+        splits: "auto" for the splits that folders or files name (train, valid, test, … anywhere in the name, as in
+            Hugging Face's datasets); without validation files, documents of train are held out. "hash" holds documents
+            out of all files. "tail" holds out the end of one .txt file, to the byte (as nanoGPT does with val_fraction
+            0.1): train, then val, then test.
+        val_fraction: share of the documents, or of one text, that is held out for validation.
+        test_fraction: share that is held out for testing; not used where files name splits.
+        split_seed: decides, together with each document's beginning, which documents are held out.
+        text_field: field with the text in .jsonl and .parquet; "a.b" is field b of field a.
+        source_field: field in .jsonl and .parquet with the name of a document's source, by which documents are counted;
+            None for none.
+        empty_documents: a document without text is an "error", or is passed over ("skip").
     """
 
     sources = ("imdb",)

@@ -34,7 +34,7 @@ class Remote:
 def download(file: Remote, root: Path, below: str = "") -> Path:
     """Return <root>/<below>/<name>, downloaded if it is missing or wrong, with its published digest.
 
-    A broken download goes on where it stopped (`<name>.part`). Only one process downloads; the others wait.
+    A broken download continues where it stopped (`<name>.part`). Only one process downloads; the others wait.
 
     Raises:
         InputError: the root cannot be used, the server does not give the file, or its digest or size is wrong (then

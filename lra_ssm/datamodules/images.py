@@ -33,7 +33,7 @@ class ImageData(ArrayData):
     A dataset defines `image_size`, `transform` and `arrays`: `images` (n, H, W, C) uint8 and `labels` (n,) per split.
 
     Args:
-        split_seed: of the random split; 42 is the public S4 code's.
+        split_seed: seed of the random split; 42 is the public S4 code's.
     """
 
     split_seed: int = 42

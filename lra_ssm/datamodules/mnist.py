@@ -42,10 +42,10 @@ class MNIST(PublishedImages):
     Args:
         source: "original" for the four idx files below the root; "huggingface" for the Hub's ylecun/mnist; or a folder
             with the files of either.
-        permutation: of the pixels, the same for all images: "none"; "bitreversal", which the public S4 code calls
+        permutation: order of the pixels, the same for all images: "none"; "bitreversal", which the public S4 code calls
             permuted MNIST; or "random", as in other works.
-        permutation_seed: of "random": numpy's RandomState(seed).permutation(784). The default is the one that other
-            works used, by a note in the public S4 code.
+        permutation_seed: seed of "random": numpy's RandomState(seed).permutation(784). The default is the one that
+            other works used, by a note in the public S4 code.
         mean: subtracted from pixels in [0, 1]; StableSSM's public code has .1307, and .3081 for std.
         std: the difference is divided by this.
     """

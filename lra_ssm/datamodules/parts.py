@@ -2,7 +2,7 @@
 
     <root>/<dataset>/.parts-<name>/000017/<array>.npy, part.json
 
-Parts lie next to the prepared folder that they become, so that a killed preparation goes on and several machines that
+Parts lie next to the prepared folder that they become, so that a killed preparation continues and several machines that
 share a file system can make different parts. A part must depend only on its number and the settings.
 """
 

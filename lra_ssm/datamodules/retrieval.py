@@ -30,7 +30,7 @@ class Retrieval(CharacterData):
     Args:
         source: "lra" for LRA's files below the root, or a folder with them.
         inputs: "characters" and `<eos>`, as in the S4 code; "bytes", as in the original LRA code: another task, whose
-            numbers never belong in one table.
+            numbers do not belong in the same table.
         max_length: a longer document is cut to it, `<eos>` included. 4000 in both codes.
         min_freq: characters that occur less often in the training documents, each cut to max_length − 1, are `<unk>`
             (only for "characters").

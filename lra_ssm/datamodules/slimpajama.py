@@ -30,7 +30,7 @@ class SlimPajama(LanguageDataModule):
     Args:
         source: "huggingface" for the Hub's sample at a pinned revision; or a folder in SlimPajama's schema (.jsonl.zst
             or .parquet; text, meta.redpajama_set_name), split into train, validation and test by folders or names.
-        empty_documents: a document without text is an "error", or passed over ("skip") and counted.
+        empty_documents: a document without text is an "error", or is passed over ("skip").
     """
 
     sources = ("huggingface",)

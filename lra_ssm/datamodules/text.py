@@ -49,16 +49,16 @@ class Text(CharacterData):
         source: "original" for Stanford's archive or its folder aclImdb below the root; "huggingface" for the Hub's
             stanfordnlp/imdb; or the path of an archive, or of a folder with either.
         inputs: "characters" and `<eos>`, as in the S4 code; "bytes", as in the original LRA code: another task, whose
-            numbers never belong in one table.
+            numbers do not belong in the same table.
         max_length: a longer review is cut to it, `<eos>` included. 4096 is the S4 code's; the base configuration of
             the original LRA code has 1000.
-        min_freq: rarer characters are `<unk>` (only for "characters"; 15 as in the S4 code). Counted in all training
-            reviews, held out or not, each cut to max_length − 1: 131 and 3 special tokens. (How the S4 code came to its
-            135 is not known.)
-        validation: "held_out" for a part of the training reviews; "test" for the test reviews, as both public codes
-            have it: what is selected by it is selected on the test set.
-        val_fraction: of the training reviews, held out, half of each class.
-        split_seed: decides with the reviews' texts, and nothing else, which ones are held out.
+        min_freq: rarer characters are `<unk>` (only for "characters"; 15 as in the S4 code). They are counted in all
+            training reviews, held out or not, each cut to max_length − 1: 131 and 3 special tokens. (The S4 code has
+            135, by a rule that we do not know.)
+        validation: "held_out" for a part of the training reviews; "test" for the test reviews, as in both public
+            codes: a model that is selected by it is selected on the test set.
+        val_fraction: share of the training reviews that is held out, half of each class.
+        split_seed: decides, together with the reviews' texts, which ones are held out.
     """
 
     dataset = "text"

@@ -4,7 +4,7 @@
     wikitext-103{,-raw}-v1/{train,validation,test}-*.parquet    the Hub's Salesforce/wikitext, one line per row
 
 WikiText-2 the same. Lines stay as the files have them, blank ones (" \\n") too, so that a line end for each makes
-the published numbers of tokens. By words as state-spaces/s4 and transformer-xl have it: split at white space, a
+the published numbers of tokens. By words as in state-spaces/s4 and transformer-xl: split at white space, a
 vocabulary of the training split (267,735 of WikiText-103). Source: Merity et al., "Pointer Sentinel Mixture Models"
 (2016), section 4.3.
 """
@@ -76,7 +76,7 @@ class WikiText(LanguageDataModule):
     @property
     def hub(self) -> Hub:
         """The Hub's parquet files, in a folder for each of the four editions."""
-        name, revision = f"{self.folder}-v1", "b08601e04326c79dfdd32d625aee71d232d685c3"  # as others pin it
+        name, revision = f"{self.folder}-v1", "b08601e04326c79dfdd32d625aee71d232d685c3"  # as in other repositories
         return Hub("Salesforce/wikitext", revision, (f"{name}/*.parquet",), f"{DOWNLOADS}/{name}")
 
     def corpus(self) -> list[Input]:
@@ -96,7 +96,7 @@ class WikiText(LanguageDataModule):
             files = [*folder.glob(self._file_of(split)), *sorted(folder.glob(f"{name}-*.parquet"))]
             if not files:
                 raise InputError(f"{folder}: has no {self._file_of(split)}, nor the Hub's {name}-*.parquet")
-            # The Hub's rows are lines, and an article may go on in the next file.
+            # The Hub's rows are lines, and an article may continue in the next file.
             inputs.append(Input(files, partial(self._of_files, files, split)))
         return inputs
 

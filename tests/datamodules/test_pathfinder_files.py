@@ -2,7 +2,6 @@
 
 import os
 import signal
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents
 from tests.datamodules.image_helpers import encoded, pictures, prepared, write_pathfinder, write_tar
 from tests.datamodules.server import serving
+from tests.runner import Command
 
 IMAGES = pictures(120, channels=1)  # 12 metadata files of 10 images: 10.npy comes after 9.npy, not after 1.npy
 LABELS = [(i % 10 + i // 10) % 2 for i in range(120)]
@@ -77,8 +77,9 @@ def path_x(root: Path) -> Pathfinder:
     return generated(root, resolution=128)
 
 
-def draw_until_killed(root: Path) -> None:
-    """Is killed when the second of three parts has its arrays and no record yet."""
+def draw_until_killed(arguments: list[str]) -> int:
+    """Run in a process of its own, which is killed when the second of three parts has its arrays and no record yet."""
+    Pathfinder.block_size, module.available_cores = 8, lambda: 1
     write, written = parts.write_json, list[Path]()
 
     def dying(path: Path, record: Any) -> None:
@@ -88,18 +89,16 @@ def draw_until_killed(root: Path) -> None:
         write(path, record)
 
     parts.write_json = dying  # type: ignore[assignment]
-    path_x(root).prepare_data()
+    path_x(Path(arguments[0])).prepare_data()
+    return 0
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 def test_path_x_killed_halfway_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None) -> None:
     monkeypatch.setattr(module, "available_cores", lambda: 2)  # workers do not change the files
     prepared(path_x(tmp_path / "whole"))
     monkeypatch.setattr(module, "available_cores", lambda: 1)
-    process = get_context("fork").Process(target=draw_until_killed, args=(tmp_path / "killed",))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL and not path_x(tmp_path / "killed").is_prepared()
+    assert Command([str(tmp_path / "killed")], tmp_path, call=draw_until_killed).wait().code == -signal.SIGKILL
+    assert not path_x(tmp_path / "killed").is_prepared()
     (left,) = tmp_path.glob("killed/pathfinder/.parts-*")
     assert sorted(path.name[:12] for path in left.iterdir()) == [".unfinished-", "000000"]
     drawn: list[int] = []

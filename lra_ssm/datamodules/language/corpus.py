@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 TEXT_SIZE = 1 << 20  # characters: longer documents are cut where that changes no token
 SPLITS = ("train", "val", "test")
-SEPARATOR = "<|endoftext|>"  # between documents of plain text, as TinyStories has it
+SEPARATOR = "<|endoftext|>"  # between documents of plain text, as in TinyStories
 
 Documents = Literal["file", "line", "paragraph", "article", "endoftext"]
 EmptyDocuments = Literal["error", "skip"]

@@ -30,16 +30,16 @@ class LanguageDataModule(PreparedData):
 
     Args:
         tokenizer: "bytes", "characters", "words" (the end of a line is a token), "bpe:16000" (trained on the training
-            documents), a tokenizer.json or a folder with one, or a name of the Hub ("gpt2", "gpt2@revision").
-        end_of_text: of a tokenizer.json: the token that ends documents; None where it is known.
-        length: L, tokens of a window.
+            documents), a tokenizer.json or a folder with one, or a name on the Hub ("gpt2", "gpt2@revision").
+        end_of_text: token of a tokenizer.json that ends documents; None if the file or a well-known name tells it.
+        length: L, tokens in a window.
         batch_size: windows, or streams, per optimizer batch over all devices together.
-        order: "shuffled" for windows in an order of (shuffle_seed, epoch), each by itself; "streams" for a split cut
-            into batch_size rows, whose windows follow each other from batch to batch, so that states can be carried on.
-        isolate: whether a document's end drops the state: the model sees nothing of the document before.
-        evaluation: "windows" for one after the other, each by itself; "streams" for states carried on over
+        order: "shuffled" for independent windows in an order of (shuffle_seed, epoch); "streams" for a split cut into
+            batch_size rows, whose windows follow each other from batch to batch, so that states are carried on.
+        isolate: whether the end of a document drops the state: the model sees nothing of the document before.
+        evaluation: "windows" for independent windows in order; "streams" for states that are carried on over
             eval_batch_size rows; "sliding" for windows that overlap.
-        eval_stride: of "sliding": each window scores so many tokens, which have length − eval_stride before them.
+        eval_stride: tokens that each window scores in "sliding" evaluation; length − eval_stride tokens precede them.
     """
 
     limit: None = field(default=None, init=False)
@@ -168,7 +168,7 @@ class LanguageDataModule(PreparedData):
 
     @property
     def carries_state(self) -> bool:
-        """Whether a training batch goes on where the one before ended, row by row, with the states of its end."""
+        """Whether a training batch continues the rows of the one before, with its last states."""
         return self.order == "streams"
 
     @property

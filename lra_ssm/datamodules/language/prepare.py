@@ -1,6 +1,6 @@
 """Prepare a corpus: train or load a tokenizer, tokenize each part, join one array for each split.
 
-Parts (`parts.Parts`) lie next to the prepared folder until all are there: a killed preparation goes on, and several
+Parts (`parts.Parts`) lie next to the prepared folder until all are there: a killed preparation continues, and several
 machines that share a file system can make different parts. A part is one large file or several small ones.
 """
 

@@ -58,13 +58,13 @@ class ListOps(SequenceData):
         length_bounds: generated expressions are strictly longer than the first and shorter than the second
             (tokens without parentheses and `<eos>`). This and the following six are only for source "generated".
         max_depth: deepest level of a generated tree; its root is level 1.
-        max_args: maximal number of arguments of a generated operator; at least 2 are drawn.
-        num_train: generated training examples.
-        num_val: generated validation examples.
-        num_test: generated test examples. No expression occurs twice, within a split or across splits.
-        generator_seed: of the generated data.
-        limit: at most this many examples in each split, for trials: the first ones of each file, or only so many
-            generated (which are others than the first ones of a larger split: val follows train). None for all.
+        max_args: largest number of arguments of a generated operator; at least 2 are drawn.
+        num_train: number of generated training examples.
+        num_val: number of generated validation examples.
+        num_test: number of generated test examples. No expression occurs twice, within a split or across splits.
+        generator_seed: seed of the generated data.
+        limit: keep at most this many examples in each split, for trials: the first ones of each file. Only so many are
+            generated; val follows train, so they are not the first ones of a larger split. None for all.
     """
 
     dataset = "listops"

@@ -48,8 +48,8 @@ class Pathfinder(ImageData):
             with `metadata` and `imgs`, or with `pathfinder<resolution>/<difficulty>/` above them.
         resolution: side of the images in pixels.
         difficulty: curv_baseline is easy, curv_contour_length_9 intermediate; LRA reports curv_contour_length_14.
-        num_images: how many are generated, over all splits; no more than `limit` takes.
-        generator_seed: of the generated images.
+        num_images: number of generated images over all splits; with `limit`, fewer are drawn.
+        generator_seed: seed of the generated images.
         inputs: "unit": pixels in [0, 1], as in the S4 code; "symmetric": in [−1, 1], as in S5's; "integers": 0 to 255,
             as in LRA's own.
         split: 80, 10 and 10 % of all images, "random", as in the public S4 code, or in "file_order", as in LRA's.
@@ -154,7 +154,7 @@ class Pathfinder(ImageData):
         return f"pathfinder{self.resolution}/{self.difficulty}"
 
     def _find(self, root: Path) -> Path | None:
-        others = (f"pathfinder/{self._task}", self.difficulty)  # as the public S4 code has it; in a user's folder
+        others = (f"pathfinder/{self._task}", self.difficulty)  # as in the public S4 code; in a user's folder
         return find_lra(root, self._task, ("metadata", "imgs"), others)
 
     def _folder(self) -> Path:

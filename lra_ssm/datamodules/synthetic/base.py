@@ -92,8 +92,8 @@ class SyntheticData(DataModule):
         num_train: training examples in an epoch.
         num_val: validation examples.
         num_test: test examples.
-        resample: every epoch has new training examples instead of the same ones.
-        generator_seed: of the examples; the run's seed does not change them.
+        resample: whether every epoch has new training examples.
+        generator_seed: seed of the examples; the run's seed does not change them.
     """
 
     version: ClassVar[int] = 1  # raise it when the same settings make other examples than before

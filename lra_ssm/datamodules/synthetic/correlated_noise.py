@@ -15,9 +15,9 @@ class CorrelatedNoise(SyntheticData):
     The best guess is ρ^horizon · u_t, its squared error 1 − ρ^(2 · horizon) on average.
 
     Args:
-        length: of the sequences.
-        correlation: ρ, of neighboring values.
-        horizon: steps ahead; 0 for the value itself.
+        length: length of the sequences.
+        correlation: ρ, correlation of neighboring values.
+        horizon: number of steps ahead; 0 for the value itself.
     """
 
     dataset = "correlated_noise"

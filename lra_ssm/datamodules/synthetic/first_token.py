@@ -16,7 +16,7 @@ class FirstToken(SyntheticData):
     `relative_error` of `Regression`.
 
     Args:
-        length: of the sequences.
+        length: length of the sequences.
         d_input: features per position, the same in all of the first one.
         sigma_first: σ1, standard deviation of u_1.
         sigma_last: σ2, standard deviation of every feature of the last position.

@@ -19,13 +19,13 @@ class LinearFunctional(SyntheticData):
     """y_t = Σ_{k ≤ t} ρ(k) x_{t−k} of white noise x. Batches are `Batch` with real targets.
 
     Args:
-        length: of the sequences.
+        length: length of the sequences.
         memory: ρ(t): "polynomial" (1 + t / timescale)^−exponent, "exponential" e^(−t / timescale), or "random": fixed
             numbers from N(0, 1 / length).
         exponent: of the polynomial memory.
         timescale: in steps. (The public code of StableSSM has 10 for its polynomial memory, the paper 1.)
         targets: at "all" positions, or y at the "last" one.
-        memory_seed: of the random memory.
+        memory_seed: seed of the random memory.
     """
 
     dataset = "linear_functional"

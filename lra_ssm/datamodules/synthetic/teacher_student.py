@@ -21,13 +21,13 @@ class TeacherStudent(SyntheticData):
     Batches are `Batch` with a real target at every position.
 
     Args:
-        eigenvalues: λ of every state, by layer, inside the unit circle: their moduli where phases are given. Figure 3A
-            of the paper has one layer of two states, [[0.9, 0.99]]; figure 5 [[0.9, 0.4, 0.9, 0.3, 0.2]].
+        eigenvalues: λ of every state, by layer, inside the unit circle; with phases, their moduli. Figure 3A of the
+            paper has one layer of two states, [[0.9, 0.99]]; figure 5 [[0.9, 0.4, 0.9, 0.3, 0.2]].
         phases: angles of the eigenvalues in radians, in the same form; None for real eigenvalues.
         B: real weights of the input, in the same form; None for 1.
         C: real weights of the output; None for 1.
         correlation: ρ of the inputs, whose autocorrelation is ρ^|Δ|; 0 is white noise.
-        length: of the sequences.
+        length: length of the sequences.
     """
 
     dataset = "teacher_student"

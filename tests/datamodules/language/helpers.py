@@ -1,6 +1,6 @@
-"""Small prepared texts: tokens that were never words, with documents of any length."""
+"""Small texts of random tokens, with documents of any length."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from lra_ssm.datamodules.language.corpus import Input
 from lra_ssm.datamodules.language.module import LanguageDataModule
-from lra_ssm.datamodules.storage import Prepared, Split, file_entry, load, save_split, write_manifest
+from lra_ssm.datamodules.storage import file_entry, save_split, write_manifest
 
-VOCAB, END = 300, 299
+END = 299  # the last token
 
 
 def documents(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
@@ -19,28 +19,10 @@ def documents(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
     return [[*random.randint(0, END, length - 1).tolist(), END] for length in lengths]
 
 
-def write_text(
-    folder: Path, splits: Mapping[str, Sequence[Sequence[int]]], vocab: int = VOCAB, tokenizer: str = "{}"
-) -> Prepared:
-    folder.mkdir(parents=True, exist_ok=True)
-    entries: dict[str, Any] = {}
-    for name, texts in splits.items():
-        tokens = np.array([token for text in texts for token in text], np.uint16)
-        starts = np.cumsum([0, *map(len, texts)])[:-1]
-        counts = {"documents": len(texts), "tokens": len(tokens), "bytes": 4 * len(tokens)}
-        counts |= {"words": len(tokens), "lines": len(texts)}
-        arrays = save_split(folder, name, {"tokens": tokens, "starts": starts})
-        entries[name] = {**counts, "sources": {"": counts}, "arrays": arrays}
-    (folder / "tokenizer.json").write_text(tokenizer)
-    made = {**file_entry(folder / "tokenizer.json"), "specification": "made-up"}
-    ends = {"vocab_size": vocab, "end_of_text": vocab - 1, "tokenizer": made}
-    write_manifest(folder, {"dataset": "made-up", **ends, "source": {"kind": "test"}, "splits": entries})
-    return load(folder)
-
-
-def text_split(folder: Path, texts: Sequence[Sequence[int]]) -> Split:
-    """A split of these documents, written to a folder."""
-    return write_text(folder, {"train": texts}).split("train")
+def stream(texts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The arrays of a split with these documents."""
+    tokens = np.array([token for text in texts for token in text], np.uint16)
+    return {"tokens": tokens, "starts": np.cumsum([0, *map(len, texts)])[:-1]}
 
 
 class MadeUp(LanguageDataModule):
@@ -63,5 +45,13 @@ class MadeUp(LanguageDataModule):
         raise AssertionError("its tokens were never text")
 
     def build(self, folder: Path) -> None:
-        texts = documents(self.lengths, self.text_seed)
-        write_text(folder, {"train": texts, "val": texts[:5], "test": texts[:7]}, tokenizer=self.tokenizer_text)
+        entries: dict[str, Any] = {}
+        for name, number in (("train", None), ("val", 5), ("test", 7)):
+            texts = documents(self.lengths, self.text_seed)[:number]
+            size = sum(map(len, texts))
+            counts = {"documents": len(texts), "tokens": size, "bytes": 4 * size, "words": size, "lines": len(texts)}
+            entries[name] = {**counts, "sources": {"": counts}, "arrays": save_split(folder, name, stream(texts))}
+        (folder / "tokenizer.json").write_text(self.tokenizer_text)
+        made = {**file_entry(folder / "tokenizer.json"), "specification": "made-up"}
+        ends = {"vocab_size": END + 1, "end_of_text": END, "tokenizer": made, "source": {"kind": "test"}}
+        write_manifest(folder, {"dataset": "made-up", **ends, "splits": entries})

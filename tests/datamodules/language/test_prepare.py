@@ -11,6 +11,7 @@ import pytest
 
 from lra_ssm.cli import main
 from lra_ssm.datamodules import Corpus
+from lra_ssm.datamodules.language import files as files_module
 from lra_ssm.datamodules.language import prepare as prepare_module
 from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer
 from lra_ssm.datamodules.storage import MANIFEST, verify
@@ -20,10 +21,13 @@ from tests.runner import Command
 SETTINGS = {"tokenizer": "words", "documents": "line", "val_fraction": 0.1}
 
 
+PART_BYTES, BATCH_TEXTS = 3000, 7
+
+
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr("lra_ssm.datamodules.language.files.PART_BYTES", 3000)
-    monkeypatch.setattr(prepare_module, "_BATCH_TEXTS", 7)
+    monkeypatch.setattr(files_module, "PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(prepare_module, "_BATCH_TEXTS", BATCH_TEXTS)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +131,7 @@ def test_shards_in_any_order_and_a_merge_give_what_one_process_gives(texts, once
 def prepare_and_die(arguments: list[str]) -> int:
     """Run in a process of its own, which is killed after two parts. Arguments: texts, the data root."""
     made, part = [], prepare_module.Preparation._part
+    files_module.PART_BYTES, prepare_module._BATCH_TEXTS = PART_BYTES, BATCH_TEXTS  # the process has no fixtures
 
     def deadly(self, *given):
         made.append(given)

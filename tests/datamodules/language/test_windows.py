@@ -1,6 +1,6 @@
 """Windows, streams and sliding evaluation against naive loops over lists."""
 
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,19 +10,20 @@ from lra_ssm.datamodules.batches import NOT_SCORED as NO
 from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
 from lra_ssm.datamodules.loader import EpochBatches
-from lra_ssm.datamodules.storage import Split
 from lra_ssm.errors import InputError
-from tests.datamodules.language.helpers import END, documents, text_split
+from tests.datamodules.language.helpers import END, documents, stream
 
 SHAPES = [[1], [1, 1], [5], [5, 1, 1, 40, 3, 17, 2], [3] * 20, [97], [2, 60, 1, 1, 1, 9, 1]]
 Row = tuple[list[int], list[int], list[bool]]  # inputs, targets, reset of a row without padding
 
 
-@pytest.fixture(scope="module", params=SHAPES, ids=str)
-def text(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Split, list[list[int]]]:
-    """A split and its documents."""
+Text = tuple[dict[str, Any], list[list[int]]]  # the arrays of a split, and its documents
+
+
+@pytest.fixture(params=SHAPES, ids=str)
+def text(request: pytest.FixtureRequest) -> Text:
     texts = documents(request.param)
-    return text_split(tmp_path_factory.mktemp("text") / "data", texts), texts
+    return stream(texts), texts
 
 
 def naive_row(texts: list[list[int]], begin: int, end: int, scored: int = 0) -> Row:
@@ -83,7 +84,7 @@ def scored(rows: list[Row]) -> list[int]:
 
 
 @pytest.mark.parametrize("length", [1, 7, 16, 100])
-def test_windows_are_those_of_a_naive_loop(text: tuple[Split, list[list[int]]], length: int) -> None:
+def test_windows_are_those_of_a_naive_loop(text: Text, length: int) -> None:
     split, texts = text
     total = len(split["tokens"])
     expected = [naive_row(texts, begin, min(begin + length, total)) for begin in range(0, total, length)]
@@ -97,7 +98,7 @@ def test_windows_are_those_of_a_naive_loop(text: tuple[Split, list[list[int]]], 
     assert torch.equal(unisolated.targets, dataset.batch(np.arange(len(expected)), 0).targets)
 
 
-def test_sliding_windows_score_every_token_once(text: tuple[Split, list[list[int]]]) -> None:
+def test_sliding_windows_score_every_token_once(text: Text) -> None:
     split, texts = text
     for length, stride in ((1, 1), (2, 1), (7, 1), (7, 3), (7, 6), (16, 5), (16, 16), (100, 1), (100, 40)):
         rows = sum(in_order(Windows(split, END, length, stride=stride), 3), [])
@@ -108,7 +109,7 @@ def test_sliding_windows_score_every_token_once(text: tuple[Split, list[list[int
 
 
 @pytest.mark.parametrize(("length", "num_rows"), [(1, 2), (7, 1), (7, 3), (16, 8), (100, 3)])
-def test_streams_go_on_from_batch_to_batch(text: tuple[Split, list[list[int]]], length: int, num_rows: int) -> None:
+def test_streams_go_on_from_batch_to_batch(text: Text, length: int, num_rows: int) -> None:
     split, texts = text
     if (dataset_size := len(split["tokens"])) < num_rows:
         with pytest.raises(InputError, match=f": a split of {dataset_size} tokens cannot be cut into {num_rows} "):
@@ -124,8 +125,8 @@ def test_streams_go_on_from_batch_to_batch(text: tuple[Split, list[list[int]]], 
             assert inputs[0] == targets[-1] and len(targets) == length
 
 
-def test_streams_without_isolation_are_reset_only_at_their_beginning(tmp_path: Path) -> None:
-    dataset = Streams(text_split(tmp_path / "data", documents([3] * 20)), END, 8, 2, isolate=False)
+def test_streams_without_isolation_are_reset_only_at_their_beginning() -> None:
+    dataset = Streams(stream(documents([3] * 20)), END, 8, 2, isolate=False)
     first, *others = [dataset.batch(np.array(b), 0) for b in EpochBatches(len(dataset), 2).batches(0)]
     assert first.reset is not None and first.reset.tolist() == [[True] + [False] * 7] * 2
     assert len(others) == 3 and all(batch.reset is None for batch in others)

@@ -1,11 +1,11 @@
-"""Pairs in LRA's layout of AAN that are NOT papers, for tests and trials without the data.
+"""Pairs in the layout of LRA's AAN files that are NOT papers, for tests and trials without the data.
 
-    python -m tests.datamodules.made_up_pairs FOLDER [TRAIN VAL TEST]
+    python -m tests.datamodules.synthetic_pairs FOLDER [TRAIN VAL TEST]
 
-A document is a string of made-up words: its topic's, and words that all topics share. A pair with label 1 has one
-topic, a pair with label 0 two different ones. Topics are spelt differently (each has its own few syllables), so that a
-small model that reads characters learns to tell them. There are quotes of all kinds, as lone ones and as the first of a
-text, letters beyond ASCII, documents of a few hundred characters and of many thousand.
+A document is a string of synthetic words: those of its topic, and words that all topics share. A pair with label 1 has
+one topic, a pair with label 0 two different ones. Each topic has its own few syllables, so that a small model that
+reads characters learns to tell them apart. There are quotes of all kinds, letters beyond ASCII, and documents of a few
+hundred to many thousand characters.
 """
 
 import sys
