@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lra_ssm.datamodules.base import DataModule as DataModule
-    from lra_ssm.datamodules.base import setting as setting
     from lra_ssm.datamodules.cifar10 import SCIFAR as SCIFAR
     from lra_ssm.datamodules.cifar10 import Image as Image
     from lra_ssm.datamodules.corpus import Corpus as Corpus
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from lra_ssm.datamodules.pathfinder.module import Pathfinder as Pathfinder
     from lra_ssm.datamodules.retrieval import Retrieval as Retrieval
     from lra_ssm.datamodules.sequences import SequenceData as SequenceData
+    from lra_ssm.datamodules.settings import setting as setting
     from lra_ssm.datamodules.slimpajama import SlimPajama as SlimPajama
     from lra_ssm.datamodules.synthetic.associative_recall import AssociativeRecall as AssociativeRecall
     from lra_ssm.datamodules.synthetic.correlated_noise import CorrelatedNoise as CorrelatedNoise
@@ -51,7 +51,7 @@ _MODULES = {
     "Text": "text",
 }
 __all__ = [*_MODULES]
-_MODULES |= {"DataModule": "base", "ImageData": "images", "SequenceData": "sequences", "setting": "base"}
+_MODULES |= {"DataModule": "base", "ImageData": "images", "SequenceData": "sequences", "setting": "settings"}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,19 +8,19 @@ import json
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections import ChainMap
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, dataclass_transform, get_args, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin
 from weakref import WeakSet
 
 import numpy as np
 import torch
 from lightning import LightningDataModule
 
-from lra_ssm.datamodules.batches import AnyBatch, Batch, BatchDataset
+from lra_ssm.datamodules.batches import SPLITS, AnyBatch, Batch, BatchDataset
 from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.pretraining import PIXEL_VALUES, Pretraining, PretrainingDataset
+from lra_ssm.datamodules.settings import SettingsDataclass, setting
 from lra_ssm.datamodules.storage import (
     FORMAT,
     MANIFEST,
@@ -37,39 +37,10 @@ from lra_ssm.datamodules.storage import (
     visible_files,
     write_manifest,
 )
-from lra_ssm.errors import InputError, hint
-
-SPLITS = ("train", "val", "test")  # a split's place is a part of what its random numbers depend on
-
-# What a setting changes: the prepared examples; what the model sees of an example; which examples make up which batch.
-Affects = Literal["data", "batches", "order", "nothing"]
+from lra_ssm.errors import InputError
 
 
-def setting(*, affects: Affects, default: Any = MISSING) -> Any:
-    """Declare a setting of a data module and what it affects. A field declared without it affects the data."""
-    if affects not in get_args(Affects):
-        raise InputError(f"setting(affects={affects!r}): {hint(affects, get_args(Affects))}")
-    return field(default=default, metadata={"affects": affects})
-
-
-@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(setting, field))
-class _Dataclass:
-    """Turns every subclass into a dataclass, so that its fields are its settings."""
-
-    affects: ClassVar[dict[str, Affects]]  # what each setting affects
-    neutral_settings: ClassVar[tuple[str, ...]]  # they cannot change a result: a run's identity leaves them out
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        dataclass(kw_only=True, eq=False, repr=False)(cls)
-        # A setting that a subclass declares again affects what it affected.
-        inherited = ChainMap(*(base.__dict__.get("affects", {}) for base in cls.__mro__[1:]))
-        settings = [each for each in fields(cls) if each.init]  # type: ignore[arg-type]
-        cls.affects = {each.name: each.metadata.get("affects") or inherited.get(each.name, "data") for each in settings}
-        cls.neutral_settings = tuple(name for name, kind in cls.affects.items() if kind == "nothing")
-
-
-class DataModule(_Dataclass, LightningDataModule, ABC):
+class DataModule(SettingsDataclass, LightningDataModule, ABC):
     """Splits as datasets of batches, and their loaders.
 
     Args:

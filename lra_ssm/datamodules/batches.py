@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from lra_ssm.datamodules.storage import Array, IntArray
 
+SPLITS = ("train", "val", "test")  # a split's place is a part of what its random numbers depend on
 NOT_SCORED = -100  # the target where nothing is scored: torch's cross entropy ignores it by default
 
 

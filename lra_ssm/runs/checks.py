@@ -23,7 +23,6 @@ from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.cost import warn_of_memory
 from lra_ssm.runs.identity import differences, result_settings
 from lra_ssm.runs.provenance import CONFIG, SOURCE, VERSION, changed, code_version
-from lra_ssm.tasks import MaskedModelling
 
 EXAMPLES = 3  # odd, so that another size is not easily mistaken for the batch's
 _LENGTH = 61  # positions of the random sequences of `check_layers`; no width is as large
@@ -301,7 +300,7 @@ def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
         return
     with _dry_run(task, trainer) as to_device:
         batch = to_device(data.sample(EXAMPLES))
-        inputs, causal = batch[0], hasattr(batch, "targets") and _predicts_next(task, data)
+        inputs, causal = batch[0], hasattr(batch, "targets") and getattr(task, "predicts_next", lambda data: True)(data)
         padded = getattr(batch, "lengths", None) is not None and _network_settings(task).get("padding") != "seen"
         L = min(inputs.shape[1], _LENGTH)
         if inputs.dim() != 2 + inputs.is_floating_point() or not (causal or padded) or L < 4:
@@ -321,12 +320,6 @@ def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
         name, kind = f"model.network.{leak}".rstrip("."), type(network.get_submodule(leak)).__name__
         what = "looks ahead: its outputs change with the future" if causal else "lets padding into its outputs"
         raise InputError(f"{name} ({kind}) {what}; --check_layer=false trains it all the same")
-
-
-def _predicts_next(task: Any, data: Any) -> bool:
-    """Return whether later positions hold what a position is to predict."""
-    pretrain = getattr(data, "pretrain", None)
-    return not isinstance(task, MaskedModelling) if pretrain is None else pretrain.objective == "causal"
 
 
 def _random_like(inputs: Tensor, task: Any) -> Tensor:

@@ -63,6 +63,10 @@ class MaskedModelling(NetworkTask):
         self.val_means = torch.nn.ModuleDict({name: Mean() for name in names})
         self.test_means = torch.nn.ModuleDict({name: Mean() for name in names})
 
+    def predicts_next(self, data: Any) -> bool:
+        """Return whether later positions hold what a position is to predict: then no layer may look ahead."""
+        return getattr(getattr(data, "pretrain", None), "objective", None) == "causal"
+
     def inputs_of(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         tokens = _positions(batch)
         return tokens.inputs, tokens.lengths

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lra_ssm.datamodules.base import SPLITS, DataModule
-from lra_ssm.datamodules.batches import AnyBatch, Batch, BatchDataset, TokenBatch
+from lra_ssm.datamodules.base import DataModule
+from lra_ssm.datamodules.batches import SPLITS, AnyBatch, Batch, BatchDataset, TokenBatch
 from lra_ssm.datamodules.counter_random import counter_random
 from lra_ssm.datamodules.storage import IntArray
 
