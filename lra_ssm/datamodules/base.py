@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from abc import ABC, abstractmethod
-from dataclasses import asdict, field, fields, is_dataclass
+from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin
 from weakref import WeakSet
@@ -114,9 +114,10 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
         """Return everything that decides the batches: {"dataset", "data", "batches", "order"}, settings by effect."""
         kinds: dict[str, dict[str, Any]] = {"data": {}, "batches": {}, "order": {}}
         for name, kind in self.affects.items():
-            if kind in kinds and name not in self.unused_settings():
-                value = getattr(self, name)
-                kinds[kind][name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            if kind in kinds and name not in {*self.unused_settings(), "pretrain"}:
+                kinds[kind][name] = getattr(self, name)
+        if self.pretrain is not None:
+            kinds["batches"]["pretrain"] = asdict(self.pretrain)
         return {"dataset": self.dataset, **kinds}
 
     def provenance(self) -> dict[str, Any]:

@@ -221,8 +221,7 @@ def check_data(task: Any, data: Any) -> None:
     Networks and data that do not declare theirs are not compared. Raises InputError.
     """
     name, settings = type(data).__name__, _network_settings(task)
-    names = ("vocab_size", "d_input", "num_classes", "num_outputs", "per_example")
-    # A data module of a user's own may declare some of them as attributes, or none.
+    names = ("vocab_size", "d_input", "num_classes", "num_outputs", "per_example")  # a user's may declare some
     sizes = data.model_sizes() if hasattr(data, "model_sizes") else {key: getattr(data, key, None) for key in names}
     for key, other, needed in _KINDS:
         if sizes[key] is not None and key not in settings and other in settings:
