@@ -188,7 +188,7 @@ def wrong_files(tmp_path_factory):
     return folder
 
 
-def test_rows_beyond_the_data_and_its_padding_are_said_in_one_line(tmp_path, monkeypatch, capsys):
+def test_what_a_language_model_and_its_data_do_not_have_in_common_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = ["fit", "--config", str(TINY.with_name("language.yaml")), "--trainer.fast_dev_run=1"]
     for rows, warnings in {385: 1, 384: 0}.items():
@@ -199,6 +199,10 @@ def test_rows_beyond_the_data_and_its_padding_are_said_in_one_line(tmp_path, mon
             assert f"vocab_size is {rows}, but MadeUp's prepared data (" in line
             assert line.endswith(f") has 300 tokens: {rows - 300} rows are unused")
     assert "has 300 tokens; set it to 300" in refused([*command, "--model.network.vocab_size=299"], capsys)
+    layer = "--model.network.layer=tests.helpers.Smooth"
+    assert "Smooth.forward takes no `reset`: documents cannot be packed" in refused([*command, layer], capsys)
+    line = refused([*command, layer, "--data.isolate=false"], capsys)
+    assert "(Smooth) looks ahead: its outputs change with the future; --check_layer=false trains it" in line
 
 
 @pytest.mark.parametrize(
