@@ -71,7 +71,7 @@ class MaskedModelling(NetworkTask):
         tokens = _positions(batch)
         return tokens.inputs, tokens.lengths
 
-    def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
+    def dry_run(self, batch: Any, num_classes: int | None = None) -> None:
         """The network on a batch, and what its parameters are to the optimizer: no loss, no log.
 
         Raises InputError where the network has no output per position, or too few of them.

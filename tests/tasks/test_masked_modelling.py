@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_one_line(network, batch, message):
     if network is Table and batch[0].is_floating_point():
         batch = (batch[0][..., 0].abs().long().clamp(max=4), *batch[1:])
     with pytest.raises(InputError, match=message) as error:
-        MaskedModelling(network).try_batch(batch)
+        MaskedModelling(network).dry_run(batch)
     assert "\n" not in str(error.value)
 
 
