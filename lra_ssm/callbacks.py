@@ -3,7 +3,7 @@
 import random
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -13,6 +13,13 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
@@ -36,6 +43,23 @@ def fit_callbacks(seed: int) -> list[Callback]:
     """Return the callbacks of every fit, in a run's directory or not."""
     logged = [LogLearningRates(), LogGradientNorm(), LogEpochMeans(), Throughput()]
     return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), ShowBackends(), *logged]
+
+
+_OVERRULING = {
+    LearningRateFinder: "one learning rate for all parameters",
+    StochasticWeightAveraging: "learning rates of its own",
+    BaseFinetuning: "parameter groups of its own",
+    BatchSizeFinder: "the batch size",
+    GradientAccumulationScheduler: "accumulate_grad_batches",
+}
+
+
+def check_callbacks(callbacks: Iterable[Any]) -> None:
+    """Refuse Lightning's callbacks that train with other rates, groups or batches than the configuration says."""
+    for callback in callbacks:
+        for setting in (setting for kind, setting in _OVERRULING.items() if isinstance(callback, kind)):
+            what = f"{type(callback).__name__} sets {setting}"
+            raise InputError(f"trainer.callbacks: {what} and would override the configuration; leave it out")
 
 
 class SeedByStep(Callback):

@@ -44,7 +44,7 @@ OPTIONS = [  # and what is said of them
     ("--model.optimizer.lr=-1", "lr is -1.0; it must be a number of at least 0"),
     ("--checkpoint.every_n_steps=0", "checkpoint.every_n_steps is 0"),
     ("--trainer.max_epochs=-1", "give trainer.max_epochs or trainer.max_steps"),
-    ("--trainer.limit_train_batches=0", "limit_train_batches is 0: an epoch of 6 batches has none left"),
+    ("--trainer.limit_train_batches=0", "limit_train_batches is 0: nothing would be trained"),
     ("--trainer.val_check_interval=0", "trainer.val_check_interval is 0; it must be at least 1 batch"),
     ("--trainer.accumulate_grad_batches=0", "trainer.accumulate_grad_batches is 0; it must be at least 1"),
     ("--trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch is 0; it must be at least 1"),
@@ -188,7 +188,7 @@ def wrong_files(tmp_path_factory):
     return folder
 
 
-def test_rows_beyond_the_data_and_its_padding_are_said_in_one_line(tmp_path, monkeypatch, capsys):
+def test_what_a_language_model_and_its_data_do_not_have_in_common_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = ["fit", "--config", str(TINY.with_name("language.yaml")), "--trainer.fast_dev_run=1"]
     for rows, warnings in {385: 1, 384: 0}.items():
@@ -199,6 +199,10 @@ def test_rows_beyond_the_data_and_its_padding_are_said_in_one_line(tmp_path, mon
             assert f"vocab_size is {rows}, but MadeUp's prepared data (" in line
             assert line.endswith(f") has 300 tokens: {rows - 300} rows are unused")
     assert "has 300 tokens; set it to 300" in refused([*command, "--model.network.vocab_size=299"], capsys)
+    layer = "--model.network.layer=tests.helpers.Smooth"
+    assert "Smooth.forward takes no `reset`: documents cannot be packed" in refused([*command, layer], capsys)
+    line = refused([*command, layer, "--data.isolate=false"], capsys)
+    assert "(Smooth) looks ahead: its outputs change with the future; --check_layer=false trains it" in line
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_memory_and_hours_of_the_whole_run_are_printed_and_nothing_is_left(made,
     assert lines[0].startswith("a training step of ") and lines[0].endswith("by the CPU's kernels")
     assert "fits into an A100 (80 GB)" in lines and max(map(len, lines)) <= 100
     line = next(line for line in lines if line.startswith("an A100 needs"))
-    step, whole = re.search(r"at least (\S+) ms .*, (.+) for all 9,000,000 steps", line).groups()
+    step, whole = re.search(r"at least (\S+) ms .*; (.+) for all 9,000,000 steps", line).groups()
     assert whole in {duration(float(step) * 9e3 * part) for part in (0.99, 1, 1.01)}
     task, data = made
     monkeypatch.setattr("os.sysconf", lambda name: 1)  # a page of a byte

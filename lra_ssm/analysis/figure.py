@@ -93,7 +93,7 @@ def _layer_axis(axes: Axes, measures: Measures) -> None:
     axes.set_xlabel("layer")
     axes.axvspan(0.5, len(measures.layers) + 0.5, alpha=0)
     axes.margins(x=0.01, y=0.12)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 # -- panels --------------------------------------------------------------------------------------------------------
@@ -108,6 +108,7 @@ def memory(axes: Axes, measures: Measures, colors: Sequence[str]) -> None:
         axes.plot(end, share[end - 1], "o", color=color, markersize=6, mec="white", clip_on=False, zorder=3)
     _dashed(axes, 95, "95 %", 0.02, "left")
     axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter(NullFormatter())  # over few positions their labels would cover each other
     axes.set_ylim(0, 106)
 
 

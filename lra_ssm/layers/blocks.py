@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lra_ssm.errors import InputError
 from lra_ssm.layers.contract import check_output, wrong_output
 from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.dropout import TiedDropout
@@ -52,7 +53,7 @@ def supported_kwargs(
                 if name == "reset"
                 else "it has no state to carry on with it"
             )
-            raise ValueError(f"{type(original).__name__}.forward takes no `{name}`: {reason}")
+            raise InputError(f"{type(original).__name__}.forward takes no `{name}`: {reason}")
     return needed
 
 

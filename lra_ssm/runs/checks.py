@@ -94,6 +94,8 @@ def check_trainer(arguments: Mapping[str, Any]) -> None:
     endless = max_epochs == -1 or max_epochs is None and arguments.get("max_time") is not None
     if endless and max_steps == -1:
         raise InputError("the schedule spans the run, so give trainer.max_epochs or trainer.max_steps")
+    if arguments.get("limit_train_batches") in (0, 0.0):
+        raise InputError("trainer.limit_train_batches is 0: nothing would be trained; leave it out for all")
     for name, fewest in (("val_check_interval", "1 batch, or 1.0 for once an epoch"),
                          ("accumulate_grad_batches", "1"), ("check_val_every_n_epoch", "1")):  # fmt: skip
         value = arguments.get(name)

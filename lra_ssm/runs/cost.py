@@ -248,11 +248,12 @@ def estimate(
     ]
     shape = " x ".join(f"{n:,}" for n in tree_leaves(batch)[0].shape[:2])
     seconds = total(lambda cost: seconds_on(cost, GPUS[gpu], matmul_precision))
-    whole = f", {duration(seconds * steps)} for all {steps:,.0f} steps" if steps < math.inf else ""
+    known = f"{duration(seconds * steps)} for all {steps:,.0f} steps"
+    whole = known if steps < math.inf else "the whole run is known once its data is prepared"
     lines = [
         f"a training step of {shape}, {precision}; counted {how}",
         table(("memory", "GB"), [(name, f"{size / 1e9:.3f}") for name, size in parts], width=terminal_width()),
-        f"an {gpu} needs at least {seconds * 1e3:.3g} ms for what is moved and the products{whole}",
+        f"an {gpu} needs at least {seconds * 1e3:.3g} ms a step (memory traffic, products); {whole}",
     ]
     for name, memory in ((f"an {gpu}", GPUS[gpu].memory), (place, available)):
         lines.append(f"{'does not fit' if peak > memory else 'fits'} into {name} ({memory / 1e9:.0f} GB)")

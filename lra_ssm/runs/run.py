@@ -12,14 +12,14 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_only
 
-from lra_ssm.callbacks import LEARNING_RATE, fit_callbacks
+from lra_ssm.callbacks import LEARNING_RATE, check_callbacks, fit_callbacks
 from lra_ssm.errors import InputError, describe_error, to_one_line
 from lra_ssm.files import replacing, sha256, write_json
 from lra_ssm.progress import display_arguments, quiet
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO, CheckpointSettings, SaveBest, SaveLast, load_checkpoint
 from lra_ssm.runs.checks import check_before_fit, check_begun_from, check_trainer, validate_setup
 from lra_ssm.runs.curves import draw_curves
-from lra_ssm.runs.directory import RunDirectory
+from lra_ssm.runs.directory import RunDirectory, with_end
 from lra_ssm.runs.identity import (
     DATA_NEUTRAL,
     SEED,
@@ -279,7 +279,7 @@ class Run(RunDirectory):
         assert self.config is not None
         own = checkpoint == self.last
         # A killed attempt has left no end, but the time when it last wrote how far it was.
-        attempts = _with_end(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
+        attempts = with_end(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
         record = {
             "run_id": self.path.name,
             "experiment": self.config["experiment"],
@@ -328,7 +328,7 @@ class Run(RunDirectory):
         try:
             record = self.record
             if self._begun:
-                fields["starts"] = _with_end(record.get("starts", []), now())
+                fields["starts"] = with_end(record.get("starts", []), now())
             write_json(self.path / "run.json", {**record, **fields, "status": status})
         except (OSError, InputError):  # such as the full disk that is the reason for the end
             if status == "finished":
@@ -344,10 +344,14 @@ class Run(RunDirectory):
 
 
 def trainer_arguments(given: Mapping[str, Any], added: Sequence[Any], loggers: Any) -> dict[str, Any]:
-    """Return the user's arguments of a Trainer with our callbacks behind theirs, and checkpoints written whole."""
+    """Return the user's arguments of a Trainer with our callbacks behind theirs, and checkpoints written whole.
+
+    Raises InputError for a callback that overrules the configuration.
+    """
+    check_callbacks(own := as_list(given.get("callbacks")))
     return {
         **given,
-        **display_arguments(given, [*as_list(given.get("callbacks")), *added]),
+        **display_arguments(given, [*own, *added]),
         "logger": loggers,
         "plugins": [*as_list(given.get("plugins")), AtomicCheckpointIO()],
     }
@@ -383,13 +387,6 @@ def show_metrics(metrics: Mapping[str, float]) -> None:
     width = max(map(len, metrics), default=0)
     for name, value in metrics.items():
         print(f"  {name:<{width}}  {value:.6g}")
-
-
-def _with_end(starts: list[dict[str, Any]], when: Any) -> list[dict[str, Any]]:
-    """Return a run's attempts; the last one ended at `when` if it has no end yet and `when` is after its beginning."""
-    if starts and "ended" not in starts[-1] and isinstance(when, str) and when >= str(starts[-1].get("time")):
-        starts[-1]["ended"] = when
-    return starts
 
 
 def _described(thing: Any) -> dict[str, Any] | None:

@@ -16,7 +16,6 @@ from lra_ssm.errors import InputError
 from lra_ssm.runs.checks import check_tokenizer
 from tests.datamodules.helpers import Recorder, trainer
 from tests.datamodules.language.helpers import END, MadeUp
-from tests.runner import in_process
 
 MODES: list[dict[str, Any]] = [
     {"order": "shuffled"},
@@ -114,22 +113,6 @@ def test_too_few_tokens_for_the_streams(tmp_path: Path) -> None:
             prepared(tmp_path, "fit", **settings)
     with pytest.raises(InputError, match="2 examples cannot be divided among 4 devices"):
         prepared(tmp_path, "fit", length=60).train_batches(4)
-
-
-def test_the_summary_has_a_row_for_each_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = prepared(tmp_path).prepared_folder
-    manifest = json.loads((folder / "manifest.json").read_text())
-    parts = {"web": {"documents": 3, "tokens": 11, "bytes": 44}, "books": {"documents": 7, "tokens": 90, "bytes": 360}}
-    manifest["splits"]["train"]["sources"] = parts
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    out = in_process(["prepare", "--summary", f"--root={tmp_path}"], capsys)[1]
-    head, *rows = [line.split() for line in out.splitlines()]
-    assert head == "dataset source tokenizer split part documents tokens share vocabulary bytes/token".split()
-    assert rows[:3] == [
-        ["made-up", "test", "made-up", "train", "all", "10", "101", "100.0%", "300", "4.00"],
-        ["made-up", "test", "made-up", "train", "books", "7", "90", "89.1%", "300", "4.00"],
-        ["made-up", "test", "made-up", "train", "web", "3", "11", "10.9%", "300", "4.00"],
-    ]
 
 
 # -- in a Trainer (test_same_batches.py resumes in the middle of an epoch) -----------------------------------------

@@ -109,7 +109,7 @@ def test_another_tokenizer_or_corpus_is_prepared_next_to_it(texts, once, tmp_pat
 def test_shards_in_any_order_and_a_merge_give_what_one_process_gives(texts, once, tmp_path, capsys):
     options = ["prepare", "corpus", f"--source={texts}", f"--root={tmp_path}"]
     options += [f"--{name}={value}" for name, value in SETTINGS.items()]
-    for shard in ("0/3", "4/3", "1", "a/b", "1/0", "-1/2", ""):
+    for shard in ("0/3", "4/3", "1", "a/b", "1/0", "-1/2", "/16"):
         assert main([*options, f"--shard={shard}"]) == 2
         assert f"shard {shard!r}: must be i/n with i from 1 to n, as 3/16" in capsys.readouterr().err
     assert main([*options, "--shard=2/2"]) == 0
@@ -126,6 +126,10 @@ def test_shards_in_any_order_and_a_merge_give_what_one_process_gives(texts, once
     assert "parts are made; --merge puts them together" in printed and "lightning fit" in printed
     assert f"{data.prepared_folder}: corpus (files): " in printed
     assert contents(data) == contents(once) and not unfinished(data)
+    assert main(["prepare", "--summary", f"--root={tmp_path}"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if data.prepared_folder.name in line]
+    counts = {name: str(entry["documents"]) for name, entry in data.manifest()["splits"].items()}
+    assert [row[1:4] for row in rows] == [["words", *item] for item in counts.items()]
 
 
 def prepare_and_die(arguments: list[str]) -> int:
