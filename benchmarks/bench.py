@@ -14,7 +14,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lra_ssm.ops import scan_backends
 from lra_ssm.runs.provenance import environment
 from lra_ssm.tables import table, terminal_width
 from measure import (
@@ -192,20 +191,6 @@ class Bench:
     def say(self, text: str) -> None:
         print(f"{self.name}: {text}", file=sys.stderr, flush=True)
 
-    def backends(self, wanted: list[str] | None) -> list[str]:
-        """Return the backends of the selective scan, fastest first: those asked for, or all but the reference."""
-        reasons = scan_backends(self.device)
-        if wanted is None:
-            # on a CPU Triton's interpreter is for tests
-            slow = {"reference"} if self.is_gpu else {"reference", "triton"}
-            return [name for name, why in reasons.items() if why is None and name not in slow]
-        unknown = f"no such backend; there are {', '.join(reasons)}"
-        for name in wanted:
-            why = reasons.get(name, unknown)
-            if why is not None:
-                sys.exit(f"error: --backends: {name}: {why}")
-        return wanted
-
     def compare(
         self,
         comparison: str,
@@ -241,7 +226,7 @@ class Bench:
         truths.clear()
         for mode in modes:
             calls = {name: each.calls[mode] for name, each in prepared.items()}
-            self._time(rows[mode], calls, base, self.effort)
+            self._time(rows[mode], calls, base)
         return self.keep([rows[mode][c.name] for c in contenders for mode in modes])
 
     def _set_errors(
@@ -265,21 +250,20 @@ class Bench:
         shape: Mapping[str, int],
         calls: Mapping[str, Call],
         base: str | None = None,
-        effort: Effort | None = None,
     ) -> list[Row]:
         """Only times."""
         rows = {name: Row(comparison, name, mode, dict(shape)) for name in calls}
-        self._time(rows, calls, base, effort or self.effort)
+        self._time(rows, calls, base)
         return list(rows.values())
 
-    def _time(self, rows: Mapping[str, Row], calls: Mapping[str, Call], base: str | None, effort: Effort) -> None:
+    def _time(self, rows: Mapping[str, Row], calls: Mapping[str, Call], base: str | None) -> None:
         if not calls:
             return
         names = list(calls)
         first = rows[names[0]]
         self.say(f"{first.comparison}: {first.mode}")
         try:
-            timings = interleave(calls, effort)
+            timings = interleave(calls, self.effort)
         except FAILURES as error:  # together they may need more memory than one at a time
             for name in names:
                 rows[name].note = reason(error)

@@ -1,12 +1,11 @@
-"""Measures batches of every task's loader, and what share of a training step they take.
+"""Measures batches of every task's loader, without and with worker processes.
 
-The data are random, in prepared folders, with lengths like the real ones. Loaders, transforms and batch sizes are the
-configs'. The step is that of the config's S4D model, the fastest: loading's share of other models' steps is smaller.
+The data are random, in prepared folders, with lengths like the real ones. Loaders, transforms and batch sizes are those
+of the tasks' S4D configs, whose steps are the shortest (steps.py measures them).
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -14,13 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
 from bench import Bench, Row, options, positive, start
 from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.storage import load, save_split, write_manifest
-from measure import interleave
-from steps import CONFIGS, read, sized, step
+from steps import CONFIGS, network_of, read
 
 EXAMPLE = "python benchmarks/loading.py --threads=2 --budget=2"
 WORKERS = (0, 2)
@@ -67,11 +64,10 @@ def write_random(folder: Path, task: Task, examples: int, longest: int, classes:
 def loaders(folder: Path, task: Task, config: dict[str, Any], quick: bool) -> dict[str, ResumableLoader]:
     """The config's loader over random data, by number of workers."""
     settings = config["data"]["init_args"]
-    network = config["model"]["init_args"]["network"]["init_args"]
     data = resolve_name(config["data"]["class_path"])(**settings)
     longest = 32 if quick else settings.get("max_length", 0)
     examples = (2 if quick else _BATCHES) * data.batch_size
-    write_random(folder, task, examples, longest, data.num_classes, network.get("vocab_size") or 0)
+    write_random(folder, task, examples, longest, data.num_classes, network_of(config).get("vocab_size") or 0)
     dataset = data.make_dataset(load(folder).split("train"), "train")
     order = EpochBatches(len(dataset), data.batch_size, 0)
     return {f"{workers} workers": ResumableLoader(dataset, order, workers) for workers in WORKERS}
@@ -79,8 +75,7 @@ def loaders(folder: Path, task: Task, config: dict[str, Any], quick: bool) -> di
 
 def measure(name: str, task: Task, bench: Bench) -> list[Row]:
     given = bench.given
-    file = CONFIGS / task.folder / "s4d.yaml"
-    config = yaml.safe_load(file.read_text())
+    config = read(CONFIGS / task.folder / "s4d.yaml")
     if given.batch or given.quick:
         config["data"]["init_args"]["batch_size"] = given.batch or 2
     with TemporaryDirectory() as folder:
@@ -92,23 +87,10 @@ def measure(name: str, task: Task, bench: Bench) -> list[Row]:
         calls = {workers: partial(deque, loader, 0) for workers, loader in found.items()}
         shape = {"B": len(batches[0].labels), "mean L": mean_length}
         rows = bench.times(f"{name}'s loader", "a pass", shape, calls)
-    per_sample = _seconds_of_step(file, mean_length, bench)
     for row in rows:
         assert row.ms is not None
-        row.extra = {
-            "ms a batch": row.ms / len(batches),
-            "samples/s": 1e3 * samples / row.ms,
-            "% of a step": 0.1 * row.ms / samples / per_sample,
-        }
+        row.extra = {"ms a batch": row.ms / len(batches), "samples/s": 1e3 * samples / row.ms}
     return bench.keep(rows)
-
-
-def _seconds_of_step(file: Path, length: int, bench: Bench) -> float:
-    """Return the seconds that a step takes per example, at the loader's mean length."""
-    config = sized(read(file), None if bench.is_gpu else 2, length, bench.given.quick)
-    call, _ = step(config, bench.device)
-    timings = interleave({"step": call}, replace(bench.effort, repeats=3))
-    return timings["step"].median / config["data"]["init_args"]["batch_size"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,12 +4,15 @@
 processor waits for, and calls with tensors of several devices.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 from benchmarks.gpu_walk import fake_cuda
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="known: what is known to wait")
+    configs = parser.parse_args().configs
     fake_cuda.install(fake_cuda.build())
 
 import json
@@ -58,7 +61,7 @@ def known() -> CountWaits:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    for name in sys.argv[1:]:
+    for name in configs:
         start = time.perf_counter()
         counter = known() if name == "known" else count(Path(name))
         cost, moved = counter.cost, counter.cost.total("operator", "size")

@@ -200,7 +200,7 @@ def _score(
 ) -> None:
     """Score or predict with a run's best checkpoint, another checkpoint, or a saved model."""
     quiet()
-    options = options_of(name, [*settings, *(f"--trust={each}" for each in trust)]) if name else settings
+    options = [*options_of(name, trust), *settings] if name else settings
     config = read_fit_options(options)
     given = config.given
     if allow_pickle and given.ckpt_path in _OF_THE_RUN:

@@ -1,8 +1,7 @@
 """Weights that a command starts from: a checkpoint's, or a saved model's, whose config may come with it."""
 
-import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,30 +19,27 @@ from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, load_pre
 from lra_ssm.runs.checks import check_tokenizer, differing_settings, existing, load_checkpoint
 
 
-def options_of(name: str, rest: list[str]) -> list[str]:
+def options_of(name: str, trust: Collection[str]) -> list[str]:
     """Return the options with which validate, test and predict take a run, or a saved model with its config.
 
-    rest: the options given, `--trust module.Class` among them. Raises InputError if it does not exist, or if its
-    config must not be trusted (`check_trusted`).
+    trust: classes that a saved model's config may name. Raises InputError if the model does not exist, or if its config
+    names others (`check_trusted`).
     """
     if not is_saved(name):
         found = find(name)
         if not found.config:
             raise InputError(f"{name} has no run's config.yaml: give --config, and --ckpt_path={found.file}")
-        return [f"--config={found.run}/config.yaml", f"--ckpt_path={found.file}", *rest]
-    reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    reader.add_argument("--trust", action="append", default=[])
-    given, rest = reader.parse_known_args(rest)
+        return [f"--config={found.run}/config.yaml", f"--ckpt_path={found.file}"]
     files = ModelFiles(name)
     path = files.find(RUN_CONFIG)
     if path is None:
         raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
     config = read_config(path)
-    check_trusted(files.name, config, given.trust, path.parent)
+    check_trusted(files.name, config, trust, path.parent)
     # A tokenizer that was a file on the machine of the training is the one that was saved with the model.
     stated, own = get_nested(config, "data", "init_args").get("tokenizer"), files.tokenizer()
     tokenizer = [f"--data.tokenizer={own}"] if own and str(stated).endswith(".json") else []
-    return [f"--config={path}", f"--ckpt_path={name}", *tokenizer, *rest]
+    return [f"--config={path}", f"--ckpt_path={name}", *tokenizer]
 
 
 def find_weights(name: str) -> str:

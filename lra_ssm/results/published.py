@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.results.settings import ABSENT, format_value, matching
-from lra_ssm.runs.identity import _NONE_MEANS, PRECISIONS, SEED, result_settings
+from lra_ssm.runs.identity import NONE_MEANS, PRECISIONS, SEED, result_settings
 from lra_ssm.runs.record import RunRecord, flatten, load_yaml
 from lra_ssm.shipped import FOLDERS, PACKAGE
 
@@ -140,7 +140,7 @@ def _as_lightning_reads(key: str, value: Any) -> Any:
     if section != "trainer":
         return value
     return (
-        _NONE_MEANS.get(name) if value is None else PRECISIONS.get(str(value), value) if name == "precision" else value
+        NONE_MEANS.get(name) if value is None else PRECISIONS.get(str(value), value) if name == "precision" else value
     )
 
 

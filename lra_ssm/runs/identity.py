@@ -33,7 +33,7 @@ _DISPLAYS = ("lra_ssm.progress.LogLines", "lra_ssm.progress.Bar")
 _PATHS = ("source", "tokenizer")  # settings of data that may be paths: only the last part of one counts
 # Names that Lightning has for the same precision, and what it makes of an argument that is None.
 PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
-_NONE_MEANS = {
+NONE_MEANS = {
     "limit_train_batches": 1.0, "limit_val_batches": 1.0, "val_check_interval": 1.0, "deterministic": False,
     "num_sanity_val_steps": 2, "precision": "32-true", "gradient_clip_val": 0, "gradient_clip_algorithm": "norm",
 }  # fmt: skip
@@ -101,7 +101,7 @@ def _trainer(given: Mapping[str, Any]) -> dict[str, Any]:
         value = PRECISIONS.get(str(value), value) if name == "precision" else value
         value = value if name in _BATCHES else _one_spelling(value)
         default = parameters[name].default if name in parameters else None
-        if not _same(value, default) and not _same(value, _NONE_MEANS.get(name)):
+        if not _same(value, default) and not _same(value, NONE_MEANS.get(name)):
             found[name] = value
     return found
 

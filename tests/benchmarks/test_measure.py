@@ -13,10 +13,8 @@ import torch
 import measure
 import operators
 import steps
-import tune
 from bench import Bench, Contender, options
-from lra_ssm.ops import causal_convolution_reference, s4d_kernel_reference, selective_scan_reference
-from lra_ssm.ops.backends import triton_call
+from lra_ssm.ops import selective_scan_reference
 from measure import BOTH, FORWARD, Effort, Prepared, Timing, errors_against, interleave, median_and_spread, peak_memory
 from operators import B2S6, S6, Shape, scan
 
@@ -43,17 +41,14 @@ class Clock:
         return interleave({name: self.call(name, s) for name, s in calls.items()}, effort, lambda: self.now)
 
 
-def test_times_are_per_call_and_short_calls_are_repeated_within_a_sample():
-    found = Clock().times({"short": 1e-3, "long": 1.0}, Effort(repeats=4, budget=100, sample=0.005))
-    assert found["short"].inner == 5 and found["long"].inner == 1
-    assert found["short"].median == pytest.approx(1e-3) and found["long"].median == pytest.approx(1.0)
-    assert list(found["short"].seconds) == list(found["long"].seconds) == [0, 1, 2, 3]
-
-
-def test_every_round_has_everybody_in_an_order_that_rotates():
+def test_short_calls_are_repeated_within_a_sample_and_the_order_rotates():
     clock = Clock()
-    clock.times(dict.fromkeys("abc", 1.0), Effort(repeats=3, budget=100))
-    assert "".join(clock.order) == "aabbcc" + "abc" + "bca" + "cab"  # two calls each to warm up and to see how long
+    found = clock.times({"a": 1e-3, "b": 1.0, "c": 1.0}, Effort(repeats=3, budget=100, sample=0.005))
+    assert found["a"].inner == 5 and found["b"].inner == 1
+    assert found["a"].median == pytest.approx(1e-3) and found["b"].median == pytest.approx(1.0)
+    assert list(found["a"].seconds) == list(found["b"].seconds) == [0, 1, 2]
+    # two calls each to warm up and to see how long
+    assert "".join(clock.order).replace("aaaaa", "a") == "aabbcc" + "abc" + "bca" + "cab"
 
 
 def test_a_slow_contender_takes_part_in_fewer_rounds_but_at_least_some():
@@ -61,7 +56,7 @@ def test_a_slow_contender_takes_part_in_fewer_rounds_but_at_least_some():
     found = clock.times({"fast": 0.1, "slow": 2.5, "slower": 60.0}, Effort(repeats=10, budget=10, least=2))
     assert [len(timing.seconds) for timing in found.values()] == [10, 4, 2]
     assert all(0 in timing.seconds for timing in found.values())
-    assert clock.order.count("slower") == 3  # one call to warm up, for a second one would only cost
+    assert clock.order.count("slower") == 3  # one call to warm up: a second one would take too long
 
 
 def test_a_machine_that_slows_down_changes_times_but_not_ratios():
@@ -152,14 +147,6 @@ def reference(kind, shape):
     return measure.prepare(run, operators.in_float64(operators.scan_inputs(kind, shape, CPU))).results()
 
 
-@pytest.mark.parametrize("length", [1, 2, 37])
-@pytest.mark.parametrize("kind", [S6, B2S6])
-def test_the_scan_written_out_equals_the_reference(kind, length):
-    shape = SHAPE._replace(L=length)
-    value, gradient = errors_against(scan(kind, shape, operators.LOOP, CPU, DOUBLE).results(), reference(kind, shape))
-    assert value < 1e-9 and gradient < 1e-9
-
-
 def test_layouts_and_half_precision():
     last = operators.scan_inputs(S6, SHAPE, CPU, channels_last=True, half=True)
     assert last["u"].stride(1) == 1
@@ -173,16 +160,10 @@ def test_layouts_and_half_precision():
     assert 1e-5 < value < 1e-2 and gradient < 2e-2
 
 
-def test_parts_of_s4d_equal_the_references(monkeypatch):
-    shape = Shape(2, 4, 3, 29)
-    ours, naive = (operators.s4d(part, shape, CPU, DOUBLE).results() for part in (operators.S4D, operators.NAIVE))
-    value, gradient = errors_against(naive, ours)
-    assert value < 1e-9 and gradient < 1e-9
-    monkeypatch.setattr(operators, "prepare", lambda run, inputs: inputs)
-    system = operators.s4d(operators.S4D, shape, CPU, DOUBLE)
-    u = system.pop("u")
-    y = causal_convolution_reference(u, s4d_kernel_reference(**system, L=29))
-    assert errors_against({"y": y}, {"y": ours["y"]})[0] < 1e-9
+def test_s4d_by_both_kernels():
+    ours, eager = (operators.s4d(by, Shape(2, 4, 3, 29), CPU).results() for by in ("cpu", "eager"))
+    value, gradient = errors_against(ours, eager)
+    assert value < 1e-5 and gradient < 1e-5
 
 
 def test_steps_of_published_configs():
@@ -209,14 +190,3 @@ def test_launches_and_waits_of_a_step():
         event("part: scan", "CUDA", 500.0), event("Optimizer.step#AdamW.step", "CUDA", 500.0),
     ]  # fmt: skip
     assert steps.on_gpu(events) == {"ms on the GPU": 2.0, "launches": 2, "waits": 1}
-
-
-def test_a_cut_is_in_force_in_its_own_calls_alone(monkeypatch):
-    seen, before = [], triton_call.CHUNK
-    call = lambda: seen.append(triton_call.CHUNK)  # noqa: E731
-    monkeypatch.setattr(tune, "scan", lambda *_, **__: Prepared({FORWARD: call}, dict))
-    calls = tune.cut_scan("chunks of 32", tune.Case(S6, SHAPE), CPU).calls
-    assert triton_call.CHUNK == before
-    calls[FORWARD]()
-    assert seen == [32] and triton_call.CHUNK == before
-    assert all(vars(triton_call).keys() >= cut.keys() for cut in tune.CUTS.values())

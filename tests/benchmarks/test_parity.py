@@ -93,17 +93,9 @@ def test_another_rate_or_clipping_is_seen(rate, clip, batches, tmp_path):
     difference = found.differences["ours"]
     assert difference[0] < 1e-6 and difference.max() > 1e-3 and max(found.weights.values()) > 1e-3
     save("other", found, tmp_path, source="by hand", commit="none", sizes="3 × 2", about="another rate")
-    lines = (tmp_path / "other.csv").read_text().splitlines()
-    rows = list(csv.DictReader(line for line in lines if line[0] != "#"))
-    assert [int(row["step"]) for row in rows] == list(range(1, 11))
-    written = [float(row["difference"]) for row in rows], [float(row["gradient W theirs"]) for row in rows]
-    np.testing.assert_allclose(written[0], difference, rtol=1e-5, atol=1e-12)
-    np.testing.assert_allclose(written[1], found.norms["theirs"]["W"], rtol=1e-5)
-    weights = [line.split(",") for line in lines if line[0] == "#"]
-    assert {name: float(value) for _, name, value in weights} == pytest.approx(found.weights, rel=1e-2)
     again = read_csv(tmp_path / "other.csv")
     assert again.losses.keys() == found.losses.keys() and again.weights == pytest.approx(found.weights, rel=1e-2)
-    np.testing.assert_allclose(again.differences["ours"], difference, rtol=1e-5)
+    np.testing.assert_allclose(again.differences["ours"], difference, rtol=1e-5, atol=1e-12)
     for peer, norms in found.norms.items():
         assert again.norms[peer].keys() == norms.keys()
         np.testing.assert_allclose(again.norms[peer]["b"], norms["b"], rtol=1e-5)

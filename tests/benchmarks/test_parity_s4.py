@@ -1,4 +1,4 @@
-"""What s4.py and its neighbours say without a checkout: the tables of names, and the comparison of data."""
+"""What s4.py and its neighbors can show without a checkout: the tables of names, the comparison of data, B."""
 
 from dataclasses import replace
 
@@ -10,7 +10,6 @@ import s4
 import s4_accuracy
 import s4_data
 from compare import load_weights, our_names, translate
-from lra_ssm.datamodules import ListOps, Text
 from lra_ssm.layers import S4D
 
 
@@ -62,60 +61,6 @@ def test_vocabulary_is_by_frequency_and_then_by_name():
     vocabulary = s4_data.Vocabulary(["abca", "bd", "d"], min_freq=2, specials=["<pad>", "<unk>"])
     vocabulary.set_default_index(vocabulary["<unk>"])
     assert vocabulary.names == ["<pad>", "<unk>", "a", "b", "d"] and vocabulary("cad") == [1, 2, 4]
-
-
-def test_reviews_of_ours_by_name(tmp_path):
-    texts = {"train": ("good ]", "bad X"), "test": ("zzz", "so")}
-    for split, own in texts.items():
-        for label, text in zip(("neg", "pos"), own, strict=True):
-            file = tmp_path / "aclImdb" / split / label / "1_1.txt"
-            file.parent.mkdir(parents=True)
-            file.write_text(text)
-    data = Text(root=str(tmp_path / "data"), source=str(tmp_path / "aclImdb"), validation="test", min_freq=1)
-    data.prepare_data()
-    names = data.manifest()["vocabulary"]
-    assert set(s4_data.our_examples(data, names, "train")) == {((*"good ]", "<eos>"), 0), ((*"bad X", "<eos>"), 1)}
-    test = {(("<unk>", "<unk>", "<unk>", "<eos>"), 0), (("<unk>", "o", "<eos>"), 1)}
-    assert set(s4_data.our_examples(data, names, "test")) == test
-    found = [(text, label) for text, label, _ in s4_data.read_reviews(tmp_path / "aclImdb" / "train", 1)]
-    assert found == [("good ]", 0), ("bad X", 1)]
-
-
-def test_generated_expressions_in_lras_layout_are_read_as_they_were(tmp_path):
-    expressions = s4_data.generated(tmp_path / "data", 40, 5)
-    assert {split: len(lines) for split, lines in expressions.items()} == {"train": 40, "val": 5, "test": 5}
-    for split, lines in expressions.items():
-        text = "".join(f"{expression}\t{value}\n" for expression, value in lines)
-        (tmp_path / f"basic_{split}.tsv").write_text(f"Source\tTarget\n{text}")
-    data = ListOps(root=str(tmp_path / "again"), source=str(tmp_path))
-    data.prepare_data()
-    for split, lines in expressions.items():
-        wanted = [((*line.replace("( ", "").replace(" )", "").split(), "<eos>"), int(value)) for line, value in lines]
-        assert s4_data.agreement(wanted, s4_data.our_examples(data, ListOps.vocabulary, split))[2] == len(lines)
-    (tmp_path / "file.tsv").write_text("3\t( [MAX 3 ) 2 ) ]\n" * 10)
-    assert [len(lines) for lines in s4_data.of_file(tmp_path / "file.tsv").values()] == [8, 1, 1]
-
-
-def test_ways_differ_in_what_they_say():
-    task = s4_accuracy.TASKS["listops"]
-    ways = {way: s4_accuracy.our_network(task, way) for way in ("config", "as public", *s4_accuracy.EFFECTS)}
-    settings = {
-        way: (network.backbone.padding, network.backbone.blocks[0].counts_padding,
-              network.backbone.blocks[0].layer.discretization)
-        for way, network in ways.items()
-    }  # fmt: skip
-    assert settings == {
-        "config": ("masked", False, "zoh"),
-        "as public": ("masked", True, "bilinear"),
-        "counted": ("masked", True, "zoh"),
-        "seen": ("seen", False, "zoh"),
-        "bilinear": ("masked", False, "bilinear"),
-        "B of HiPPO": ("masked", False, "zoh"),
-    }
-    images = s4_accuracy.our_network(s4_accuracy.TASKS["mnist"], "config")
-    batch = s4_accuracy.as_read((torch.rand(2, 784, 1), torch.tensor([784, 784]), torch.tensor([1, 2])))
-    assert batch[0].shape == (2, 196, 1) and images(batch[0], batch[1]).shape == (2, 10)
-    assert len(set(s4_accuracy.queue())) == len(list(s4_accuracy.queue()))
 
 
 def test_B_of_hippo():

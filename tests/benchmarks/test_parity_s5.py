@@ -41,7 +41,7 @@ def test_linear_maps_start_as_flaxs():
     assert network[0].weight.std().item() == pytest.approx(1 / 20, rel=0.02) and not network[0].bias.any()
 
 
-@pytest.mark.parametrize("model", s5_effects.RECIPES)
+@pytest.mark.parametrize("model", ["LRU", pytest.param("S5", marks=pytest.mark.slow)])
 def test_every_recipe_trains_and_no_run_is_made_twice(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(s5_effects, "EPOCHS", 2)
     monkeypatch.setattr(s5_effects, "STEPS_PER_EPOCH", 1)
