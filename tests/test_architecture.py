@@ -51,12 +51,15 @@ SHARED_ROOMS = {
     "batches": {"storage"},
     "loader": {"storage", "batches"},
     "download": {"storage"},
-    "base": {"storage", "batches", "loader"},
-    "sequences": {"storage", "batches", "base"},
+    "counter_random": {"storage"},
+    "settings": set(),
+    "pretraining": {"storage", "batches", "counter_random"},
+    "base": {"storage", "batches", "loader", "settings", "pretraining"},
+    "sequences": {"storage", "batches", "settings", "base"},
     "characters": {"sequences"},
     "images": {"storage", "batches", "base", "download"},
     "imdb": {"download"},
-    "language": {"storage", "batches", "loader", "base", "sequences", "parts", "download"},
+    "language": {"storage", "batches", "loader", "settings", "base", "sequences", "parts", "download"},
 }
 DATASETS = {path.name.removesuffix(".py") for path in (ROOT / "datamodules").glob("[a-z]*")} - set(SHARED_ROOMS)
 LIGHTNING = {"tasks", "datamodules", "callbacks", "progress", "runs", "cli"}

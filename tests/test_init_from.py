@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from lra_ssm.cli.starting_weights import StartingWeights
 from lra_ssm.datamodules.language.tokenizer import ByteTokenizer, CharacterTokenizer
 from lra_ssm.errors import InputError
-from lra_ssm.layers import B2S6, S6, LayerSpec, NetworkSpec
-from lra_ssm.models import LanguageModel
-from lra_ssm.tasks import LanguageModelling
+from lra_ssm.layers import B2S6, S4D, S6, LayerSpec, NetworkSpec
+from lra_ssm.models import Classifier, LanguageModel, Regressor
+from lra_ssm.tasks import Classification, LanguageModelling
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
 from tests.runner import only_run, printed, refused, warning
 
@@ -82,7 +83,7 @@ def test_a_pickle_only_where_it_is_allowed(command: list[str], tmp_path: Path, c
     printed([*command, *flags, "--allow-pickle"], capsys)
     assert_started_from(LanguageModel.from_pretrained("mamba", allow_pickle=True), tmp_path)
     assert "allow_pickle" not in (only_run(tmp_path) / "config.yaml").read_text()
-    assert "belong to fit" in refused(["test", *command[1:], "--allow-pickle"], capsys)
+    assert "--allow-pickle reads a saved model" in refused(["test", *command[1:], "--allow-pickle"], capsys)
 
 
 def refusal(start: str, d_state: int = 4) -> str:
@@ -127,21 +128,38 @@ def test_the_tokenizer_is_compared(command: list[str], tmp_path: Path, capsys) -
     assert "warning: hf: its tokenizer (tokenizer.json, sha256 " in out
 
 
-def test_only_fit_leaves_out_a_head_that_does_not_fit(command: list[str], tmp_path: Path, capsys) -> None:
+def test_modules_that_start_fresh_are_named(command: list[str], tmp_path: Path, capsys) -> None:
     """Weights of an untied language model start a tied one, and the other way round."""
     untied = {**NETWORK, "layer": LayerSpec(S6, d_state=4, delta_rank=1), "tie_embeddings": False}
     model = LanguageModel(**untied)
     model.save_pretrained("untied")
-    out = printed([*command, "--init_from=untied"], capsys)
-    assert "note: the head of untied does not fit this task: a new one is trained" in out
+    start = [*command, "--init_from=untied"]
+    assert "head.weight is (257, 12) in the checkpoint, missing in the model" in refused(start, capsys)
+    out = printed([*start, "--init_from_without=head"], capsys)
+    assert re.search(r"from untied: (\d+) of \1 tensors; not from there: head$", out, re.MULTILINE)
     ours = trained(tmp_path)
     assert "head.weight" not in ours
     assert all(torch.allclose(x, model.state_dict()[name], atol=1e-12) for name, x in ours.items())
-    last = str(only_run(tmp_path) / "checkpoints/last.ckpt")
-    options = ["--experiment=again", "--model.network.tie_embeddings=false", f"--init_from={last}"]
-    assert f"note: the head of {last} does not fit this task" in printed([*command, *options], capsys)
-    message = refused(["test", *command[1:], "--ckpt_path=untied"], capsys)
-    assert message.startswith("checkpoint untied is of another shape: head.weight is ")
+    run = only_run(tmp_path)  # a run's directory is its best checkpoint, here its last
+    options = ["--experiment=again", "--model.network.tie_embeddings=false", f"--init_from={run}"]
+    assert "not from there: head" in printed([*command, *options, "--init_from_without=head"], capsys)
+    message = refused([*start, "--init_from_without=heat"], capsys)
+    assert message == "--init_from_without: no parameter below 'heat'; there are backbone"
+    assert "--init_from_without needs --init_from" in refused([*command, "--init_from_without=head"], capsys)
+
+
+def test_a_pretrained_embedding_loses_the_masks_channel() -> None:
+    sizes = {"layer": LayerSpec(S4D, d_state=4), "d_model": 8, "n_layers": 1}
+    pretrained = Regressor(num_outputs=1, d_input=2, pooling=None, **sizes)
+    task = Classification(NetworkSpec(Classifier, num_classes=3, d_input=1, **sizes))
+    head = task.network.head.weight.clone()
+    weights = StartingWeights("pre", allow_pickle=False, without=["head"])
+    state = {f"network.{name}": value for name, value in pretrained.state_dict().items()}
+    task.load_state_dict(weights._fitted(task.state_dict(), state))
+    ours, theirs = task.network.backbone.state_dict(), pretrained.backbone.state_dict()
+    assert torch.equal(ours.pop("embedding.weight"), theirs.pop("embedding.weight")[:, :1])
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    assert torch.equal(task.network.head.weight, head)
 
 
 def changed_weights(out: str) -> str:

@@ -20,6 +20,7 @@ CONFIGS = sorted(
     str(path.relative_to(ROOT).with_suffix(""))
     for folder in ("lra", "scifar", "mnist")
     for path in (ROOT / "configs" / folder).rglob("*.yaml")
+    if not path.stem.endswith(("_pretrain", "_finetune", "_rope"))  # docs/meaning.md; no published figure of ours
 )
 README, PAGE = (ROOT / "README.md").read_text(), (ROOT / "docs/reproduction.md").read_text()
 

@@ -21,8 +21,8 @@ from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 from lra_ssm.errors import InputError, hint
 
 # Names at the top of a configuration. `--model.….NAME=VALUE` and the like are settings.
-SECTIONS = ("config", "seed_everything", "experiment", "runs_dir", "init_from", "ckpt_path", "check_layer", "trainer",
-            "model", "data", "checkpoint", "compute")  # fmt: skip
+SECTIONS = ("config", "seed_everything", "experiment", "runs_dir", "init_from", "init_from_without", "ckpt_path",
+            "check_layer", "trainer", "model", "data", "checkpoint", "compute")  # fmt: skip
 _OPEN = ("settings", "options")  # names of `*parameters` that take options
 
 

@@ -38,6 +38,7 @@ _SINGLE = {
     "experiment": (str, "default", "runs/<experiment>/<run_id>/ holds the run"),
     "runs_dir": (str, "runs", "folder of all runs"),
     "init_from": (str | None, None, "weights that a new run starts from: a checkpoint, a saved model, or its name"),
+    "init_from_without": (str | None, None, "modules that keep their own initial values: head, or several with commas"),
     "ckpt_path": (str | None, None, "best, last, or a file; default: last.ckpt to resume, best.ckpt to score"),
     "check_layer": (bool, True, "refuse a layer that reads the future in a language model, or padding, before a fit"),
 }

@@ -23,6 +23,8 @@ SYNTHETIC = {
     "correlated_noise": "CorrelatedNoise",
     "first_token": "FirstToken",
     "linear_functional": "LinearFunctional",
+    "mqar": "MQAR",
     "noisy_cosines": "NoisyCosines",
+    "state_tracking": "StateTracking",
     "teacher_student": "TeacherStudent",
 }

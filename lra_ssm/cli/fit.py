@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lra_ssm.callbacks import fit_callbacks
 from lra_ssm.cli.config import Built, Config, read_fit_options
-from lra_ssm.cli.starting_weights import StartingWeights, options_of, with_own_tokenizer
+from lra_ssm.cli.starting_weights import StartingWeights, find_weights, options_of, with_own_tokenizer
 from lra_ssm.cli.write_predictions import WritePredictions, check_output_path
 from lra_ssm.datamodules.base import DataModule, PreparedData
 from lra_ssm.errors import InputError, to_one_line
@@ -140,12 +140,17 @@ def _fit(config: Config, fresh: bool, strict_resume: bool, allow_pickle: bool) -
         if changed := run.changed_settings():
             print(to_one_line(f"warning: a default has changed since this run was trained: {changed}"))
         run.source = user_source(config.resolved)
-        run.report_finished(config.data(), given.init_from)
+        run.report_finished(config.data(), given.init_from and find_weights(given.init_from))
         return
     if given.ckpt_path == "last" and not run.last.is_file():
         raise InputError(f"--ckpt_path=last: {run.path} has no checkpoint yet; leave it out to start the run")
     built = config.build(run.path)
-    weights = given.init_from and (given.init_from, StartingWeights(given.init_from, allow_pickle, new_head=True))
+    if given.init_from_without and not given.init_from:
+        raise InputError("--init_from_without needs --init_from: it says what does not start from those weights")
+    weights = None
+    if given.init_from:
+        source, without = find_weights(given.init_from), (given.init_from_without or "").split(",")
+        weights = source, StartingWeights(source, allow_pickle, [name.strip() for name in without if name.strip()])
     trainer = make_trainer(run.trainer_arguments(**built.trainer))
     with built.compute.applied(built.task, trainer.strategy.root_device):
         run.fit(
@@ -195,7 +200,7 @@ def _score(
 ) -> None:
     """Score or predict with a run's best checkpoint, another checkpoint, or a saved model."""
     quiet()
-    options = options_of(name, [*settings, *(f"--trust={each}" for each in trust)]) if name else settings
+    options = [*options_of(name, trust), *settings] if name else settings
     config = read_fit_options(options)
     given = config.given
     if allow_pickle and given.ckpt_path in _OF_THE_RUN:

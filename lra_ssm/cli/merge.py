@@ -31,19 +31,19 @@ from lra_ssm.shipped import find
 # Option -> classes of ours that it takes, by their short names.
 CHOICES: dict[str, tuple[type, ...]] = {
     "--data": tuple(getattr(datamodules, name) for name in datamodules.__all__),
-    "--model": (tasks.Classification, tasks.Regression, tasks.LanguageModelling),
+    "--model": (tasks.Classification, tasks.Regression, tasks.LanguageModelling, tasks.MaskedModelling),
     "--model.network": (
         models.Classifier, models.DualEncoder, models.Regressor, models.LanguageModel,
     ),
     "--model.network.layer": (
         layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.DeepLinearSSM,
-        layers.S5, layers.SSD, layers.Attention,
+        layers.LocalConvolution, layers.S5, layers.SSD, layers.Attention,
     ),
     "--model.network.block": (
         layers.S4Block, layers.S5Block, layers.MambaBlock, layers.Mamba2Block, layers.HyenaBlock,
         layers.TransformerBlock,
     ),
-    "--model.network.embedding": (models.ScalarEmbedding, models.PositionEmbedding),
+    "--model.network.embedding": (models.ScalarEmbedding, models.PositionEmbedding, models.FeaturePositionEmbedding),
     "--model.network.pooling": (models.MeanPooling, models.FirstPooling, models.LastPooling, models.MaxPooling),
     "--model.network.head": (
         models.LinearHead, models.MLPHead, models.NLIHead, models.LRAPairHead, models.LogitPairHead,

@@ -8,18 +8,19 @@ import json
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections import ChainMap
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, dataclass_transform, get_args, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin
 from weakref import WeakSet
 
 import numpy as np
 import torch
 from lightning import LightningDataModule
 
-from lra_ssm.datamodules.batches import AnyBatch, Batch, BatchDataset
+from lra_ssm.datamodules.batches import SPLITS, AnyBatch, Batch, BatchDataset
 from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.pretraining import PIXEL_VALUES, Pretraining, PretrainingDataset
+from lra_ssm.datamodules.settings import SettingsDataclass, setting
 from lra_ssm.datamodules.storage import (
     FORMAT,
     MANIFEST,
@@ -36,37 +37,10 @@ from lra_ssm.datamodules.storage import (
     visible_files,
     write_manifest,
 )
-from lra_ssm.errors import InputError, hint
-
-# What a setting changes: the prepared examples; what the model sees of an example; which examples make up which batch.
-Affects = Literal["data", "batches", "order", "nothing"]
+from lra_ssm.errors import InputError
 
 
-def setting(*, affects: Affects, default: Any = MISSING) -> Any:
-    """Declare a setting of a data module and what it affects. A field declared without it affects the data."""
-    if affects not in get_args(Affects):
-        raise InputError(f"setting(affects={affects!r}): {hint(affects, get_args(Affects))}")
-    return field(default=default, metadata={"affects": affects})
-
-
-@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(setting, field))
-class _Dataclass:
-    """Turns every subclass into a dataclass, so that its fields are its settings."""
-
-    affects: ClassVar[dict[str, Affects]]  # what each setting affects
-    neutral_settings: ClassVar[tuple[str, ...]]  # they cannot change a result: a run's identity leaves them out
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        dataclass(kw_only=True, eq=False, repr=False)(cls)
-        # A setting that a subclass declares again affects what it affected.
-        inherited = ChainMap(*(base.__dict__.get("affects", {}) for base in cls.__mro__[1:]))
-        settings = [each for each in fields(cls) if each.init]  # type: ignore[arg-type]
-        cls.affects = {each.name: each.metadata.get("affects") or inherited.get(each.name, "data") for each in settings}
-        cls.neutral_settings = tuple(name for name, kind in cls.affects.items() if kind == "nothing")
-
-
-class DataModule(_Dataclass, LightningDataModule, ABC):
+class DataModule(SettingsDataclass, LightningDataModule, ABC):
     """Splits as datasets of batches, and their loaders.
 
     Args:
@@ -75,6 +49,8 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         shuffle_seed: decides the order of training examples; None for the run's seed (seed_everything), else 0.
         num_workers: processes that load ahead; 0 is enough for most models.
         pin_memory: copy batches to pinned memory; None for yes if a CUDA device exists.
+        pretrain: predict the inputs themselves, hidden or shifted, in place of the labels; see `Pretraining`.
+
     Raises:
         InputError: invalid settings.
     """
@@ -84,6 +60,7 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
     shuffle_seed: int | None = setting(default=None, affects="order")
     num_workers: int = setting(default=0, affects="nothing")
     pin_memory: bool | None = setting(default=None, affects="nothing")
+    pretrain: Pretraining | None = setting(default=None, affects="batches")
 
     dataset: str = field(default="", init=False)  # its folder below the root; "" for the class's name in lower case
     # What batches hold: class attributes of a dataset, or set when a module is made.
@@ -137,8 +114,10 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         """Return everything that decides the batches: {"dataset", "data", "batches", "order"}, settings by effect."""
         kinds: dict[str, dict[str, Any]] = {"data": {}, "batches": {}, "order": {}}
         for name, kind in self.affects.items():
-            if kind in kinds and name not in self.unused_settings():
+            if kind in kinds and name not in {*self.unused_settings(), "pretrain"}:
                 kinds[kind][name] = getattr(self, name)
+        if self.pretrain is not None:
+            kinds["batches"]["pretrain"] = asdict(self.pretrain)
         return {"dataset": self.dataset, **kinds}
 
     def provenance(self) -> dict[str, Any]:
@@ -168,6 +147,17 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         for loader in list(self._loaders):
             loader.close()
 
+    def model_sizes(self) -> dict[str, int | None]:
+        """Return what a network must fit: vocab_size, d_input, num_classes, num_outputs and per_example."""
+        sizes = {name: getattr(self, name) for name in ("vocab_size", "d_input", "num_classes", "num_outputs")}
+        if self.pretrain is None:
+            return {**sizes, "per_example": self.per_example}
+        by_value = self.pretrain.targets == "values"
+        outputs = self.d_input if by_value else (self.vocab_size or (PIXEL_VALUES if self.d_input else None))
+        if self.d_input is not None and self.pretrain.objective == "masked":
+            sizes["d_input"] = self.d_input + 1  # where features are hidden
+        return {**sizes, "num_classes": None, "num_outputs": outputs, "per_example": 1}
+
     def sample(self, count: int) -> AnyBatch:
         """Return the first training examples, at most a batch of them."""
         train = self._opened("train")
@@ -181,7 +171,12 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         tokens = torch.zeros(*rows, self.longest, dtype=torch.int64)
         inputs = tokens if self.d_input is None else torch.zeros(*rows, self.longest, self.d_input)
         lengths = torch.full(rows, self.longest) if self.pads else None
-        return Batch(inputs, lengths, torch.zeros(self.batch_size, dtype=torch.int64))
+        batch = Batch(inputs, lengths, torch.zeros(self.batch_size, dtype=torch.int64))
+        if self.pretrain is None:
+            return batch
+        pixels = torch.zeros(inputs.shape[:2], dtype=torch.int64) if self.d_input == 1 else None
+        empty = PretrainingDataset(self._opened("train"), self.pretrain, 0)
+        return empty.with_targets(batch, np.arange(self.batch_size), pixels=pixels)
 
     def train_batches(self, world_size: int = 1) -> int:
         """Return the number of batches of an epoch, once prepared. Raises InputError if devices cannot share them."""
@@ -211,7 +206,10 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
 
     def _opened(self, split: str) -> BatchDataset:
         if split not in self._datasets:
-            self._datasets[split] = self.open_split(split)
+            dataset = self.open_split(split)
+            if self.pretrain is not None:
+                dataset = PretrainingDataset(dataset, self.pretrain, SPLITS.index(split))
+            self._datasets[split] = dataset
         return self._datasets[split]
 
     def _loader(

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from lra_ssm.datamodules.storage import Array, IntArray
 
+SPLITS = ("train", "val", "test")  # a split's place is a part of what its random numbers depend on
 NOT_SCORED = -100  # the target where nothing is scored: torch's cross entropy ignores it by default
 
 
@@ -27,7 +28,8 @@ class TokenBatch(NamedTuple):
     """Tokens with a target each. Padding, on the right, has token 0 and target NOT_SCORED (−100)."""
 
     inputs: torch.Tensor  # (B, L) int64 tokens, or (B, L, C) float32 features
-    targets: torch.Tensor  # (B, L) int64: what is to be predicted at each position, NOT_SCORED where nothing is
+    # What is to be predicted at each position: (B, L) int64, NOT_SCORED where nothing is; or (B, L, C) float32, NaN
+    targets: torch.Tensor
     reset: torch.Tensor | None  # (B, L) bool, true where a document starts; None if each row is one
     lengths: torch.Tensor | None  # (B,) int64, None if all have the length L
 
@@ -56,6 +58,10 @@ class BatchDataset(Dataset[AnyBatch], ABC):
     @property
     def lengths(self) -> IntArray | None:
         """Lengths (number of examples,) by which batches are bucketed; None if all are equal."""
+        return None
+
+    def pixel_values(self, examples: IntArray) -> torch.Tensor | None:
+        """Return the pixels of these examples as classes, (B, L) int64 from 0 to 255; None for other inputs."""
         return None
 
     def settings(self) -> dict[str, Any]:

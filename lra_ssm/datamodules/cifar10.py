@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lra_ssm.datamodules.base import setting
 from lra_ssm.datamodules.download import Hub, Remote, read_archive
 from lra_ssm.datamodules.images import Labelled, Pixels, PixelSequence, PublishedImages
+from lra_ssm.datamodules.settings import setting
 from lra_ssm.errors import InputError, describe_error
 
 CLASS_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())

@@ -152,6 +152,10 @@ class ImageDataset(BatchDataset):
         inputs = self.transform(self.split["images"][examples])
         return Batch(torch.from_numpy(inputs), None, torch.from_numpy(self.split["labels"][examples]))
 
+    def pixel_values(self, examples: IntArray) -> torch.Tensor | None:
+        pixels = self.transform.ordered(self.split["images"][examples])
+        return torch.from_numpy(pixels[..., 0].astype(np.int64)) if pixels.shape[-1] == 1 else None
+
 
 def random_split(sizes: Sequence[int], seed: int) -> list[npt.NDArray[np.int64]]:
     """Return parts of these sizes of 0 … sum(sizes) − 1 in random order, as the public S4 code's.
@@ -204,10 +208,8 @@ class PixelSequence:
 
     def __call__(self, images: Pixels) -> npt.NDArray[Any]:
         """Return inputs (B, L, C) float32, or for C = 1 tokens (B, L) int64, of images (B, H, W, C) uint8."""
-        B, H, W, C = images.shape
-        pixels = images.reshape(B, H * W, C)
-        if self.permutation is not None:
-            pixels = pixels[:, self.permutation]
+        pixels = self.ordered(images)
+        C = pixels.shape[-1]
         if self.tables is None:
             assert C == 1
             return pixels[..., 0].astype(np.int64)
@@ -217,6 +219,12 @@ class PixelSequence:
         for channel, table in enumerate(self.tables):
             inputs[..., channel] = np.take(table, pixels[..., channel])
         return inputs
+
+    def ordered(self, images: Pixels) -> Pixels:
+        """Images (B, H, W, C) to pixels (B, L, C) in the order of the sequence."""
+        B, H, W, C = images.shape
+        pixels = images.reshape(B, H * W, C)
+        return pixels if self.permutation is None else pixels[:, self.permutation]
 
     def value_range(self) -> tuple[float, float]:
         """Return the smallest and the largest value that an input can have."""

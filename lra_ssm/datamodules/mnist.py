@@ -20,9 +20,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.base import setting
 from lra_ssm.datamodules.download import Hub, Remote
 from lra_ssm.datamodules.images import Labelled, Pixels, PixelSequence, PublishedImages
+from lra_ssm.datamodules.settings import setting
 from lra_ssm.errors import InputError
 
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from lra_ssm.datamodules.base import ArrayData, setting
-from lra_ssm.datamodules.batches import NOT_SCORED, AnyBatch, Batch, BatchDataset, TokenBatch, pad
+from lra_ssm.datamodules.base import ArrayData
+from lra_ssm.datamodules.batches import NOT_SCORED, SPLITS, AnyBatch, Batch, BatchDataset, TokenBatch, pad
+from lra_ssm.datamodules.settings import setting
 from lra_ssm.datamodules.storage import Array, Growing, IntArray, Split, token_dtype
 from lra_ssm.errors import InputError
-
-SPLITS = ("train", "val", "test")
 
 
 class SequenceData(ArrayData):

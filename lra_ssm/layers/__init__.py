@@ -11,6 +11,7 @@ from lra_ssm.layers.blocks import Block, MambaBlock, S4Block
 from lra_ssm.layers.deep_linear import DeepLinearSSM
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.hyena import HyenaBlock
+from lra_ssm.layers.local_convolution import LocalConvolution
 from lra_ssm.layers.lru import LRU
 from lra_ssm.layers.mamba2 import Mamba2Block
 from lra_ssm.layers.masking import check_lengths, mask_padding, valid_mask
@@ -44,6 +45,7 @@ __all__ = [
     "HyenaBlock",
     "LayerNorm",
     "LayerSpec",
+    "LocalConvolution",
     "Mamba2Block",
     "MambaBlock",
     "ModuleSpec",

@@ -4,7 +4,7 @@ from lra_ssm.layers.spec import LayerSpec, NetworkSpec
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.models.classifier import Classifier
 from lra_ssm.models.dual_encoder import DualEncoder
-from lra_ssm.models.embeddings import PositionEmbedding, ScalarEmbedding
+from lra_ssm.models.embeddings import FeaturePositionEmbedding, PositionEmbedding, ScalarEmbedding
 from lra_ssm.models.generation import Generation
 from lra_ssm.models.heads import LinearHead, LogitPairHead, LRAPairHead, MLPHead, NLIHead
 from lra_ssm.models.language_model import LanguageModel
@@ -17,6 +17,7 @@ __all__ = [
     "Backbone",
     "Classifier",
     "DualEncoder",
+    "FeaturePositionEmbedding",
     "FirstPooling",
     "Generation",
     "LRAPairHead",

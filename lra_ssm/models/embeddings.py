@@ -93,6 +93,36 @@ class PositionEmbedding(nn.Embedding):
         return {name: "embedding" for name, _ in self.named_parameters()}
 
 
+class FeaturePositionEmbedding(nn.Linear):
+    """A linear map of features plus fixed sinusoidal positions: (B, L, d_input) -> (B, L, D).
+
+    Source: Amos, Berant & Gupta 2024, public code not-from-scratch, for the pixels of LRA's images.
+
+    Args:
+        d_input: features per position.
+        d_model: D, even.
+        max_length: M.
+    """
+
+    positions: Tensor
+    needs_whole_sequences = True  # positions are counted from the start of the input
+
+    def __init__(self, d_input: int, d_model: int, max_length: int) -> None:
+        super().__init__(d_input, d_model)
+        if max_length < 1:
+            raise ValueError(f"FeaturePositionEmbedding max_length is {max_length}; it must be at least 1")
+        self.register_buffer("positions", sinusoids(max_length, d_model), persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Raises ValueError for more than max_length positions."""
+        if (L := features.shape[1]) > len(self.positions):
+            raise ValueError(f"inputs have {L} positions, and max_length is {len(self.positions)}")
+        return super().forward(features) + self.positions[:L]
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        return {name: "embedding" if name == "weight" else "vector" for name, _ in self.named_parameters()}
+
+
 def sinusoids(length: int, d_model: int) -> Tensor:
     """Return sin and cos of t · 10000^(−2i/D) at channels 2i and 2i + 1: (length, D). Raises ValueError for odd D."""
     if d_model % 2:

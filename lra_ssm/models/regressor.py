@@ -6,7 +6,7 @@ Shapes: B batch, L length, D channels, V vocabulary, K outputs.
 from torch import Tensor
 
 from lra_ssm.layers import HeadSpec, PoolingSpec, S4Block, mask_padding
-from lra_ssm.layers.spec import Blocks, HeadFactory, LayerFactory, Layers
+from lra_ssm.layers.spec import Blocks, EmbeddingFactory, HeadFactory, LayerFactory, Layers
 from lra_ssm.models.backbone import Backbone, Padding
 from lra_ssm.models.heads import LinearHead
 from lra_ssm.models.pooling import LastPooling
@@ -28,9 +28,12 @@ class Regressor(Pretrained):
         pooling: a specification, built as `pooling(D)`: K outputs per sequence; null for K outputs at every position.
         head: a specification, built as `head(D, K)`; without pooling its input is (B, L, D).
         padding: whether blocks and norms read padding: "masked", or "seen" as in S5's public code; see `Backbone`.
+        embedding_std: standard deviation of the tokens' embedding at initialization; None is 1.
+        embedding: a specification, built as `embedding(vocab_size or d_input, D)`; see models/embeddings.py. None is
+            nn.Embedding for tokens and nn.Linear for features.
 
     Raises:
-        ValueError: not exactly one of vocab_size and d_input is given, or there is no such padding.
+        ValueError: as `Backbone`.
     """
 
     per_example = 1  # how many sequences an example has; the data is checked against it
@@ -47,13 +50,15 @@ class Regressor(Pretrained):
         pooling: LayerFactory | None = LastPooling,
         head: HeadFactory = LinearHead,
         padding: Padding = "masked",
+        embedding_std: float | None = None,
+        embedding: EmbeddingFactory | None = None,
     ) -> None:
         super().__init__()
         if num_outputs < 1:
             raise ValueError(f"num_outputs is {num_outputs}; it must be at least 1")
         self.backbone = Backbone(
             layer=layer, vocab_size=vocab_size, d_input=d_input, d_model=d_model, n_layers=n_layers, block=block,
-            padding=padding,
+            padding=padding, embedding_std=embedding_std, embedding=embedding,
         )  # fmt: skip
         self.pooling = None if pooling is None else PoolingSpec.of(pooling)(d_model)
         self.head = HeadSpec.of(head)(d_model, num_outputs)

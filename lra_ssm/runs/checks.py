@@ -221,19 +221,21 @@ def check_data(task: Any, data: Any) -> None:
     Networks and data that do not declare theirs are not compared. Raises InputError.
     """
     name, settings = type(data).__name__, _network_settings(task)
+    names = ("vocab_size", "d_input", "num_classes", "num_outputs", "per_example")  # a user's may declare some
+    sizes = data.model_sizes() if hasattr(data, "model_sizes") else {key: getattr(data, key, None) for key in names}
     for key, other, needed in _KINDS:
-        if getattr(data, key, None) is not None and key not in settings and other in settings:
+        if sizes[key] is not None and key not in settings and other in settings:
             raise InputError(f"model.network takes {other}, but {name} has {needed}")
     for key in ("vocab_size", "d_input", "num_classes", "num_outputs"):
-        ours, theirs = settings.get(key), getattr(data, key, None)
+        ours, theirs = settings.get(key), sizes[key]
         if theirs is not None and key in settings and ours != theirs:
             raise InputError(f"model.network.{key} is {ours}, but {name} has {theirs}")
-    if hasattr(data, "d_input") and data.d_input is None and settings.get("d_input") is not None:
+    if hasattr(data, "d_input") and sizes["d_input"] is None and settings.get("d_input") is not None:
         raise InputError(
             f"model.network.d_input is {settings['d_input']}, but {name} has tokens: set vocab_size instead"
         )
     network = getattr(task, "network", None)
-    taken, given = getattr(network, "per_example", None), getattr(data, "per_example", None)
+    taken, given = getattr(network, "per_example", None), sizes["per_example"]
     if taken is not None and given is not None and taken != given:
         needed = "pairs: use a DualEncoder" if given == 2 else "no pairs: use a Classifier"
         raise InputError(f"model.network is a {type(network).__name__}, but {name} has {needed}")
@@ -299,7 +301,7 @@ def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
         return
     with _dry_run(task, trainer) as to_device:
         batch = to_device(data.sample(EXAMPLES))
-        inputs, causal = batch[0], hasattr(batch, "targets")
+        inputs, causal = batch[0], hasattr(batch, "targets") and getattr(task, "predicts_next", lambda data: True)(data)
         padded = getattr(batch, "lengths", None) is not None and _network_settings(task).get("padding") != "seen"
         L = min(inputs.shape[1], _LENGTH)
         if inputs.dim() != 2 + inputs.is_floating_point() or not (causal or padded) or L < 4:

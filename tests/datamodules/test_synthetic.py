@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lra_ssm import datamodules
+from lra_ssm.datamodules.counter_random import _mixed, counter_random
 from lra_ssm.datamodules.synthetic.base import ExampleRandom, GeneratedDataset, SyntheticData
-from lra_ssm.datamodules.synthetic.counter_random import _mixed, counter_random
 from lra_ssm.errors import InputError
 from tests.runner import fail, only_run, succeed
 

@@ -223,9 +223,15 @@ def attention(layer, x: Tensor) -> Tensor:
     return linear(torch.cat(heads, -1), layer.out_proj.weight, layer.out_proj.bias)
 
 
+def local_convolution(layer, x: Tensor) -> Tensor:
+    """Miralles-González et al. 2025: y_t = Σ_{j < W} k_j u_{t−j}, per channel."""
+    seen = [[layer.kernel[:, j] * x[:, t - j] for j in range(min(layer.width, t + 1))] for t in range(x.shape[1])]
+    return torch.stack([torch.stack(terms).sum(0) for terms in seen], 1)
+
+
 DIRECTIONS = {
-    "S6": s6, "B2S6": b2s6, "SSD": ssd, "LRU": lru, "_RealDiagonal": stable_ssm, "DeepLinearSSM": deep_linear,
-    "Leaky": leaky,
+    "LocalConvolution": local_convolution, "S6": s6, "B2S6": b2s6, "SSD": ssd, "LRU": lru, "_RealDiagonal": stable_ssm,
+    "DeepLinearSSM": deep_linear, "Leaky": leaky,
 }  # fmt: skip
 
 

@@ -12,13 +12,14 @@ from typing import Any, Literal
 
 import torch
 
-from lra_ssm.datamodules.base import PreparedData, setting
+from lra_ssm.datamodules.base import PreparedData
 from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.datamodules.language.corpus import Input
 from lra_ssm.datamodules.language.prepare import Preparation, TextCounts
 from lra_ssm.datamodules.language.tokenizer_spec import parse_tokenizer
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
 from lra_ssm.datamodules.loader import ResumableLoader
+from lra_ssm.datamodules.settings import setting
 from lra_ssm.datamodules.storage import Split, ensure_root, prepare, write_manifest
 from lra_ssm.errors import InputError
 

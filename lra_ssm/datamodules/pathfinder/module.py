@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lra_ssm.bars import Bar, with_bar
-from lra_ssm.datamodules.base import setting
 from lra_ssm.datamodules.download import fetch_lra, find_lra
 from lra_ssm.datamodules.images import ImageData, Pixels, PixelSequence, random_split
 from lra_ssm.datamodules.parts import Parts
@@ -24,6 +23,7 @@ from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, draw_blo
 from lra_ssm.datamodules.pathfinder.reader import metadata_files, read_images, read_listing
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, settings_for
 from lra_ssm.datamodules.processes import available_cores, ordered_map
+from lra_ssm.datamodules.settings import setting
 from lra_ssm.datamodules.storage import Array, IntArray, write_array
 from lra_ssm.errors import InputError
 

@@ -14,12 +14,11 @@ import numpy.typing as npt
 import torch
 
 from lra_ssm.datamodules.base import DataModule
-from lra_ssm.datamodules.batches import Batch, BatchDataset
+from lra_ssm.datamodules.batches import SPLITS, AnyBatch, Batch, BatchDataset, TokenBatch
+from lra_ssm.datamodules.counter_random import counter_random
 from lra_ssm.datamodules.storage import IntArray
-from lra_ssm.datamodules.synthetic.counter_random import counter_random
 
 FloatArray = npt.NDArray[np.floating[Any]]
-SPLITS = ("train", "val", "test")  # a split's place here is a part of what its examples depend on
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,11 @@ class GeneratedDataset(BatchDataset):
     def __len__(self) -> int:
         return self.num_examples
 
-    def batch(self, examples: IntArray, epoch: int) -> Batch:
+    def batch(self, examples: IntArray, epoch: int) -> AnyBatch:
         numbers = examples + epoch * len(self) if self.resample else examples
         inputs, labels = self.data.make(ExampleRandom(self.data.generator_seed, SPLITS.index(self.name), numbers))
+        if labels.ndim == 2 and labels.dtype.kind == "i":
+            return TokenBatch(_tensor(inputs), _tensor(labels), None, None)
         return Batch(_tensor(inputs), None, _tensor(labels))
 
 
@@ -112,7 +113,8 @@ class SyntheticData(DataModule):
 
     @abstractmethod
     def make(self, draws: ExampleRandom) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return inputs, (B, L) tokens or (B, L, features), and labels: (B,) classes, (B, K) or (B, L, K) floats."""
+        """Return inputs, (B, L) tokens or (B, L, features), and labels: (B,) classes, (B, L) classes of positions, or
+        (B, K) or (B, L, K) floats."""
 
     def open_split(self, name: str) -> GeneratedDataset:
         return GeneratedDataset(self, name)

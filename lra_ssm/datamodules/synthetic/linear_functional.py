@@ -9,7 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from lra_ssm.datamodules.synthetic.base import SPLITS, ExampleRandom, FloatArray, SyntheticData
+from lra_ssm.datamodules.batches import SPLITS
+from lra_ssm.datamodules.synthetic.base import ExampleRandom, FloatArray, SyntheticData
 from lra_ssm.datamodules.synthetic.filters import Float64, causal_filter
 
 Memory = Literal["polynomial", "exponential", "random"]

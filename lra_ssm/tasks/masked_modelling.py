@@ -1,0 +1,159 @@
+"""Targets at single positions as a LightningModule: self-pretraining, recall and state tracking.
+
+Shapes: B batch, L length, V classes, C features per position, n scored positions.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lra_ssm.errors import InputError
+from lra_ssm.layers.contract import wrong_output
+from lra_ssm.layers.spec import NetworkFactory
+from lra_ssm.tasks.base import NetworkTask, all_reduce_sums
+from lra_ssm.tasks.language_modelling import NOT_SCORED, Tokens, unpack_tokens
+from lra_ssm.tasks.metrics import Mean
+from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
+from lra_ssm.width.scaling import WidthSettings
+
+
+class MaskedModelling(NetworkTask):
+    """Trains a network to predict the positions that have a target; all others only give context.
+
+    A batch is (inputs, targets, reset, lengths) or (inputs, targets): inputs (B, L) int64 or (B, L, features); targets
+    (B, L) int64, −100 where nothing is scored, for cross-entropy; or (B, L, C) float, NaN where nothing is scored, for
+    the absolute error (L1). `data.pretrain` makes such batches from any data module. reset is not used.
+
+    The loss of a batch is the mean over its scored positions, those of all devices. Logged of validation and test, over
+    all scored positions: `loss`, and for classes `accuracy`.
+
+    Source: Amos, Berant & Gupta 2024, "Never Train from Scratch", section 3.
+
+    Args:
+        network: a specification: a `Regressor` with `pooling: null`, a `LanguageModel`, or any class whose instances
+            map (inputs, lengths) to logits (B, L, at least V) or values (B, L, C).
+        optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
+        accuracy_up_to: also log the accuracy of positions by their place: [64, 256] logs `accuracy_64` of the first 64
+            positions and `accuracy_256` of positions 65 to 256.
+        width: a width parameterization, `WidthSettings` or its values by name; None: the model as it is.
+
+    Raises:
+        InputError: accuracy_up_to does not rise.
+    """
+
+    predicts_classes = False  # so predictions.csv has values: a log-likelihood, or an error, per position
+    own_metrics = ("loss", "accuracy")
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerSettings = DEFAULTS,
+        accuracy_up_to: list[int] | None = None,
+        width: WidthSettings | None = None,
+    ) -> None:
+        super().__init__(network, optimizer, width)
+        self.ends = list(accuracy_up_to or [])
+        if sorted(set(self.ends)) != self.ends or min(self.ends, default=1) < 1:
+            raise InputError(f"model.accuracy_up_to is {self.ends}; it must be rising positions from 1 on")
+        self.save_hyperparameters({"accuracy_up_to": accuracy_up_to})
+        names = ["loss", "accuracy", *(f"accuracy_{end}" for end in self.ends)]
+        self.val_means = torch.nn.ModuleDict({name: Mean() for name in names})
+        self.test_means = torch.nn.ModuleDict({name: Mean() for name in names})
+
+    def predicts_next(self, data: Any) -> bool:
+        """Return whether later positions hold what a position is to predict: then no layer may look ahead."""
+        return getattr(getattr(data, "pretrain", None), "objective", None) == "causal"
+
+    def inputs_of(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        tokens = _positions(batch)
+        return tokens.inputs, tokens.lengths
+
+    def dry_run(self, batch: Any, num_classes: int | None = None) -> None:
+        """The network on a batch, and what its parameters are to the optimizer: no loss, no log.
+
+        Raises InputError where the network has no output per position, or too few of them.
+        """
+        self.try_optimizer()
+        tokens = _positions(batch)
+        outputs = self._outputs(tokens)
+        if not tokens.targets.is_floating_point() and outputs.shape[-1] <= (most := int(tokens.targets.max())):
+            rule = f"class {most} is among the targets, and each has a logit"
+            raise wrong_output(self.network, outputs, tokens.inputs, rule, "inputs")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        losses, right, _ = self._scored(_positions(batch))
+        total, size = losses.sum(), len(batch[0])
+        (loss, hits, count), processes = all_reduce_sums(
+            total.detach(), right.sum(), torch.tensor(float(len(losses)), device=total.device)
+        )
+        count = count.clamp(min=1)
+        self.log("train/loss", loss / count, batch_size=size)
+        if not batch[1].is_floating_point():
+            self.log("train/accuracy", hits / count, batch_size=size)
+        return total * (processes / count)  # where the gradients of all are averaged
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, "val", self.val_means)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, "test", self.test_means)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """log p of the targets, or minus the absolute error: (B, L, 1), 0 where nothing is scored."""
+        tokens = _positions(batch)
+        losses, _, places = self._scored(tokens)
+        out = losses.new_zeros(tokens.inputs.shape[:2])
+        out[places] = -losses
+        return out.unsqueeze(-1)
+
+    def _evaluate(self, batch: Any, split: str, means: torch.nn.ModuleDict) -> None:
+        """Every scored position counts once, whatever the sizes of batches and the shares of devices."""
+        tokens = _positions(batch)
+        losses, right, places = self._scored(tokens)
+        at = places.nonzero()[:, 1]
+        parts: dict[str, Tensor] = {"loss": losses}
+        if not tokens.targets.is_floating_point():
+            parts["accuracy"] = right
+            for start, end in zip([0, *self.ends], self.ends, strict=False):
+                parts[f"accuracy_{end}"] = right[(at >= start) & (at < end)]
+        for name, values in parts.items():
+            mean: Any = means[name]
+            mean.update(values)
+            shown = name == ("loss" if tokens.targets.is_floating_point() else "accuracy")
+            self.log(f"{split}/{name}", mean, on_step=False, on_epoch=True, prog_bar=shown, batch_size=len(losses))
+
+    def _scored(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss (n,) of each scored position, whether it is right (n,) float, and which they are (B, L) bool."""
+        outputs, targets = self._outputs(tokens), tokens.targets
+        if targets.is_floating_point():
+            places = ~targets.isnan().any(-1)
+            losses = (outputs[places] - targets[places]).abs().mean(-1)
+            return losses, torch.zeros_like(losses), places
+        places = targets != NOT_SCORED
+        logits, classes = outputs[places].float(), targets[places]
+        return F.cross_entropy(logits, classes, reduction="none"), (logits.argmax(-1) == classes).float(), places
+
+    def _outputs(self, tokens: Tokens) -> Tensor:
+        """(B, L, at least V) or (B, L, C). Raises InputError for anything else."""
+        outputs = self(tokens.inputs, tokens.lengths)
+        targets, is_tensor = tokens.targets, isinstance(outputs, Tensor)
+        if is_tensor and outputs.dim() == 3 and outputs.shape[:2] == targets.shape[:2]:
+            if not targets.is_floating_point() or outputs.shape == targets.shape:
+                return outputs
+        expected = tuple(targets.shape) if targets.is_floating_point() else "(batch, length, classes)"
+        rule = f"this task needs a prediction per position, {expected}, as a Regressor with model.network.pooling null"
+        raise wrong_output(self.network, outputs, tokens.inputs, rule, "inputs")
+
+
+def _positions(batch: Sequence[Any]) -> Tokens:
+    """A batch by its parts. Raises InputError if it has no target per position."""
+    targets = batch[1] if isinstance(batch, (tuple, list)) and len(batch) in (2, 4) else None
+    if isinstance(targets, Tensor) and targets.dim() == 3 and targets.is_floating_point():
+        return Tokens(*batch)
+    try:
+        return unpack_tokens(batch)
+    except InputError as error:
+        raise InputError("the data has no target per position: set data.pretrain to predict its inputs") from error
