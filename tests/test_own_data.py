@@ -66,7 +66,7 @@ def test_a_run_whose_file_was_cut_is_neither_finished_nor_resumed(here, monkeypa
     Path("promoters.csv").write_text("".join(rows[:30]))
     assert "other data" in refused([*FIT, "--experiment=stopped"], capsys)
     out = succeed(FIT, here).out
-    assert "was trained with other data: promoters.csv has changed; --fresh trains with what there is now" in out
+    assert "was trained with other data: " in out and "train_tokens" in out and "--fresh trains with" in out
     assert "test-others.json, not as the run's result: it is of other data" in succeed(["test", *FIT[1:]], here).out
     succeed([*FIT, "--fresh"], here)
     first, second = (json.loads(file.read_text())["data"] for file in sorted(here.glob("runs/mine/*/run.json")))

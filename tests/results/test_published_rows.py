@@ -17,6 +17,7 @@ CONFIGS = [
     path.relative_to(ROOT / "configs").with_suffix("")
     for folder in ("lra", "scifar", "mnist", "lm/slimpajama6b")
     for path in sorted((ROOT / "configs" / folder).rglob("*.yaml"))
+    if not path.stem.endswith(("_pretrain", "_finetune", "_rope"))  # docs/meaning.md; they have no row
 ]
 LAYER, OPTIMIZER = "model.init_args.network.init_args.layer.init_args", "model.init_args.optimizer"
 
