@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from lra_ssm.datamodules import Image
 from lra_ssm.datamodules.batches import NOT_SCORED, Batch, BatchDataset
 from lra_ssm.datamodules.pretraining import Pretraining, PretrainingDataset
 from lra_ssm.errors import InputError
@@ -116,8 +117,17 @@ def test_any_data_module_pretrains_and_says_which_network_fits(tmp_path):
     epochs = [[batch.targets for batch in data.train_dataloader()] for _ in range(2)]
     again = [batch.targets for batch in data.train_dataloader()]
     assert all(map(torch.equal, epochs[0], again)) and data.largest_batch().targets.shape[0] == data.batch_size
-    validation = [[batch.targets for batch in data.val_dataloader()] for _ in range(2)]
+    # The Trainer sets the epoch of validation too.
+    first, later = data.val_dataloader(), data.val_dataloader()
+    later.set_epoch(3)
+    validation = [[batch.targets for batch in loader] for loader in (first, later)]
     assert all(map(torch.equal, *validation))
+
+
+def test_the_largest_batch_of_known_lengths_needs_no_data(tmp_path):
+    data = Image(root=str(tmp_path), batch_size=2, pretrain=Pretraining(share=0.5, targets="values"))
+    batch = data.largest_batch()
+    assert batch.inputs.shape == (2, 1024, 2) and batch.targets.shape == (2, 1024, 1)
 
 
 @pytest.mark.parametrize(
