@@ -213,9 +213,11 @@ def check_fits(model: NamedNetwork, data: Any) -> None:
 def _check_sizes(model: NamedNetwork, data: Any, name: str, tokens: int | None) -> None:
     """Compare a model's sizes with those of data, which has `tokens` tokens, and maybe fewer than `data.vocab_size`."""
     sizes = model.specification.get("init_args") or {}
-    theirs = {**data.model_sizes(), "vocab_size": tokens}
-    of_tokens = {"vocab_size"} if data.pretrain is None else {"vocab_size", "num_outputs"}
-    for key in sorted({"d_input", "num_classes", "num_outputs", "vocab_size"} & sizes.keys()):
+    names = ("d_input", "num_classes", "num_outputs", "per_example")
+    theirs = data.model_sizes() if hasattr(data, "model_sizes") else {key: getattr(data, key) for key in names}
+    theirs = {**theirs, "vocab_size": tokens}
+    of_tokens = {"vocab_size"} if getattr(data, "pretrain", None) is None else {"vocab_size", "num_outputs"}
+    for key in sorted((theirs.keys() & sizes.keys()) - {"per_example"}):
         padded = key in of_tokens and tokens and data.vocab_size is None and (sizes[key] or 0) >= tokens
         if sizes[key] != theirs[key] and not padded:
             raise InputError(f"{model.name}: its {key} is {sizes[key]}, but {name} has {theirs[key]}")
