@@ -73,9 +73,10 @@ def pages() -> dict[Path, str]:
     lines += [f"| all {sum(total)} claims | {_cells(total)} |"]
     lines += ["", f"Not run with the present code, so without a verdict: {', '.join(not_run)}."] if not_run else []
     for prefix, paper in PAPERS.items():
-        lines += ["", f"## {paper}"]
-        for one in (one for one in every if one.name.startswith(prefix)):
-            numbers = f" [Rules and numbers](experiments/{one.name}/claims.md)." if one.claims else ""
+        own = [one for one in every if one.name.startswith(prefix)]
+        lines += ["", f"## {paper}", "", f"To run one: `python experiments/{own[0].name}.py`."]
+        for one in own:
+            numbers = f" [Rules, numbers](experiments/{one.name}/claims.md)." if one.claims else ""
             lines += ["", f"### {one.name}", "", f"{one.title}. {one.state}{numbers}"]
             lines += [""] if one.claims else []
             lines += [f"- {claim.verdict}: {claim.statement}" for claim in one.claims]
