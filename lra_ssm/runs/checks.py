@@ -225,6 +225,8 @@ def check_data(task: Any, data: Any) -> None:
     sizes = data.model_sizes() if hasattr(data, "model_sizes") else {key: getattr(data, key, None) for key in names}
     for key, other, needed in _KINDS:
         if sizes[key] is not None and key not in settings and other in settings:
+            if getattr(data, "pretrain", None) is not None:
+                needed = "data.pretrain: use the task MaskedModelling and the network Regressor with pooling null"
             raise InputError(f"model.network takes {other}, but {name} has {needed}")
     for key in ("vocab_size", "d_input", "num_classes", "num_outputs"):
         ours, theirs = settings.get(key), sizes[key]

@@ -1,15 +1,17 @@
 """Self-pretraining: what is hidden, what the targets are, and what batches depend on."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules import Image
+from lra_ssm.datamodules import Image, StateTracking
 from lra_ssm.datamodules.batches import NOT_SCORED, Batch, BatchDataset
 from lra_ssm.datamodules.pretraining import Pretraining, PretrainingDataset
 from lra_ssm.errors import InputError
+from lra_ssm.runs.checks import check_data
 from tests.datamodules.helpers import Tiny
 
 
@@ -148,3 +150,9 @@ def test_targets_that_the_inputs_do_not_have():
         wrapped(Given(TOKENS), targets="values").batch(np.arange(2), 0)
     with pytest.raises(InputError, match="not pixels of one channel: use 'values'"):
         wrapped(Given(torch.randn(2, 5, 3))).batch(np.arange(2), 0)
+
+
+def test_a_classifier_on_a_pretraining_is_told_the_task():
+    task = SimpleNamespace(hparams={"network": {"init_args": {"num_classes": 6, "vocab_size": 6}}})
+    with pytest.raises(InputError, match="has data.pretrain: use the task MaskedModelling and the network Regressor"):
+        check_data(task, StateTracking(group="S3", pretrain=Pretraining()))
