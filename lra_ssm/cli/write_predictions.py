@@ -2,9 +2,8 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
@@ -12,6 +11,9 @@ from torch import Tensor
 
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
+
+if TYPE_CHECKING:  # pandas takes half a second to import, and every fit imports this module
+    import pandas as pd
 
 
 def check_output_path(file: str, option: str = "--output") -> Path:
@@ -67,8 +69,10 @@ class WritePredictions(BasePredictionWriter):
             rows.to_csv(file, float_format="%.6g")
         print(f"{sum(map(len, batches))} predictions{right} in {self.path}{existed}")
 
-    def _classes(self, probabilities: Tensor, class_names: Any) -> tuple[pd.DataFrame, str]:
+    def _classes(self, probabilities: Tensor, class_names: Any) -> "tuple[pd.DataFrame, str]":
         """Return a row per example of probabilities (examples, classes), and in words how many are right."""
+        import pandas as pd
+
         names = class_names if len(class_names) == probabilities.shape[1] else range(probabilities.shape[1])
         predicted = probabilities.argmax(1)
         rows = pd.DataFrame(probabilities.numpy(), columns=[f"p_{name}" for name in names]).rename_axis("example")
@@ -80,8 +84,10 @@ class WritePredictions(BasePredictionWriter):
         return rows, f", {(predicted == labels).float().mean().item():.2%} of them right,"
 
 
-def _values(batches: list[Tensor]) -> pd.DataFrame:
+def _values(batches: list[Tensor]) -> "pd.DataFrame":
     """Return a row per example of batches (B, K), or per position of batches (B, L, K)."""
+    import pandas as pd
+
     examples = [example for batch in batches for example in batch]
     frames = [pd.DataFrame(torch.atleast_2d(example).numpy()).add_prefix("y") for example in examples]
     rows = pd.concat(frames, keys=range(len(frames)), names=["example", "position"])
