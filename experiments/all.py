@@ -60,22 +60,26 @@ def pages() -> dict[Path, str]:
     """Return docs/experiments.md (head.md, verdicts with remarks.yaml, tail.md) and the claims of each experiment."""
     every = results()
     remarks: dict[str, str] = yaml.safe_load((FOLDER / "remarks.yaml").read_text())
-    counts = {one.name: [sum(c.verdict == verdict for c in one.claims) for verdict in VERDICTS] for one in every}
+    counts = {
+        prefix: [sum(c.verdict == verdict for one in every if one.name.startswith(prefix) for c in one.claims)
+                 for verdict in VERDICTS]
+        for prefix in PAPERS
+    }  # fmt: skip
     total = [sum(column) for column in zip(*counts.values(), strict=True)]
     not_run = [one.name for one in every if not one.claims]
     lines = [(FOLDER / "head.md").read_text().rstrip(), "", "## Verdicts", ""]
-    lines += [f"| | | {_cells(VERDICTS)} |", "|---|---|---|---|---|"]
-    lines += [f"| [{n}](#{n}) | {_cells((title.partition(':')[0], *counts[n]))} |" for n, title, *_ in every]
-    lines += [f"| all {sum(total)} claims | | {_cells(total)} |"]
+    lines += [f"| | {_cells(VERDICTS)} |", "|---|---|---|---|"]
+    lines += [f"| [{name}](#{name.lower().replace(' ', '-')}) | {_cells(counts[p])} |" for p, name in PAPERS.items()]
+    lines += [f"| all {sum(total)} claims | {_cells(total)} |"]
     lines += ["", f"Not run with the present code, so without a verdict: {', '.join(not_run)}."] if not_run else []
     for prefix, paper in PAPERS.items():
         own = [one for one in every if one.name.startswith(prefix)]
-        lines += ["", f"## {paper}", "", f"Each is run by its name: `python experiments/{own[0].name}.py`."]
+        lines += ["", f"## {paper}", "", f"To run one: `python experiments/{own[0].name}.py`."]
         for one in own:
-            numbers = f" [Rules and numbers](experiments/{one.name}/claims.md)." if one.claims else ""
+            numbers = f" [Rules, numbers](experiments/{one.name}/claims.md)." if one.claims else ""
             lines += ["", f"### {one.name}", "", f"{one.title}. {one.state}{numbers}"]
-            lines += ["", "| claim | verdict |", "|---|---|"] if one.claims else []
-            lines += [f"| {_cells((claim.statement, claim.verdict))} |" for claim in one.claims]
+            lines += [""] if one.claims else []
+            lines += [f"- {claim.verdict}: {claim.statement}" for claim in one.claims]
             lines += ["", remarks[one.name].strip()] if one.name in remarks else []
             lines += ["", f"![{one.name}](experiments/{one.name}/figure.png)"] if one.claims else []
     details = {FOLDER / one.name / "claims.md": claims_page(one) for one in every if one.claims}
