@@ -301,10 +301,9 @@ def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
         return
     with _dry_run(task, trainer) as to_device:
         batch = to_device(data.sample(EXAMPLES))
-        inputs = batch[0][:EXAMPLES]  # of pairs there are more
         causal = hasattr(batch, "targets") and getattr(task, "predicts_next", lambda data: True)(data)
         padded = getattr(batch, "lengths", None) is not None and _network_settings(task).get("padding") != "seen"
-        L = min(inputs.shape[1], _LENGTH)
+        inputs, L = batch[0][:EXAMPLES], min(batch[0].shape[1], _LENGTH)  # of pairs there are more
         if inputs.dim() != 2 + inputs.is_floating_point() or not (causal or padded) or L < 4:
             return  # pairs of sequences, or nothing that could leak
         lengths = torch.tensor([3 * L // 4, L // 2, L // 4], device=inputs.device)[: len(inputs)]
