@@ -240,8 +240,8 @@ def other_data(model: NamedNetwork, data: Any) -> list[str]:
 
 def _differ(configured: Any, value: Any) -> bool:
     """Whether a setting in a configuration and a module's are different: a tuple is a list there, an object a dict."""
-    if is_dataclass(value) and isinstance(configured, dict):
-        configured, value = asdict(type(value)(**configured)), asdict(value)  # type: ignore[arg-type]
+    if is_dataclass(type(value)) and isinstance(configured, dict):
+        configured, value = asdict(type(value)(**configured)), asdict(value)
     return json.dumps(configured, default=str) != json.dumps(value, default=str)
 
 
