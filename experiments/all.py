@@ -74,10 +74,11 @@ def pages() -> dict[Path, str]:
     lines += ["", f"Not run with the present code, so without a verdict: {', '.join(not_run)}."] if not_run else []
     for prefix, paper in PAPERS.items():
         own = [one for one in every if one.name.startswith(prefix)]
-        lines += ["", f"## {paper}", "", f"To run one: `python experiments/{own[0].name}.py`."]
+        lines += ["", f"## {paper}", "", f"`python experiments/{own[0].name}.py` runs the first."]
         for one in own:
-            numbers = f" [Rules, numbers](experiments/{one.name}/claims.md)." if one.claims else ""
-            lines += ["", f"### {one.name}", "", f"{one.title}. {one.state}{numbers}"]
+            title = one.title.removeprefix(f"{paper}, ")
+            numbers = f" [Numbers](experiments/{one.name}/claims.md)." if one.claims else ""
+            lines += ["", f"### {one.name}", "", f"{title[:1].upper()}{title[1:]}. {one.state}{numbers}"]
             lines += [""] if one.claims else []
             lines += [f"- {claim.verdict}: {claim.statement}" for claim in one.claims]
             lines += ["", remarks[one.name].strip()] if one.name in remarks else []

@@ -17,7 +17,9 @@ SYNTHETIC = {
     "CorrelatedNoise": ["--data.length=6"],
     "FirstToken": ["--data.length=6"],
     "LinearFunctional": ["--data.length=6"],
+    "MQAR": [],
     "NoisyCosines": [],
+    "StateTracking": ["--data.length=6"],
     "TeacherStudent": ["--data.length=6"],
 }
 

@@ -167,6 +167,13 @@ assert not {{"torch", "lightning"}} & set(sys.modules)
     assert done.returncode == 0 and done.stdout.count("example") >= len(HELPED), done.stderr
 
 
+def test_only_rooms_of_tables_load_pandas_when_they_are_imported():
+    """It takes half a second to import, and `fit` imports the other rooms."""
+    for path in FILES:
+        at_top = {alias.name for node in tree(path).body if isinstance(node, ast.Import) for alias in node.names}
+        assert "pandas" not in at_top or room(path) in {"results", "width"}, path
+
+
 def test_files_stay_short():
     long = {str(p.relative_to(ROOT)): n for p in FILES if (n := len(p.read_text().splitlines())) > 400}
     assert not long, f"over 400 lines: {long}"

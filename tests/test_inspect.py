@@ -134,6 +134,17 @@ def test_data_that_needs_no_preparation_is_the_runs_own():
         open_data([opened(torch.nn.Identity(), config=other)], [])
 
 
+def test_a_pretraining_is_inspected_on_its_own_data():
+    settings = {"group": "S3", "length": 6, "num_val": 3, "pretrain": {"share": 0.3}}
+    config = {"data": {"class_path": "lra_ssm.datamodules.StateTracking", "init_args": settings}}
+    network = Regressor(LayerSpec(S4D, d_state=4), num_outputs=6, vocab_size=6, d_model=4, n_layers=1, pooling=None)
+    one = opened(network, network.specification(), config)
+    data = open_data([one], [])
+    check_fits(one, data)
+    assert data.pretrain.share == 0.3 and other_data(one, data) == []
+    assert (validation_examples(data, 1)[0].labels == -100).any()
+
+
 def test_text_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):
     settings = {"root": str(tmp_path / "data"), "length": 8}
     config = {"data": {"class_path": "tests.datamodules.language.helpers.MadeUp", "init_args": settings}}

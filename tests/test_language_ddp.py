@@ -153,7 +153,7 @@ def test_other_strategies_are_one_line(tmp_path: Path) -> None:
 def test_sharded_weights_go_on_from_whole_ones_and_train_as_them(tmp_path: Path, fitted: Callable[..., Path]) -> None:
     fit(1, tmp_path, *STREAMS, code=-9, env={"KILL_AT": "train_batch_end:7"})
     assert last(tmp_path)["global_step"] == 6
-    fit(2, tmp_path, *STREAMS, "--model.network.activation_checkpointing=true", *FSDP2)
+    fit(2, tmp_path, *STREAMS, "--compute.recompute_blocks=true", *FSDP2)
     assert_close(tmp_path, fitted(1, *STREAMS), rtol=1e-5, atol=1e-6)
     whole = LanguageModelling.load_from_checkpoint(only_run(tmp_path) / "checkpoints/last.ckpt", weights_only=True)
     assert torch.equal(whole.network.head_weight, last(tmp_path)["state_dict"]["network.backbone.embedding.weight"])

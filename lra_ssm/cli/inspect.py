@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,12 +213,15 @@ def check_fits(model: NamedNetwork, data: Any) -> None:
 def _check_sizes(model: NamedNetwork, data: Any, name: str, tokens: int | None) -> None:
     """Compare a model's sizes with those of data, which has `tokens` tokens, and maybe fewer than `data.vocab_size`."""
     sizes = model.specification.get("init_args") or {}
-    theirs = {key: getattr(data, key) for key in ("d_input", "num_classes", "num_outputs")} | {"vocab_size": tokens}
-    for key in sorted(theirs.keys() & sizes.keys()):
-        padded = key == "vocab_size" and tokens and data.vocab_size is None and (sizes[key] or 0) >= tokens
+    names = ("d_input", "num_classes", "num_outputs", "per_example")
+    theirs = data.model_sizes() if hasattr(data, "model_sizes") else {key: getattr(data, key) for key in names}
+    theirs = {**theirs, "vocab_size": tokens}
+    of_tokens = {"vocab_size"} if getattr(data, "pretrain", None) is None else {"vocab_size", "num_outputs"}
+    for key in sorted((theirs.keys() & sizes.keys()) - {"per_example"}):
+        padded = key in of_tokens and tokens and data.vocab_size is None and (sizes[key] or 0) >= tokens
         if sizes[key] != theirs[key] and not padded:
             raise InputError(f"{model.name}: its {key} is {sizes[key]}, but {name} has {theirs[key]}")
-    if getattr(model.network, "per_example", data.per_example) != data.per_example:
+    if getattr(model.network, "per_example", theirs["per_example"]) != theirs["per_example"]:
         raise InputError(f"{model.name}: takes {model.network.per_example} sequence(s) per example, not {name}'s")
 
 
@@ -234,9 +238,11 @@ def other_data(model: NamedNetwork, data: Any) -> list[str]:
     return [f"trained with other settings of data: {described}"] if differing else []
 
 
-def _differ(one: Any, other: Any) -> bool:
-    """Whether two settings are different as a configuration has them: a tuple is a list there."""
-    return json.dumps(one, default=str) != json.dumps(other, default=str)
+def _differ(configured: Any, value: Any) -> bool:
+    """Whether a setting in a configuration and a module's are different: a tuple is a list there, an object a dict."""
+    if is_dataclass(value) and isinstance(configured, dict):
+        configured, value = asdict(type(value)(**configured)), asdict(value)  # type: ignore[arg-type]
+    return json.dumps(configured, default=str) != json.dumps(value, default=str)
 
 
 def validation_examples(data: Any, count: int) -> list[Example]:

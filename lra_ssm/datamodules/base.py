@@ -175,8 +175,7 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
         if self.pretrain is None:
             return batch
         pixels = torch.zeros(inputs.shape[:2], dtype=torch.int64) if self.d_input == 1 else None
-        empty = PretrainingDataset(self._opened("train"), self.pretrain, 0)
-        return empty.with_targets(batch, np.arange(self.batch_size), pixels=pixels)
+        return self.pretrain.with_targets(batch, SPLITS.index("train"), np.arange(self.batch_size), 0, pixels)
 
     def train_batches(self, world_size: int = 1) -> int:
         """Return the number of batches of an epoch, once prepared. Raises InputError if devices cannot share them."""
@@ -206,11 +205,12 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
 
     def _opened(self, split: str) -> BatchDataset:
         if split not in self._datasets:
-            dataset = self.open_split(split)
-            if self.pretrain is not None:
-                dataset = PretrainingDataset(dataset, self.pretrain, SPLITS.index(split))
-            self._datasets[split] = dataset
+            self._datasets[split] = self.for_pretraining(self.open_split(split), split)
         return self._datasets[split]
+
+    def for_pretraining(self, dataset: BatchDataset, split: str) -> BatchDataset:
+        """Return the dataset of a split with what `pretrain` makes of it."""
+        return dataset if self.pretrain is None else PretrainingDataset(dataset, self.pretrain, SPLITS.index(split))
 
     def _loader(
         self, dataset: BatchDataset, batch_size: int, pool: int = 1, seed: int | None = None, trained: Any = None

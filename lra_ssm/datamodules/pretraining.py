@@ -14,12 +14,12 @@ import numpy.typing as npt
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from lra_ssm.datamodules.batches import NOT_SCORED, AnyBatch, BatchDataset, TokenBatch
+from lra_ssm.datamodules.batches import NOT_SCORED, SPLITS, AnyBatch, BatchDataset, TokenBatch
 from lra_ssm.datamodules.counter_random import counter_random
 from lra_ssm.datamodules.storage import IntArray
 from lra_ssm.errors import InputError
 
-MASK_TOKEN = 0  # what a hidden token becomes: the padding token of LRA's vocabularies, as in the public code
+MASK_TOKEN = 0  # what a hidden token becomes: here the padding token; the public code has one for the mask only
 PIXEL_VALUES = 256
 
 
@@ -33,7 +33,8 @@ class Pretraining:
             pixels, 0.15 of text, 0.1 of ListOps.
         span: positions that are hidden together; `share` stays the expected share.
         targets: "classes": the token, or one of 256 values of a pixel. "values": the features as numbers.
-        seed: of what is hidden. Which positions are hidden depends on it, the split, the example and the epoch only.
+        seed: of what is hidden. Which positions are hidden depends on it, the split, the example and the epoch only;
+            in validation and test they are the same in every epoch.
 
     Raises:
         InputError: share is not between 0 and 1, or span is below 1.
@@ -63,12 +64,54 @@ class Pretraining:
         begun = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 < q
         return np.logical_or.reduce(sliding_window_view(begun, self.span, axis=1), axis=-1)
 
+    def with_targets(
+        self, batch: AnyBatch, split: int, examples: IntArray, epoch: int, pixels: torch.Tensor | None
+    ) -> TokenBatch:
+        """Return the batch with targets in place of its labels.
+
+        Hidden tokens become token 0. Hidden features become 0, and a further feature is 1 where they are hidden. Each
+        sequence of a pair is an example of its own.
+
+        split, examples (B,), epoch: what decides which positions are hidden.
+        pixels: (B, L) int64, the pixels of feature inputs as one of 256 values; None for other inputs.
+
+        Raises:
+            InputError: the targets are classes, and the inputs are features of which no values are known; or the
+                targets are values, and the inputs are tokens.
+        """
+        inputs, lengths, reset = batch.inputs, batch.lengths, getattr(batch, "reset", None)
+        if inputs.dim() == 3 + inputs.is_floating_point():  # pairs
+            examples = (examples[:, None] * inputs.shape[1] + np.arange(inputs.shape[1])).ravel()
+            inputs, lengths = inputs.flatten(0, 1), None if lengths is None else lengths.flatten()
+        targets = self._targets(inputs, pixels)
+        L, ignored = inputs.shape[1], torch.nan if targets.is_floating_point() else NOT_SCORED
+        valid = torch.arange(L) < (torch.full((len(inputs),), L) if lengths is None else lengths)[:, None]
+        if self.objective == "causal":
+            valid = torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], 1)
+            targets = torch.roll(targets, -1, 1)
+            if reset is not None:  # the last position of a document does not predict the next document
+                valid &= ~torch.roll(reset, -1, 1)
+            return TokenBatch(inputs, _masked_fill(targets, ~valid, ignored), reset, lengths)
+        hidden = torch.from_numpy(self.hidden(split, examples, epoch, L)) & valid
+        inputs = _masked_fill(inputs, hidden, MASK_TOKEN)
+        if inputs.is_floating_point():
+            inputs = torch.cat([inputs, hidden[..., None].to(inputs.dtype)], -1)
+        return TokenBatch(inputs, _masked_fill(targets, ~hidden, ignored), reset, lengths)
+
+    def _targets(self, inputs: torch.Tensor, pixels: torch.Tensor | None) -> torch.Tensor:
+        """(B, L) int64 or (B, L, C) float32."""
+        is_float, asks = inputs.is_floating_point(), self.targets
+        if asks == "values" and not is_float:
+            raise InputError("pretrain.targets is 'values', but the inputs are tokens: use 'classes'")
+        if asks == "classes" and is_float and pixels is None:
+            raise InputError(
+                "pretrain.targets is 'classes', but the inputs are not pixels of one channel: use 'values'"
+            )
+        return inputs if not is_float or asks == "values" else pixels  # type: ignore[return-value]
+
 
 class PretrainingDataset(BatchDataset):
     """Another dataset's inputs, some of them hidden, with these as targets: `TokenBatch`.
-
-    Hidden tokens become token 0. Hidden features become 0, and a further feature is 1 where they are hidden. Each
-    sequence of a pair is an example of its own.
 
     Args:
         dataset: whose inputs are predicted.
@@ -90,49 +133,10 @@ class PretrainingDataset(BatchDataset):
         return {**self.dataset.settings(), "pretrain": asdict(self.pretraining)}
 
     def batch(self, examples: IntArray, epoch: int) -> TokenBatch:
-        batch = self.dataset.batch(examples, epoch)
-        return self.with_targets(batch, examples, epoch, self.dataset.pixel_values(examples))
-
-    def with_targets(
-        self, batch: AnyBatch, examples: IntArray, epoch: int = 0, pixels: torch.Tensor | None = None
-    ) -> TokenBatch:
-        """Return the batch with targets in place of its labels.
-
-        pixels: (B, L) int64, the pixels of feature inputs as one of 256 values; None for other inputs.
-
-        Raises:
-            InputError: the targets are classes, and the inputs are features of which no values are known; or the
-                targets are values, and the inputs are tokens.
-        """
-        inputs, lengths, reset = batch.inputs, batch.lengths, getattr(batch, "reset", None)
-        if inputs.dim() == 3 + inputs.is_floating_point():  # pairs
-            examples = (examples[:, None] * inputs.shape[1] + np.arange(inputs.shape[1])).ravel()
-            inputs, lengths = inputs.flatten(0, 1), None if lengths is None else lengths.flatten()
-        targets = self._targets(inputs, pixels)
-        L, ignored = inputs.shape[1], torch.nan if targets.is_floating_point() else NOT_SCORED
-        valid = torch.arange(L) < (torch.full((len(inputs),), L) if lengths is None else lengths)[:, None]
-        if self.pretraining.objective == "causal":
-            valid = torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], 1)
-            targets = torch.roll(targets, -1, 1)
-            if reset is not None:  # the last position of a document does not predict the next document
-                valid &= ~torch.roll(reset, -1, 1)
-            return TokenBatch(inputs, _masked_fill(targets, ~valid, ignored), reset, lengths)
-        hidden = torch.from_numpy(self.pretraining.hidden(self.split, examples, epoch, L)) & valid
-        inputs = _masked_fill(inputs, hidden, MASK_TOKEN)
-        if inputs.is_floating_point():
-            inputs = torch.cat([inputs, hidden[..., None].to(inputs.dtype)], -1)
-        return TokenBatch(inputs, _masked_fill(targets, ~hidden, ignored), reset, lengths)
-
-    def _targets(self, inputs: torch.Tensor, pixels: torch.Tensor | None) -> torch.Tensor:
-        """(B, L) int64 or (B, L, C) float32."""
-        is_float, asks = inputs.is_floating_point(), self.pretraining.targets
-        if asks == "values" and not is_float:
-            raise InputError("pretrain.targets is 'values', but the inputs are tokens: use 'classes'")
-        if asks == "classes" and is_float and pixels is None:
-            raise InputError(
-                "pretrain.targets is 'classes', but the inputs are not pixels of one channel: use 'values'"
-            )
-        return inputs if not is_float or asks == "values" else pixels  # type: ignore[return-value]
+        batch, pixels = self.dataset.batch(examples, epoch), self.dataset.pixel_values(examples)
+        # The Trainer counts epochs of validation too, but its scores are compared with each other.
+        hidden_in = epoch if self.split == SPLITS.index("train") else 0
+        return self.pretraining.with_targets(batch, self.split, examples, hidden_in, pixels)
 
 
 def _masked_fill(x: torch.Tensor, where: torch.Tensor, value: float) -> torch.Tensor:

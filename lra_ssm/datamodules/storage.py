@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.bars import Bar
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, locked, naming_file, new_folder, sha256, write_json
 
@@ -330,6 +329,8 @@ def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
         InputError: the file has no lines.
         OSError: it cannot be read.
     """
+    from lra_ssm.bars import Bar  # loads tqdm, which commands that only list do without
+
     number = 0
     with open(path, "rb") as file, Bar(f"reading {path.name}", path.stat().st_size, in_bytes=True) as bar:
         for number, line in enumerate(file, start=1):

@@ -208,6 +208,7 @@ def check_begun_from(checkpoint: Path, config: Mapping[str, Any], neutral: Mappi
 
 # -- data --------------------------------------------------------------------------------------------------------------
 
+_SIZES = ("vocab_size", "d_input", "num_classes", "num_outputs", "per_example")  # a user's data may declare some
 # What data has, what a network for the other kind takes, and what to use instead.
 _KINDS = (
     ("num_outputs", "num_classes", "real targets: use the task Regression and the network Regressor"),
@@ -221,12 +222,13 @@ def check_data(task: Any, data: Any) -> None:
     Networks and data that do not declare theirs are not compared. Raises InputError.
     """
     name, settings = type(data).__name__, _network_settings(task)
-    names = ("vocab_size", "d_input", "num_classes", "num_outputs", "per_example")  # a user's may declare some
-    sizes = data.model_sizes() if hasattr(data, "model_sizes") else {key: getattr(data, key, None) for key in names}
+    sizes = data.model_sizes() if hasattr(data, "model_sizes") else {key: getattr(data, key, None) for key in _SIZES}
     for key, other, needed in _KINDS:
         if sizes[key] is not None and key not in settings and other in settings:
+            if getattr(data, "pretrain", None) is not None:
+                needed = "data.pretrain: use the task MaskedModelling and the network Regressor with pooling null"
             raise InputError(f"model.network takes {other}, but {name} has {needed}")
-    for key in ("vocab_size", "d_input", "num_classes", "num_outputs"):
+    for key in _SIZES[:-1]:
         ours, theirs = settings.get(key), sizes[key]
         if theirs is not None and key in settings and ours != theirs:
             raise InputError(f"model.network.{key} is {ours}, but {name} has {theirs}")
@@ -301,9 +303,9 @@ def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
         return
     with _dry_run(task, trainer) as to_device:
         batch = to_device(data.sample(EXAMPLES))
-        inputs, causal = batch[0], hasattr(batch, "targets") and getattr(task, "predicts_next", lambda data: True)(data)
+        causal = hasattr(batch, "targets") and getattr(task, "predicts_next", lambda data: True)(data)
         padded = getattr(batch, "lengths", None) is not None and _network_settings(task).get("padding") != "seen"
-        L = min(inputs.shape[1], _LENGTH)
+        inputs, L = batch[0][:EXAMPLES], min(batch[0].shape[1], _LENGTH)  # of pairs there are more
         if inputs.dim() != 2 + inputs.is_floating_point() or not (causal or padded) or L < 4:
             return  # pairs of sequences, or nothing that could leak
         lengths = torch.tensor([3 * L // 4, L // 2, L // 4], device=inputs.device)[: len(inputs)]

@@ -3,7 +3,6 @@
 Shapes: B batch, L length, V classes, C features per position, n scored positions.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.base import NetworkTask, all_reduce_sums
-from lra_ssm.tasks.language_modelling import NOT_SCORED, Tokens, unpack_tokens
+from lra_ssm.tasks.language_modelling import NOT_SCORED, Tokens
 from lra_ssm.tasks.metrics import Mean
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
 from lra_ssm.width.scaling import WidthSettings
@@ -148,12 +147,11 @@ class MaskedModelling(NetworkTask):
         raise wrong_output(self.network, outputs, tokens.inputs, rule, "inputs")
 
 
-def _positions(batch: Sequence[Any]) -> Tokens:
+def _positions(batch: Any) -> Tokens:
     """A batch by its parts. Raises InputError if it has no target per position."""
-    targets = batch[1] if isinstance(batch, (tuple, list)) and len(batch) in (2, 4) else None
-    if isinstance(targets, Tensor) and targets.dim() == 3 and targets.is_floating_point():
-        return Tokens(*batch)
-    try:
-        return unpack_tokens(batch)
-    except InputError as error:
-        raise InputError("the data has no target per position: set data.pretrain to predict its inputs") from error
+    if isinstance(batch, (tuple, list)) and len(batch) in (2, 4):
+        inputs, targets = batch[:2]
+        if isinstance(targets, Tensor) and targets.dim() == 2 + targets.is_floating_point():
+            if targets.shape[:2] == inputs.shape[:2]:
+                return Tokens(*batch)
+    raise InputError("the data has no target per position: set data.pretrain to predict its inputs")

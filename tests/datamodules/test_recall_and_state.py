@@ -51,6 +51,12 @@ def test_the_test_split_may_be_longer():
     assert split(tracking, "train", 4).inputs.shape == (4, 8) and split(tracking, "test", 4).inputs.shape == (4, 20)
 
 
+@pytest.mark.parametrize("data", [MQAR(batch_size=4, vocab_size=64), StateTracking(batch_size=4, group="S3")])
+def test_the_largest_batch_has_a_target_per_position(data):
+    batch = data.largest_batch()
+    assert batch.inputs.shape == batch.targets.shape == (4, data.length)
+
+
 def composed(group, elements):
     """The product by the definition of the group."""
     if group.startswith("Z"):

@@ -7,7 +7,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lra_ssm.errors import InputError
-from lra_ssm.layers import NetworkSpec
+from lra_ssm.layers import S4D, LayerSpec, NetworkSpec
+from lra_ssm.models import Regressor
 from lra_ssm.tasks import MaskedModelling
 from tests.tasks.fits import trainer
 
@@ -89,6 +90,15 @@ def test_the_loss_of_a_step_is_the_mean_over_scored_positions_with_its_gradient(
     else:
         loss = F.cross_entropy(outputs[targets != -100], targets[targets != -100])
     torch.testing.assert_close(gradient, *torch.autograd.grad(loss, list(task.parameters())))
+
+
+def test_features_have_classes_as_targets_too():
+    """A pixel as one of its values, from features (B, L, 2)."""
+    features = torch.randn(2, 3, 2)
+    task = MaskedModelling(
+        NetworkSpec(Regressor, num_outputs=4, d_input=2, pooling=None, layer=LayerSpec(S4D), d_model=4)
+    )
+    task.dry_run((features, torch.tensor([[0, -100, 3], [-100, 2, 1]]), None, None))
 
 
 def test_a_batch_without_scored_positions_trains_nothing():

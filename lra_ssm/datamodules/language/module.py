@@ -218,9 +218,8 @@ class LanguageDataModule(PreparedData):
 
     def predict_dataloader(self) -> ResumableLoader:
         """Load every token of `predict_split` once, in the order of evaluation."""
-        return self._loader(
-            self.evaluation_windows(self.prepared.split(self.predict_split)), self.evaluation_batch_size
-        )
+        windows = self.evaluation_windows(self.prepared.split(self.predict_split))
+        return self._loader(self.for_pretraining(windows, self.predict_split), self.evaluation_batch_size)
 
     # -- what a result depends on ----------------------------------------------------------------------------------
 

@@ -68,10 +68,6 @@ class MQAR(SyntheticData):
         """Return K for a length."""
         return length // 16 if self.num_pairs is None else self.num_pairs
 
-    @property
-    def longest(self) -> int:
-        return self.length
-
     def make(self, draws: ExampleRandom) -> tuple[IntegerArray, IntegerArray]:
         """Return inputs (B, L) and targets (B, L)."""
         L = (self.test_length or self.length) if draws.split == 2 else self.length

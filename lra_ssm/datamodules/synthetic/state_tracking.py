@@ -47,10 +47,6 @@ class StateTracking(SyntheticData):
         self.vocab_size = self.num_outputs = len(product_table(self.group))
         self.inputs = "tokens"
 
-    @property
-    def longest(self) -> int:
-        return self.length
-
     def make(self, draws: ExampleRandom) -> tuple[IntegerArray, IntegerArray]:
         """Return inputs (B, L) and targets (B, L)."""
         length = (self.test_length or self.length) if draws.split == 2 else self.length

@@ -12,6 +12,7 @@ import torch
 from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.datamodules.language.prepare import TextCounts
 from lra_ssm.datamodules.loader import ResumableLoader
+from lra_ssm.datamodules.pretraining import Pretraining
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checks import check_tokenizer
 from tests.datamodules.helpers import Recorder, trainer
@@ -52,6 +53,13 @@ def test_every_token_is_a_target_once(tmp_path: Path, settings: dict[str, Any]) 
         data.predict_split = split
         data.setup("predict")
         assert targets(data.predict_dataloader()) == sorted(tokens[:count])
+
+
+def test_predictions_are_of_what_a_pretraining_hides(tmp_path: Path) -> None:
+    data = prepared(tmp_path, "predict", pretrain=Pretraining(share=0.5))
+    scored = [batch.targets for batch in data.val_dataloader()]
+    predicted = [batch.targets for batch in data.predict_dataloader()]
+    assert all(map(torch.equal, scored, predicted)) and all((each == -100).any() for each in predicted)
 
 
 def test_what_a_task_asks_for(tmp_path: Path) -> None:
