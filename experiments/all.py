@@ -83,7 +83,9 @@ def pages() -> dict[Path, str]:
             lines += [""] if one.claims else []
             lines += [f"- {claim.verdict}: {claim.statement}" for claim in one.claims]
             lines += ["", f"![{one.name}](experiments/{one.name}/figure.png)"] if one.claims else []
-    details = {FOLDER / one.name / "claims.md": claims_page(one, remarks.get(one.name, "")) for one in every if one.claims}
+    details = {
+        FOLDER / one.name / "claims.md": claims_page(one, remarks.get(one.name, "")) for one in every if one.claims
+    }
     return {PAGE: "\n".join([*lines, "", (FOLDER / "tail.md").read_text()]), **details}
 
 
