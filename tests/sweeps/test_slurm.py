@@ -124,7 +124,7 @@ def test_an_array_with_a_requeue_a_kill_and_a_missing_data_root(folder, tmp_path
 def test_the_time_limit(folder, tmp_path_factory):
     """Slurm's signal comes before it, up to a minute early: the run saves, is queued again, and ends."""
     write_sweep(folder, "long")
-    slow = 'export DELAY=$([ -z "$SLURM_RESTART_COUNT" ] && echo 30 || echo 0)'
+    slow = '[ -n "$SLURM_RESTART_COUNT" ] || export KILL_AT=train_batch_start:3 RUN="sleep 170"'  # the signal ends it
     wait_for(submit(folder, "long", slow, options=["--sbatch=--time=3"]))
     (run,) = runs_of(folder, "long")
     assert states(folder, "long")[0][0] == "done" and len(run.record.record["starts"]) == 2
