@@ -189,16 +189,16 @@ def read_json(path: Path, where: str) -> dict[str, Any]:
     return content
 
 
-def check_shapes(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
+def check_shapes(model: Mapping[str, Any], checkpoint: Mapping[str, Any], where: str) -> None:
     """Raise InputError if the tensors of a checkpoint are not those of the model, by name and shape."""
 
     def shape(state: Mapping[str, Any], name: str) -> str:
         value = state.get(name, "missing")
         return str(tuple(value.shape)) if isinstance(value, Tensor) else str(value)
 
-    names = sorted(ours.keys() | theirs.keys())
-    wrong = [name for name in names if shape(ours, name) != shape(theirs, name)]
+    names = sorted(model.keys() | checkpoint.keys())
+    wrong = [name for name in names if shape(model, name) != shape(checkpoint, name)]
     if wrong:
-        first = f"{wrong[0]} is {shape(theirs, wrong[0])} in the checkpoint, {shape(ours, wrong[0])} in the model"
+        first = f"{wrong[0]} is {shape(checkpoint, wrong[0])} in the checkpoint, {shape(model, wrong[0])} in the model"
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise InputError(f"checkpoint {where} has other shapes: {first}{more}")
