@@ -156,12 +156,12 @@ class Block(nn.Module):
         return self.sublayer(x, self.norm, lambda u: self.mixer(u, run_part), lengths)
 
     def sublayer(
-        self, x: Tensor, norm: nn.Module | None, f: Callable[[Tensor], Tensor], lengths: Tensor | None = None
+        self, x: Tensor, norm: nn.Module | None, mixer: Callable[[Tensor], Tensor], lengths: Tensor | None = None
     ) -> Tensor:
         """Return x + f(norm(x)) with `prenorm`, norm(x + f(x)) without; a norm that is None is the identity."""
         if norm is None:
-            return x + f(x)
-        return x + f(norm(x, lengths)) if self.prenorm else norm(x + f(x), lengths)
+            return x + mixer(x)
+        return x + mixer(norm(x, lengths)) if self.prenorm else norm(x + mixer(x), lengths)
 
     def forward(
         self,
@@ -194,7 +194,7 @@ class Block(nn.Module):
 
         y = self.body(x, run_part, lengths)
         y = y if self.counts_padding else mask_padding(y, lengths)
-        return (y, self._joined(after)) if return_last_state else y
+        return (y, self._join_states(after)) if return_last_state else y
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         """Advance by one position: x_t (B, D), state -> (y_t (B, D), state)."""
@@ -204,11 +204,11 @@ class Block(nn.Module):
             y, after[name] = require_method(self._part(name), "step")(u, before[name])
             return y
 
-        return self.body(x_t, run_part), self._joined(after)
+        return self.body(x_t, run_part), self._join_states(after)
 
     def initial_state(self, batch_size: int) -> State:
         """Return the state before the first position."""
-        return self._joined(
+        return self._join_states(
             {name: require_method(self._part(name), "initial_state")(batch_size) for name in self.stateful}
         )
 
@@ -224,7 +224,7 @@ class Block(nn.Module):
             return {}
         return dict(zip(self.stateful, [state] if len(self.stateful) == 1 else state, strict=True))
 
-    def _joined(self, states: dict[str, State]) -> State:
+    def _join_states(self, states: dict[str, State]) -> State:
         """Return the block's state; the inverse of `_states_by_name`. Raises ValueError for a part that did not run."""
         for name in self.stateful:
             if name not in states:

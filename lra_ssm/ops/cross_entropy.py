@@ -49,15 +49,15 @@ class _Head:
         self.exact = torch.promote_types(product, torch.float32)  # of the softmax, sums and losses
         self.product, self.logits = product, x.new_empty(0)
         # Of a part: as they come from the product where one kernel makes of them all that is asked for.
-        self.kept = product if bias is None and triton_losses.supports(x) else self.exact
+        self.logits_dtype = product if bias is None and triton_losses.supports(x) else self.exact
 
     def part(self, rows: slice) -> Tensor:
-        """Logits (rows, V) in `kept`; the memory is the next part's too."""
+        """Return the logits (rows, V) in `logits_dtype`; the memory is the next part's too."""
         count, V = rows.stop - rows.start, len(self.weight)
         if len(self.logits) < count:
-            self.logits = self.x.new_empty(count, V, dtype=self.kept)
+            self.logits = self.x.new_empty(count, V, dtype=self.logits_dtype)
         logits = self.logits[:count]
-        if self.product == self.kept:
+        if self.product == self.logits_dtype:
             torch.mm(self.x[rows], self.weight.t(), out=logits)
         else:
             logits.copy_(self.x[rows] @ self.weight.t())
@@ -128,14 +128,14 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignored: Tensor,
-        product: torch.dtype, chunk_bytes: int, summed: bool,
+        product: torch.dtype, chunk_bytes: int, sum_losses: bool,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, weight, bias, targets, ignored)
         ctx.product, ctx.chunk_bytes = product, chunk_bytes
         scale = (~ignored).to(torch.promote_types(product, torch.float32))
-        at_once = summed and any(ctx.needs_input_grad)
+        at_once = sum_losses and any(ctx.needs_input_grad)
         losses, ctx.gradients = _run(ctx, x, weight, bias, targets, ignored, scale if at_once else None)
-        return losses.sum() if summed else losses
+        return losses.sum() if sum_losses else losses
 
     @staticmethod
     @once_differentiable

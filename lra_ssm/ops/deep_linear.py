@@ -30,13 +30,13 @@ def one_layer(eigenvalues: Tensor, B: Tensor, C: Tensor) -> OneLayer:
     rows: list[Tensor] = []  # of A, (..., N, M) a layer
     inputs: list[Tensor] = []  # (..., N) a layer
     for k in range(K):
-        own = torch.nn.functional.pad(torch.diag_embed(eigenvalues[..., k, :]), (k * N, (K - 1 - k) * N))
+        diagonal = torch.nn.functional.pad(torch.diag_embed(eigenvalues[..., k, :]), (k * N, (K - 1 - k) * N))
         if k == 0:
-            rows.append(own)
+            rows.append(diagonal)
             inputs.append(B[..., 0, :])
         else:  # what comes in is C_{k-1} x^(k-1)_t, of which the rows above say how it comes from t - 1
             above = B[..., k, :, None] * C[..., k - 1, None, :]
-            rows.append(own + above @ rows[-1])
+            rows.append(diagonal + above @ rows[-1])
             inputs.append((above @ inputs[-1].unsqueeze(-1)).squeeze(-1))
     outputs = torch.nn.functional.pad(C[..., -1, :], ((K - 1) * N, 0))
     return OneLayer(torch.cat(rows, -2), torch.cat(inputs, -1), outputs)

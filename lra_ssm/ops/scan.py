@@ -54,11 +54,11 @@ def _scan_(x: Tensor, links: Tensor, dropped: Tensor | None, backwards: bool) ->
 
     carry(0)
     start = 0 if backwards else 1
-    kept = x[..., start::2]
-    stop = start + 2 * (kept.shape[-1] - 1)
+    half = x[..., start::2]
+    stop = start + 2 * (half.shape[-1] - 1)
     first, second = slice(start, stop, 2), slice(start + 1, stop, 2)
     either = None if dropped is None else dropped[:, first] | dropped[:, second]
-    _scan_(kept, links[..., first] * links[..., second], either, backwards)
+    _scan_(half, links[..., first] * links[..., second], either, backwards)
     carry(1)
 
 

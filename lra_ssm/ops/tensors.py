@@ -40,10 +40,12 @@ class _Recomputed(torch.autograd.Function):
         inputs = [None if x is None else x.detach().requires_grad_(n) for x, n in saved]
         with torch.enable_grad(), without_autocast(grads[0].device):
             results = [(y, g) for y, g in zip(ctx.run(*inputs), grads, strict=True) if y.requires_grad]
-            wanted = [x for x in inputs if x is not None and x.requires_grad]
-            of_wanted = torch.autograd.grad([y for y, _ in results], wanted, [g for _, g in results], allow_unused=True)
-        found = iter(of_wanted)
-        return None, *(next(found) if n else None for n in needed)
+            targets = [x for x in inputs if x is not None and x.requires_grad]
+            gradients = torch.autograd.grad(
+                [y for y, _ in results], targets, [g for _, g in results], allow_unused=True
+            )
+        remaining = iter(gradients)
+        return None, *(next(remaining) if n else None for n in needed)
 
 
 def recompute(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor | None) -> tuple[Tensor, ...]:
@@ -57,10 +59,10 @@ def recompute(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor | None) ->
 def is_clean(*tensors: Tensor | None) -> bool:
     """Whether all are known to be finite. Not known, hence False, on a GPU, which would have to be waited for, and to
     torch.compile."""
-    given = [x for x in tensors if x is not None]
-    if torch.compiler.is_compiling() or any(x.device.type != "cpu" for x in given):
+    present = [x for x in tensors if x is not None]
+    if torch.compiler.is_compiling() or any(x.device.type != "cpu" for x in present):
         return False
-    return all(bool(x.isfinite().all()) for x in given)
+    return all(bool(x.isfinite().all()) for x in present)
 
 
 def without_nonfinite(x: Tensor) -> Tensor:
@@ -80,13 +82,13 @@ def copy_to_cpu_async(x: Tensor) -> Callable[[], Tensor]:
     """
     if x.device.type != "cuda":
         return lambda: x
-    there = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    there.copy_(x, non_blocking=True)
-    sent = torch.cuda.Event()
-    sent.record()
+    host_copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    host_copy.copy_(x, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
 
     def read() -> Tensor:
-        sent.synchronize()
-        return there
+        copied.synchronize()
+        return host_copy
 
     return read

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau, SequentialLR
 
 from lra_ssm.errors import InputError, hint
-from lra_ssm.tasks.arguments import built, check_arguments, named_class
+from lra_ssm.tasks.arguments import build, check_arguments, import_class
 
 
 class Span(NamedTuple):
@@ -112,12 +112,12 @@ def schedule_of(optimizer: Optimizer, name: str, arguments: Mapping[str, Any], s
     if name in SCHEDULES:
         after = partial(SCHEDULES[name], span=span, **arguments)
         return LambdaLR(optimizer, lambda step: step / span.warmup if step < span.warmup else after(step))
-    cls = named_class(name, "schedule")
+    cls = import_class(name, "schedule")
     if not issubclass(cls, LRScheduler) or issubclass(cls, ReduceLROnPlateau):
         raise InputError(f"schedule {name} is not an LRScheduler that advances by steps")
     check_arguments(cls, arguments, name, "schedule_arguments", given=("optimizer",))
-    own = built(cls, f"schedule {name}", optimizer, **arguments)
+    schedule = build(cls, f"schedule {name}", optimizer, **arguments)
     if not span.warmup:
-        return own
+        return schedule
     warmup = LambdaLR(optimizer, lambda step: min(1.0, step / span.warmup))
-    return _AfterWarmup(optimizer, [warmup, own], milestones=[span.warmup])
+    return _AfterWarmup(optimizer, [warmup, schedule], milestones=[span.warmup])

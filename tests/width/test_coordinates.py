@@ -46,7 +46,7 @@ def test_rows_and_slopes():
     assert (2, "gradient", "inner.weight") not in of_16 and (0, "update", "inner") not in of_16
     found = {(one.what, one.step, one.name): one for one in slopes(many, {("activation", "first", "*"): 0.0})}
     start = found["activation", 0, "inner"]
-    assert start.found == pytest.approx(0.5) and start.verdict(0.2) == "grows" and start.verdict(0.6) == ""
+    assert start.measured == pytest.approx(0.5) and start.verdict(0.2) == "grows" and start.verdict(0.6) == ""
     assert found["update", 2, "inner"].promised is None and found["update", 2, "inner"].verdict(0.0) == ""
     assert ("activation", 1, "inner") not in found
 

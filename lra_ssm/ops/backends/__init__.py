@@ -133,11 +133,11 @@ def run_scan(name: str, inputs: ScanInputs, needs_state: bool = False) -> tuple[
 
 def scans_constants_natively(name: str, device: torch.device) -> bool:
     """Whether this backend's linear scan with a constant factor is C++'s own."""
-    wanted = _preferred if name == "auto" else name
-    natively = wanted in ("auto", "cpu") and cpu_linear_scan.constant_scan_unsupported_reason(device) is None
-    if natively:
+    backend = _preferred if name == "auto" else name
+    native = backend in ("auto", "cpu") and cpu_linear_scan.constant_scan_unsupported_reason(device) is None
+    if native:
         note_backend("linear scan", "cpu")
-    return natively
+    return native
 
 
 def run_kernel(name: str, inputs: KernelInputs) -> Tensor:
@@ -152,14 +152,16 @@ def run_ssd(name: str, inputs: SSDInputs) -> tuple[Tensor, Tensor]:
     return _run_preferred("Mamba-2's scan", operations, name, inputs.x.device, inputs)
 
 
-def _run_preferred(what: str, operations: dict[str, Operation], name: str, device: torch.device, inputs: Any) -> Any:
+def _run_preferred(
+    operation: str, operations: dict[str, Operation], name: str, device: torch.device, inputs: Any
+) -> Any:
     """`_run` of what not every backend has: "auto" means the preferred one where it can."""
     preferred = operations.get(_preferred)
     if name == "auto" and (
         _preferred not in BACKENDS or (preferred and preferred.unsupported_reason(device, inputs) is None)
     ):
         name = _preferred
-    return _run(what, operations, name, _order(device), device, inputs)
+    return _run(operation, operations, name, _order(device), device, inputs)
 
 
 def _order(device: torch.device) -> Sequence[str]:
@@ -167,7 +169,7 @@ def _order(device: torch.device) -> Sequence[str]:
 
 
 def _run(
-    what: str, operations: dict[str, Operation], name: str, order: Sequence[str], device: torch.device, inputs: Any
+    operation: str, operations: dict[str, Operation], name: str, order: Sequence[str], device: torch.device, inputs: Any
 ) -> Any:
     if name == "auto":
         candidates = [key for key in order if key in operations]
@@ -177,5 +179,5 @@ def _run(
     reason = operations[name].unsupported_reason(device, inputs)
     if reason is not None:
         raise ValueError(f"backend: {name!r} cannot run this call: {reason}")
-    note_backend(what, name)
+    note_backend(operation, name)
     return operations[name].run(inputs)

@@ -29,11 +29,11 @@ def _wide(x: Tensor) -> Tensor:
 def _call(function: str, like: Tensor, **tensors: Tensor | None) -> None:
     native = library()
     assert not isinstance(native, str), native
-    kept = {name: None if x is None else x.resolve_conj().contiguous() for name, x in tensors.items()}
+    contiguous = {name: None if x is None else x.resolve_conj().contiguous() for name, x in tensors.items()}
     batch, length, D = like.shape
     double = like.dtype in (torch.float64, torch.complex128)
     sizes = (batch, length, D * (2 if like.is_complex() else 1), double, like.is_complex(), torch.get_num_threads())
-    pointers = {name: None if x is None else x.data_ptr() for name, x in kept.items()}
+    pointers = {name: None if x is None else x.data_ptr() for name, x in contiguous.items()}
     getattr(native, function)(ctypes.byref(_Arguments(*sizes, **pointers)))
 
 

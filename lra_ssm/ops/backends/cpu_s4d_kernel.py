@@ -26,10 +26,10 @@ class _Arguments(ctypes.Structure):
 def _call(function: str, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, kernel: Tensor, *gradients: Tensor) -> None:
     native = library()
     assert not isinstance(native, str), native
-    kept = (*(x.contiguous() for x in (delta, A, B, C)), kernel, *gradients)
+    operands = (*(x.contiguous() for x in (delta, A, B, C)), kernel, *gradients)
     double = kernel.dtype == torch.float64
     sizes = (C.shape[0], *A.shape, kernel.shape[-1], double, torch.get_num_threads())
-    if getattr(native, function)(ctypes.byref(_Arguments(*sizes, *(x.data_ptr() for x in kept)))):
+    if getattr(native, function)(ctypes.byref(_Arguments(*sizes, *(x.data_ptr() for x in operands)))):
         raise MemoryError(f"{function}: not enough memory")
 
 

@@ -119,7 +119,7 @@ class _Call:
         small = {"A": A, "bias": bias, "constant_C": C if C.dim() == 2 else None, "D": D, "delta_bias": delta_bias}
         self.small = {name: None if x is None else x.contiguous() for name, x in small.items()}
         self.initial = None if initial is None else initial.contiguous()
-        self.kept = (u, delta, z, B, C, reset)
+        self.operands = (u, delta, z, B, C, reset)
         threads = torch.get_num_threads()
         # Small tasks have every core work on one sample; in backward each has its own part of B's and C's gradients.
         least = max(4, A.shape[1] * (2 if A.is_complex() else 1) // 8) if backward else 2

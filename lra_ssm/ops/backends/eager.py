@@ -27,8 +27,8 @@ NAMES = ScanTensors._fields[:-2] + ("initial_state", "reset")  # of `ScanInputs`
 
 
 def _run_chunk(inputs: ScanInputs, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-    given: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
-    return run_reference(replace(inputs, **given))
+    fields: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
+    return run_reference(replace(inputs, **fields))
 
 
 def run_eager(inputs: ScanInputs) -> tuple[Tensor, Tensor]:

@@ -77,7 +77,7 @@ def _run_piece(
     Q: int, zero_nonfinite: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(y in x's dtype, state after it) of a piece, in the state's dtype."""
-    own, dtype, (batch, L, H, P), (G, N), missing = x.dtype, state.dtype, x.shape, B.shape[2:], -x.shape[1] % Q
+    x_dtype, dtype, (batch, L, H, P), (G, N), missing = x.dtype, state.dtype, x.shape, B.shape[2:], -x.shape[1] % Q
     with without_autocast(x.device):
         x, delta, B, C = (t.to(dtype) for t in (x, delta, B, C))
         if missing:
@@ -116,7 +116,7 @@ def _run_piece(
         if D is not None:
             y = torch.addcmul(y, D[:, None, None], x)
         y = y.view(batch, K, H * P, Q).transpose(2, 3).reshape(batch, K * Q, H, P)
-        return y[:, :L].to(own), last.reshape(state.shape)
+        return y[:, :L].to(x_dtype), last.reshape(state.shape)
 
 
 def _chunk(x: Tensor, N: int) -> int:

@@ -80,8 +80,8 @@ def scan_operator(
 
     def gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         *tensors, checkpoints = ctx.saved_tensors
-        found = iter(scan_backward(*tensors, *ctx.flags, checkpoints, grad_y, grad_last))
-        return (*(None if x is None else next(found) for x in tensors[:-1]), None, None, None, None)
+        grads = iter(scan_backward(*tensors, *ctx.flags, checkpoints, grad_y, grad_last))
+        return (*(None if x is None else next(grads) for x in tensors[:-1]), None, None, None, None)
 
     scan.register_autograd(gradients, setup_context=setup_context)
     return ScanOperator(scan, scan_backward)

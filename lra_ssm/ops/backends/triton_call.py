@@ -269,7 +269,7 @@ class Scan:
         tile = (2 if self.complex else 1) * self.known["BLOCK_N"] * self.plan.block
         scratch = torch.empty((self.programs, CHUNK // 4 + 1, tile), dtype=torch.float32, device=self.device)
         by_step = {"u": x.u, "delta": None if self.time_invariant else x.delta, "z": x.z}
-        grads = {name: torch.empty_like(given) for name, given in by_step.items() if given is not None}
+        grads = {name: torch.empty_like(x_step) for name, x_step in by_step.items() if x_step is not None}
         if x.initial is not None:
             grads["initial"] = torch.empty(x.initial.shape, dtype=x.A.dtype, device=self.device)
         partial = {"A": self.planes(segments, batch)}
@@ -292,7 +292,9 @@ class Scan:
         for name in ("A", "B", "C", "B_bias"):
             if name in partial:
                 like = getattr(x, name)
-                grads[name] = self.summed(partial[name]) if like.dim() == 2 else self.summed_steps(partial[name], like)
+                grads[name] = (
+                    self.sum_partials(partial[name]) if like.dim() == 2 else self.sum_partial_steps(partial[name], like)
+                )
         for name in per_channel:
             grads[name] = partial[name].sum((0, 1))
         return [grads[name] for name in ScanTensors._fields if name in grads]
@@ -303,14 +305,14 @@ class Scan:
         shape = (self.batch, self.plan.blocks, self.length, self.states, width)
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
-    def summed(self, partial: Tensor) -> Tensor:
+    def sum_partials(self, partial: Tensor) -> Tensor:
         """(segments, batch, W, N, D) -> (D, N) in the state's dtype."""
         total = partial.sum((0, 1)).permute(2, 1, 0).contiguous()
         # With the strides of its shape where a dimension is 1 too: torch 2.10's view_as_complex asks for them.
         total = total.flatten().view(total.shape)
         return torch.view_as_complex(total) if self.complex else total.squeeze(-1)
 
-    def summed_steps(self, partial: Tensor, like: Tensor) -> Tensor:
+    def sum_partial_steps(self, partial: Tensor, like: Tensor) -> Tensor:
         """(batch, blocks, L, N, 1 or 2) -> the gradient of a variable B or C, in its form, dtype and layout."""
         total = partial.unflatten(1, (like.shape[1], -1)).sum(2).permute(0, 1, 3, 2, 4)  # (batch, G, N, L, 1 or 2)
         return torch.empty_like(like).copy_(torch.view_as_complex(total) if like.is_complex() else total.flatten(-2))

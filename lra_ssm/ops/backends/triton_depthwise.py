@@ -87,9 +87,9 @@ def convolution_backward(
         grad_taps=sums, grad_initial=grad_initial, grad_y_strides=grad_y.stride(), grad_u_strides=grad_u.stride(),
     )  # fmt: skip
     total = sums[..., : W + 1].sum((0, 1))
-    found = [grad_u, total[:, :W].to(weight.dtype, copy=True)]
-    found += [] if bias is None else [total[:, W].to(bias.dtype, copy=True)]
-    return found if grad_initial is None else [*found, grad_initial]
+    grads = [grad_u, total[:, :W].to(weight.dtype, copy=True)]
+    grads += [] if bias is None else [total[:, W].to(bias.dtype, copy=True)]
+    return grads if grad_initial is None else [*grads, grad_initial]
 
 
 @convolution_backward.register_fake

@@ -65,13 +65,13 @@ def load_system(A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM: t
 
     TIME_INVARIANT: of A_bar and B_bar B.  1/A for euler, and B where there is none, are stand-ins.
     """
-    own = d * states + n  # in (D, N)
+    state_offsets = d * states + n  # in (D, N)
     # Before A: the compiler gives a state the layout of what is read last, and e^(delta A) has A's.
     if B_FORM == CONSTANT:
-        B_re, B_im = load_pairs(B.data, own, mask, COMPLEX)
+        B_re, B_im = load_pairs(B.data, state_offsets, mask, COMPLEX)
     elif B_bias is not None:
-        B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
-    A_re, A_im = load_A(A, own, n, mask, states, SHARED_A, COMPLEX)
+        B_re, B_im = load_pairs(B_bias, state_offsets, mask, COMPLEX)
+    A_re, A_im = load_A(A, state_offsets, n, mask, states, SHARED_A, COMPLEX)
     inverse_re, inverse_im = A_re, A_im
     if ZOH:
         A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
@@ -202,7 +202,7 @@ def scan_kernel(
     mask = (n < states) & channel_mask[None, :]
     plane = states * channels
     tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
-    own = d * states + n  # in (D, N)
+    state_offsets = d * states + n  # in (D, N)
 
     x_re, x_im = tl.zeros((BLOCK_N, BLOCK_D), tl.float32), tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     if starts is not None:  # before A, see `load_system`
@@ -214,7 +214,7 @@ def scan_kernel(
     most = largest_delta(rates) if (ZOH or COMPLEX) and not TIME_INVARIANT else None
     C_re, C_im = A_re, A_im
     if C_FORM == CONSTANT and y is not None:
-        C_re, C_im = load_pairs(C.data, own, mask, COMPLEX)
+        C_re, C_im = load_pairs(C.data, state_offsets, mask, COMPLEX)
     skip = load_per_channel(D, d0, channel_mask, BLOCK_D)
     bias = load_per_channel(delta_bias, d0, channel_mask, BLOCK_D)
 
@@ -294,4 +294,4 @@ def scan_kernel(
         if reset is not None:  # every block of channels stores the same
             tl.store(summary.dropped + segment * batch + b + tl.arange(0, 1), any_reset)
     elif end == length:
-        store_pairs(last, tl.cast(b, tl.int64) * plane + own, mask, x_re, x_im, COMPLEX)
+        store_pairs(last, tl.cast(b, tl.int64) * plane + state_offsets, mask, x_re, x_im, COMPLEX)

@@ -268,12 +268,12 @@ def load_pairs(x, index, mask, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def load_A(A, own, n, mask, states, SHARED_A: tl.constexpr, COMPLEX: tl.constexpr):
+def load_A(A, state_offsets, n, mask, states, SHARED_A: tl.constexpr, COMPLEX: tl.constexpr):
     """A (D, N) as a tile (BLOCK_N, BLOCK_D); (N,), of all channels, as (BLOCK_N, 1)."""
     if SHARED_A:
         return load_pairs(A, n, n < states, COMPLEX)
     else:
-        return load_pairs(A, own, mask, COMPLEX)
+        return load_pairs(A, state_offsets, mask, COMPLEX)
 
 
 @triton.jit
