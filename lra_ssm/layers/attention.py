@@ -175,7 +175,7 @@ class Attention(nn.Module):
         return _rotate(q, cosine, sine), _rotate(k, cosine, sine), v
 
     def _mask(self, x: Tensor, lengths: Tensor | None, document: Tensor | None, cache: Cache | None) -> Tensor | None:
-        """Return which keys each query sees, (1 or B, 1, L, T + L) bool, or None if that is only a matter of causality.
+        """Return which keys each query sees, (1 or B, 1, L, T + L) bool, or None if only causality limits them.
 
         Padding is on the right, where a causal query does not look. A query always sees itself, also at padding: a
         softmax over no keys would be NaN.

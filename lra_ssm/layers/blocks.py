@@ -35,8 +35,8 @@ def supported_kwargs(
 ) -> dict[str, Any]:
     """Return the keyword arguments for a layer's, block's or network's call, without those that are not needed.
 
-    So a user's module only has to take what is used. Raises ValueError naming the class and the argument that its
-    `forward` lacks.
+    So a user's module only has to take the arguments that are used. Raises InputError naming the class and the argument
+    that its `forward` lacks.
     """
     needed = {"reset": reset, "initial_state": initial_state, "return_last_state": return_last_state or None}
     needed = {name: value for name, value in needed.items() if value is not None}
@@ -109,7 +109,7 @@ def apply_linear(linear: nn.Module, x: Tensor) -> Tensor:
 
 
 def _is_plain(module: nn.Module | None, kind: type[M]) -> TypeGuard[M]:
-    """Whether calling the module does nothing but what its parameters determine."""
+    """Return whether calling the module only does what its parameters determine."""
     return type(module) is kind and not module._forward_hooks and not module._forward_pre_hooks
 
 
@@ -158,7 +158,7 @@ class Block(nn.Module):
     def sublayer(
         self, x: Tensor, norm: nn.Module | None, mixer: Callable[[Tensor], Tensor], lengths: Tensor | None = None
     ) -> Tensor:
-        """Return x + f(norm(x)) with `prenorm`, norm(x + f(x)) without; a norm that is None is the identity."""
+        """Return x + mixer(norm(x)) with `prenorm`, norm(x + mixer(x)) without; a norm that is None is the identity."""
         if norm is None:
             return x + mixer(x)
         return x + mixer(norm(x, lengths)) if self.prenorm else norm(x + mixer(x), lengths)

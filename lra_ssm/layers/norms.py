@@ -61,7 +61,7 @@ class BatchNorm(nn.Module):
     def _packed(self, x: Tensor, valid: Tensor) -> Tensor:
         """Normalize only the real positions, valid (B, L).
 
-        Their number depends on data: on a GPU this would wait for it, in a compiled graph break it.
+        Their number depends on data: reading it would wait for a GPU, and would break a compiled graph.
         """
         rows = self._normalize(x[valid])
         return torch.zeros_like(x, dtype=rows.dtype).index_put((valid,), rows)
@@ -90,7 +90,7 @@ class BatchNorm(nn.Module):
 def _batch_norm(norm: nn.BatchNorm1d, rows: Tensor, valid: Tensor | None = None) -> Tensor:
     """Apply `norm` in training to the rows (…, D) of all processes together (torch's SyncBatchNorm needs a GPU).
 
-    valid: (…, 1), the rows that count, the others give 0; None for all.
+    valid: (…, 1), the rows that count; the output is 0 at the others. None for all.
     """
     y, mean, variance, count = _Normalized.apply(rows, norm.weight, norm.bias, valid, norm.eps)
     if _frozen:
@@ -107,7 +107,7 @@ def _batch_norm(norm: nn.BatchNorm1d, rows: Tensor, valid: Tensor | None = None)
 class _Normalized(torch.autograd.Function):
     """Return y, and the mean (D,), variance (D,) and number () of all processes' rows.
 
-    Of tensors of x's size it only keeps x for backward.
+    The only tensor of x's size that it keeps for backward is x.
 
     With x̂ = (x − mean) / σ and means over the rows: ∂x = weight / σ (∂y − mean(∂y) − x̂ mean(∂y x̂)).
     """

@@ -84,9 +84,8 @@ def _declared(model: nn.Module, method: str) -> Iterator[tuple[str, str, Any]]:
     """Yield (full name as declared, the parameter's first name, role), a parent's before its children's."""
     first = {id(p): name for name, p in model.named_parameters()}  # a shared parameter has several names but one role
     canonical = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
-    buffers = {
-        name for name, _ in model.named_buffers(remove_duplicate=False)
-    }  # such as parameters that are not learned
+    # Buffers may be parameters that are not learned, such as S4D's B.
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     # named_modules lists a parent before its children, so that a child's declaration replaces its parent's.
     for prefix, module in model.named_modules():
         declare = getattr(module, method, None)

@@ -77,7 +77,7 @@ class ModuleSpec:
 
     @classmethod
     def of(cls, spec: "ModuleSpec | Mapping[str, Any] | Callable[..., nn.Module] | str") -> Self:
-        """Make a specification from what may stand for one: a specification, its plain dict, or a class or path."""
+        """Make a specification from a specification, its plain dict, or a class or its path."""
         if isinstance(spec, cls):
             return spec
         if isinstance(spec, ModuleSpec):
@@ -90,7 +90,7 @@ class ModuleSpec:
 
     @classmethod
     def each(cls, specs: Any, count: int) -> list[Self]:
-        """Return `count` specifications of one, or of a list that is repeated: [S6, S6, Attention] for 6 is it twice.
+        """Return `count` specifications from one, or from a repeated list: 6 from [S6, S6, Attention] are it twice.
 
         Raises ValueError for an empty list.
         """
@@ -194,7 +194,7 @@ def annotations(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def wants_specification(hint: Any) -> bool:
-    """Whether an argument of this annotation is a specification that its receiver builds, or a list of such."""
+    """Return whether an argument of this annotation is a specification that its receiver builds, or a list of such."""
     members = _members(hint) if hint is not None else ()
     return any(get_origin(member) is Callable or wants_specification(_item_of(member)) for member in members)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from lra_ssm.errors import InputError
 from lra_ssm.models.mamba_kinds import KINDS, MAMBA, MAMBA2, Kind
 
-# Theirs -> ours.
+# Name in the public checkpoints -> our name.
 _TOP = {
     "backbone.norm_f.weight": "backbone.norm.weight",
     "backbone.norm_f.bias": "backbone.norm.bias",
@@ -34,7 +34,7 @@ _STATE_SPACES = {
 
 
 def network_of_mamba(config: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """Return the `LanguageModel`'s specification for a config.json of either layout, or None for other layouts.
+    """Return the `LanguageModel`'s specification for a config.json of either layout, or None for another layout.
 
     Raises InputError for a setting that such a model cannot have, naming it.
     """
@@ -209,7 +209,7 @@ def hf_config(network: Mapping[str, Any], end_of_text: int | None, where: str) -
 
 
 def _unsupported_reason(kind: Kind, network: Mapping[str, Any], layer: Any, block: Any) -> str:
-    """Say what of a specification transformers' class does not support; "" if it supports everything."""
+    """Return what in a specification transformers' class does not support; "" if it supports everything."""
     for spec, needed in ((network, "lra_ssm.models.LanguageModel"), (layer, kind.layer), (block, kind.block)):
         if not isinstance(spec, Mapping) or spec.get("class_path") != needed:
             path = spec.get("class_path") if isinstance(spec, Mapping) else "several kinds of layers or blocks"

@@ -209,10 +209,10 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def is_known(path: str, kinds: tuple[type, ...] = (nn.Module,)) -> bool:
-    """Whether the path names a class of these kinds that lra_ssm, lightning, torch or torchmetrics defines.
+    """Return whether the path names a class of these kinds that lra_ssm, lightning, torch or torchmetrics defines.
 
-    Not something that their files import (lra_ssm.files.os.system), nor their other classes or functions
-    (torch.hub.load), which may run anything.
+    It is False for something that their files import (lra_ssm.files.os.system), and for their other classes or
+    functions (torch.hub.load), which may run anything.
     """
     package = path.partition(".")[0]
     try:

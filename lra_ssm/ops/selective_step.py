@@ -24,7 +24,7 @@ def selective_step(
     delta_bias: Tensor | None = None,
     discretization: str = "euler",
 ) -> tuple[Tensor, Tensor]:
-    """(y, state after it) of `selective_scan`'s recurrence at one position, y + D u.
+    """Return (y, state after it) of `selective_scan`'s recurrence at one position, y + D u.
 
     With delta_bias the step is softplus(delta + delta_bias), else delta, which may broadcast to (batch, D). All in the
     state's precision; y has u's dtype. Gradients flow through everything; nothing is checked.

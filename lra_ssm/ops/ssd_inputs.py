@@ -35,7 +35,7 @@ def check_ssd_inputs(
     x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, chunk_size: int | None,
     initial_state: Tensor | None, reset: Tensor | None,
 ) -> SSDInputs:  # fmt: skip
-    """`ssd_scan`'s arguments as `SSDInputs`; ValueError, naming the argument, for what does not fit."""
+    """Return `ssd_scan`'s arguments as `SSDInputs`. Raises ValueError, naming the argument, for what does not fit."""
     tensors = {"x": x, "delta": delta, "A": A, "B": B, "C": C, "D": D, "initial_state": initial_state, "reset": reset}
     check_dense(**tensors)
     present = {name: value for name, value in tensors.items() if value is not None}
@@ -81,7 +81,7 @@ def check_ssd_inputs(
 
 
 def keep_nonfinite_apart(inputs: SSDInputs, run: Callable[[SSDInputs], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """`run` of the inputs, such that an inf or NaN before a reset does not reach what comes after it.
+    """Call `run` on the inputs such that an inf or NaN before a reset does not reach what comes after it.
 
     Backends bring positions together by products with decays, 0 across a reset, and 0 times NaN is NaN. So they take 0
     in place of what is not finite (each by itself, piece by piece: copies of whole inputs would be kept for backward).

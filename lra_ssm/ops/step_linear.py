@@ -15,7 +15,7 @@ _WORTH_READING = 1 << 16  # weights; of fewer torch's own product is done before
 
 
 def step_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`.
+    """Compute `F.linear`.
 
     In float32 on a CPU, for up to eight rows and without gradients, it is C++ that takes about the time of reading the
     weight, half of what MKL's product takes.

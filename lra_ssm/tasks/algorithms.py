@@ -177,7 +177,7 @@ class MuonWithAdamW(Optimizer):
         super().__init__(groups, {"fused": fused})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step of each, after the closure, which computes loss and gradients; return the loss."""
+        """Make one step of both optimizers, after the closure, which computes loss and gradients; return the loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -89,9 +89,8 @@ class NetworkTask(L.LightningModule):
         for optimizer, state in zip(self.trainer.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
             module_numbers = [[numbers.get(id(p), -1) for p in group["params"]] for group in optimizer.param_groups]
             saved_numbers = [group["params"] for group in state.get("param_groups", ())]
-            if not saved_numbers or -1 in sum(
-                module_numbers, []
-            ):  # another process saves, or parameters are not the module's
+            # Another process saves, or parameters are not the module's.
+            if not saved_numbers or -1 in sum(module_numbers, []):
                 continue
             renumbered = dict(
                 zip(sum(saved_numbers, []), sum(saved_numbers if sharded else module_numbers, []), strict=True)

@@ -8,7 +8,7 @@
 | wsd      | 1; at the end of the run a line to min_lr_factor      | decay              | Hu et al. 2024, section 4 |
 | rsqrt    | √(warmup_steps / step)                                |                    | Tay et al. 2021, its code |
 
-(Tay et al. divide a base rate by √max(step, warmup_steps): lr is theirs over √warmup_steps.) Any other is the import
+(Tay et al. divide a base rate by √max(step, warmup_steps): lr is their rate / √warmup_steps.) Any other is the import
 path of a class of torch's kind, `Class(optimizer, **schedule_arguments)`, which advances at each step after the
 warm-up.
 """
@@ -59,7 +59,7 @@ def _constant(step: int, span: Span) -> float:
 
 
 def _wsd(step: int, span: Span, decay: float = 0.1) -> float:
-    """decay: share of the run's steps in which the rate falls."""
+    """Return 1, then a line to the floor; decay: the share of the run's steps in which the rate falls."""
     if not isinstance(decay, (int, float)) or not 0 < decay <= 1:
         raise ValueError(
             f"schedule_arguments.decay is {decay}; it must be a share of the run's steps: above 0, at most 1"

@@ -113,8 +113,8 @@ class Slope(NamedTuple):
 
 
 def slopes(rows: Iterable[Row], promises: Mapping[tuple[str, str, str], float]) -> list[Slope]:
-    """Return the slopes at the first and the last step, in the order of the rows; RMS is averaged over what else
-    differs, as seeds.
+    """Return the slopes at the first and the last step, in the order of the rows; RMS is averaged over the rest,
+    such as seeds.
 
     promises: by (what, "first" or "last", name), where name may be "*".
     """

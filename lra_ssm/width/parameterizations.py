@@ -91,8 +91,8 @@ def update_exponent(parameterization: Parameterization, layer: Layer, optimizer:
 def with_rates(
     parameterization: Parameterization, optimizer: Optimizer = "adam", alignment: Aligned = "full"
 ) -> Parameterization:
-    """Return the same with the largest stable learning rates: equality in (14) and (19), a + c + e = α, 0 for the
-    embedding.
+    """Return the parameterization with the largest stable learning rates: equality in (14) and (19), a + c + e = α, 0
+    for the embedding.
 
     The note has the rates of Adam with full alignment; the others are derived in the same way.
     """

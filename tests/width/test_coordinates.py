@@ -126,7 +126,7 @@ def test_what_steps_change_keeps_its_size_at_every_width(algorithm, arguments, p
                 network, lambda n=network: n(ids), lambda _, n=network: F.cross_entropy(n(ids), labels), optimizer, 3
             )
             many += [{"width": width, **row} for row in found]
-    updates = {one.name: one.found for one in slopes(many, {}) if one.what == "update"}
+    updates = {one.name: one.measured for one in slopes(many, {}) if one.what == "update"}
     assert {"hidden.0", "hidden.1"} < updates.keys()
     for name in ("hidden.0", "hidden.1"):
         assert abs(updates[name]) < 0.1, updates

@@ -35,7 +35,7 @@ def scan_operator(
         forward: (tensors, zoh, softplus, keep) -> (y in u's dtype and layout, last state, checkpoints: what backward
             needs of the states if keep, else an empty tensor).
         backward: (tensors, zoh, softplus, checkpoints, y's gradient, the last state's) -> gradients of the tensors that
-            are given, without the reset, in order; a gradient that is None is zero.
+            are not None, without the reset, in order; a gradient that is None is zero.
         new_checkpoints: (u, A) -> memory for checkpoints.
         device_types: where it runs; anywhere if None.
     """
