@@ -42,7 +42,7 @@ def _check(delta: Tensor, A: Tensor) -> None:
 
 
 def _away_from_zero(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (A, 1/A) with |A| < tiny replaced by tiny: so small that A_bar and B_bar move by less than a rounding error
+    """Return (A, 1/A), |A| < tiny replaced by tiny: so small that A_bar and B_bar change by less than a rounding error
     at the largest delta, and large enough for 1/A to be finite."""
     tiny, rounding = (1e-100, 1e-18) if A.dtype in (torch.float64, torch.complex128) else (1e-15, 1e-9)
     largest = delta.abs().max() if delta.numel() else delta.new_ones(())
