@@ -126,7 +126,7 @@ class Block(nn.Module):
     The output is 0 at padding, unless the norm counts padding (see `counts_padding`). A block of another form
     overrides `body`, for example one of several sublayers.
 
-    `stateful` names the parts that keep a state. The block's state is theirs: the state of the only part, or a tuple in
+    `stateful` names the parts that keep a state. The block's state is the state of the only such part, or a tuple in
     the order of `stateful`, empty if it names no part.
     """
 

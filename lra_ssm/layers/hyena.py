@@ -45,7 +45,7 @@ class HyenaBlock(MLPBlock):
 
     Wang & Li use S5 with real weights as the filter: `StableSSM(form="real", readout="identity")`, which is linear and
     has states that all channels share. With it and activation="gelu" this is the block of S5's public code for
-    WikiText-103 (lindermanlab/S5, branch development), whose settings theirs resemble; `skip` is S5's D. For
+    WikiText-103 (lindermanlab/S5, branch development), which their settings resemble; `skip` is S5's D. For
     associative recall that code has "half_glu2" around `S5`, which has its own D.
 
     Args:

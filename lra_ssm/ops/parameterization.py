@@ -1,4 +1,4 @@
-"""How eigenvalues and complex numbers are kept as real parameters: λ = f(w), w what the optimizer moves.
+"""How eigenvalues and complex numbers are kept as real parameters: λ = f(w), where the optimizer trains w.
 
 StableSSM (Wang & Li 2024) compares several f. One is a row of `FORMS`, and `Parameterization` is the row with its
 numbers: `Parameterization("best", "continuous")`. Layers take it as one setting, a name or {name, a, b}. Where forms

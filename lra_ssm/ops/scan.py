@@ -40,8 +40,9 @@ def _scan_(x: Tensor, links: Tensor, dropped: Tensor | None, backwards: bool) ->
     x (B, D, n); links (B, D, n-1), not changed; dropped (B, n-1), the links across which nothing passes.
 
     Every second step takes in its neighbour, so that steps two apart are linked by products of two links; these, half
-    as many, are scanned in the same way; the others then take in theirs.  2 log2(n) rounds that touch 3n numbers in
-    all; to double the reach of every step, round by round, would touch 2 n log2(n), several times as slow as measured.
+    as many, are scanned in the same way; the other steps then take in their neighbours. 2 log2(n) rounds that touch 3n
+    numbers in all; to double the reach of every step, round by round, would touch 2 n log2(n), several times as slow as
+    measured.
     """
     n = x.shape[-1]
     if n < 2:

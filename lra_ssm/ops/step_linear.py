@@ -27,8 +27,8 @@ def step_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         and x.dtype == torch.float32
         and weight.is_contiguous()
     )
-    asked = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if not few or asked or torch.is_autocast_enabled(x.device.type) or not cpu_pieces.supports(x, weight):
+    needs_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if not few or needs_gradient or torch.is_autocast_enabled(x.device.type) or not cpu_pieces.supports(x, weight):
         return F.linear(x, weight, bias)
     y = cpu_pieces.few_rows(x, weight)
     return y if bias is None else y + bias

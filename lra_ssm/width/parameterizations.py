@@ -139,7 +139,7 @@ def conditions(
 ) -> list[Condition]:
     """Return every condition of stability, in the note's order: at the start (6-8), of an update (14, 18-20).
 
-    Under full alignment they imply (21-24), whose numbers stand next to theirs. For SGD and Adafactor c is c + e of
+    Under full alignment they imply (21-24), whose numbers are given too. For SGD and Adafactor c is c + e of
     `update_exponent` throughout, as in (12). depth: L.
     """
     start = [
@@ -164,7 +164,7 @@ def failed(
     optimizer: Optimizer = "adam",
     alignment: Alignment = ALIGNMENTS["full"],
 ) -> list[str]:
-    """Return the conditions that do not hold, each with its equation and the value found."""
+    """Return the conditions that do not hold, each with its equation and value."""
     return [
         f"({condition.equation}) {condition.text}"
         for condition in conditions(parameterization, optimizer, alignment)

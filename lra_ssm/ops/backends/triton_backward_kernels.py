@@ -81,7 +81,7 @@ def gradient_kernel(
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, COMPLEX: tl.constexpr, ZOH: tl.constexpr,
     SOFTPLUS: tl.constexpr, SHARED_A: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one segment, chunk by chunk backward in time.
+    """Compute all gradients of one segment, chunk by chunk backward in time.
 
     A chunk is walked forward from its checkpoint, storing the state before every fourth step in scratch; then four
     steps at a time backward: their states and A_bar are computed once more and stay in registers.

@@ -33,7 +33,7 @@ def sigmoid(x):
 @triton.jit
 def input_at(u, u_strides, initial, initial_strides, b, d, s, channel_mask, length, W: tl.constexpr,
              TYPE: tl.constexpr):  # fmt: skip
-    """The input at time s, zero where there is none."""
+    """Return the input at time s, zero outside the sequence."""
     at = b * u_strides[0] + d * u_strides[1] + tl.cast(s, tl.int64) * u_strides[2]
     x = tl.load(u + at, mask=channel_mask & (s >= 0) & (s < length), other=0.0).to(TYPE)
     if initial is not None:
@@ -44,7 +44,7 @@ def input_at(u, u_strides, initial, initial_strides, b, d, s, channel_mask, leng
 
 @triton.jit
 def starts_at(reset, strides, b, s, length):
-    """Whether a document starts at time s."""
+    """Return whether a document starts at time s."""
     return (
         tl.load(reset + b * strides[0] + tl.cast(s, tl.int64) * strides[1], mask=(s >= 0) & (s < length), other=0) != 0
     )
@@ -53,7 +53,7 @@ def starts_at(reset, strides, b, s, length):
 @triton.jit
 def inputs_before(u, u_strides, initial, initial_strides, reset, reset_strides, b, d, s, channel_mask, length,
                   W: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
-    """The inputs at s-1, ..., s-(W-1), as far as no document starts in between."""
+    """Return the inputs at s-1, ..., s-(W-1), zeros before the start of the document."""
     crossed = s < s
     before = ()
     for j in tl.static_range(1, W):
@@ -67,7 +67,7 @@ def inputs_before(u, u_strides, initial, initial_strides, reset, reset_strides, 
 
 @triton.jit
 def load_taps(weight, bias, d, channel_mask, W: tl.constexpr, TYPE: tl.constexpr):
-    """The weights of the inputs at s, s-1, ..., and the bias."""
+    """Return the weights of the inputs at s, s-1, ..., and the bias."""
     taps = ()
     for j in tl.static_range(W):
         taps = taps + (tl.load(weight + d * W + W - 1 - j, mask=channel_mask, other=0.0).to(TYPE),)
@@ -79,7 +79,7 @@ def load_taps(weight, bias, d, channel_mask, W: tl.constexpr, TYPE: tl.constexpr
 
 @triton.jit
 def drop_earlier_document(before, crossed, W: tl.constexpr):
-    """The inputs before a step, zeros where a document starts with it."""
+    """Return the inputs before a step, zeros if a document starts with it."""
     inputs = ()
     for j in tl.static_range(W - 1):
         inputs = inputs + (tl.where(crossed, 0.0, before[j]),)
@@ -88,7 +88,7 @@ def drop_earlier_document(before, crossed, W: tl.constexpr):
 
 @triton.jit
 def shift_in(x, before, W: tl.constexpr):
-    """x in front of the others, without the last."""
+    """Return x followed by the inputs before it, without the last."""
     inputs = ()
     for j in tl.static_range(W - 1):
         if j == 0:
@@ -108,7 +108,7 @@ def convolved(x, before, taps, offset, W: tl.constexpr):
 
 @triton.jit
 def place(channels, segments, SEGMENT: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The batch item, segment, and first step of this program, and its channels."""
+    """Return the batch item, segment, first step and channels of this program."""
     program, blocks = tl.program_id(0), tl.cdiv(channels, BLOCK_D)
     b, rest = tl.cast(program // (blocks * segments), tl.int64), program % (blocks * segments)
     d = rest % blocks * BLOCK_D + tl.arange(0, BLOCK_D)

@@ -87,7 +87,7 @@ def load_system(A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM: t
 
 @triton.jit
 def load_per_channel(x, d0, channel_mask, BLOCK_D: tl.constexpr):
-    """D or delta_bias, (BLOCK_D,), or zeros."""
+    """Load D or delta_bias, (BLOCK_D,), or zeros."""
     if x is not None:
         return tl.load(x + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)
     else:
@@ -120,7 +120,7 @@ def load_inputs(
 ):  # fmt: skip
     """(u or y's gradient, delta, B, C, z) of four steps as they are; a stand-in for what is None or does not vary.
 
-    All are asked for before the first is waited for: on a GPU that wait is longer than what is computed.
+    All loads start before the first is waited for: on a GPU that wait takes longer than the computation.
     """
     # A tile smaller than a warp is spread over it, four steps a lane, before softplus; copies make it one a lane.
     COPIES: tl.constexpr = 8 // BLOCK_D if SOFTPLUS and BLOCK_D < 8 else 1
@@ -142,7 +142,7 @@ def load_inputs(
 
 @triton.jit
 def transition(delta, A_re, A_im, rates, COMPLEX: tl.constexpr, TIME_INVARIANT: tl.constexpr):
-    """A_bar of a step; A itself of a discretized system, and 1 beyond the end."""
+    """Return A_bar of a step; A itself of a discretized system, and 1 beyond the end."""
     if TIME_INVARIANT:
         return tl.where(delta != 0, A_re, 1.0), tl.where(delta != 0, A_im, 0.0)
     else:
@@ -186,7 +186,7 @@ def scan_kernel(
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, COMPLEX: tl.constexpr, ZOH: tl.constexpr,
     SOFTPLUS: tl.constexpr, SHARED_A: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
-    """One segment of the scan.
+    """Run one segment of the scan.
 
     With summary, and without y: from zero, storing where it ends, by how much it shrinks what was before it (decays),
     and whether a reset cuts that off (dropped).  With y: from starts, or from zero where there are none, storing y, the
