@@ -1,4 +1,4 @@
-"""A picture of one batch of an image task, as the model is given it."""
+"""Draw one batch of an image task as the model sees it."""
 
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ COLUMNS, ROWS = 6, 3
 
 
 def draw_batch(datamodule: ImageData, path: Path) -> None:
-    """Draws the first training batch of a prepared image dataset into a PNG file.
+    """Draw the first training batch of a prepared image dataset into a PNG file.
 
-    Each sequence is put back into rows, after normalization and permutation, below its class; the first
-    is drawn as a curve, too.
+    Each sequence, normalized and permuted, is put back into rows and drawn below the name of its class. The first one
+    is also drawn as a curve.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -36,7 +36,7 @@ def draw_batch(datamodule: ImageData, path: Path) -> None:
         panels = [figure.add_subplot(grid[divmod(i, COLUMNS)]) for i in range(shown)]
         for axes, image, label in zip(panels, images, labels, strict=False):
             axes.set_axis_off()
-            # Colors are drawn from 0 to 1; the bar says what that was.
+            # Colors are rescaled to 0 … 1; the color bar shows the original values.
             pixels = (image - low) / (high - low) if colors else image
             drawn = axes.imshow(pixels, cmap="gray", vmin=low, vmax=high, interpolation="nearest")
             axes.set_title(names[label])
@@ -56,8 +56,8 @@ def _title(datamodule: PreparedData) -> str:
     source = datamodule.manifest()["source"]
     names = ("resolution", "difficulty", "permutation", "inputs")
     settings = {name: getattr(datamodule, name, None) for name in names}
-    said = [f"{name} {value}" for name, value in settings.items() if value not in (None, "none")]
-    return " · ".join([type(datamodule).__name__, source["kind"], *said])
+    stated = [f"{name} {value}" for name, value in settings.items() if value not in (None, "none")]
+    return " · ".join([type(datamodule).__name__, source["kind"], *stated])
 
 
 def _permuted(permutation: Any) -> str:
