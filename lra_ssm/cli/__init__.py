@@ -16,15 +16,18 @@ from lra_ssm.errors import InputError, describe_error, hint, to_one_line
 
 # name -> ("module:function", what it does). The functions are typed, and `cli/command.py` makes their parsers.
 COMMANDS = {
-    "fit": ("lra_ssm.cli.fit:fit", "train a model; started again, a killed run is resumed"),
+    "fit": ("lra_ssm.cli.fit:fit", "train a model, or resume a killed run"),
     "validate": ("lra_ssm.cli.fit:validate", "score a run's best checkpoint on the validation split"),
     "test": ("lra_ssm.cli.fit:test", "score a run's best checkpoint on the test split"),
     "predict": ("lra_ssm.cli.fit:predict", "predict a split of a run's data, into a CSV file"),
     "configs": ("lra_ssm.cli.data:configs", "list the configs that come with the package, or print one"),
-    "results": ("lra_ssm.cli.sweeps:results", "what runs gave: a table next to the published rows, curves, plots"),
+    "results": (
+        "lra_ssm.cli.sweeps:results",
+        "show results of runs: a table next to the published rows, curves, plots",
+    ),
     "prepare": ("lra_ssm.cli.data:prepare", "prepare a dataset: download, generate, or read its files"),
     "submit": ("lra_ssm.cli.sweeps:submit", "train the runs of a sweep: one Slurm array, or some at a time here"),
-    "status": ("lra_ssm.cli.status:status", "show how far runs are, of a sweep or of a folder"),
+    "status": ("lra_ssm.cli.status:status", "show the progress of the runs of a sweep or a folder"),
     "generate": ("lra_ssm.cli.text:generate", "continue texts with a language model"),
     "score": ("lra_ssm.cli.text:score", "print a language model's perplexity and bits per byte of any text"),
     "pull": ("lra_ssm.cli.models:pull", "fetch a saved model: the Hub, wandb; or list the known names"),

@@ -47,7 +47,9 @@ def draw_batch(datamodule: ImageData, path: Path) -> None:
         below.set(xlim=(0, len(curve) - 1), xlabel="position in the sequence of the first image", ylabel="value")
         shape = " × ".join(map(str, inputs.shape))
         facts = f"{shown} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}"
-        figure.suptitle(f"{_title(datamodule)}\n{facts}{_permuted(dataset.transform.permutation)}", x=0.01, ha="left")
+        figure.suptitle(
+            f"{_title(datamodule)}\n{facts}{_describe_order(dataset.transform.permutation)}", x=0.01, ha="left"
+        )
         with replacing(path, "wb") as file:
             figure.savefig(file, format="png", metadata={"Software": None})
 
@@ -60,7 +62,7 @@ def _title(datamodule: PreparedData) -> str:
     return " · ".join([type(datamodule).__name__, source["kind"], *stated])
 
 
-def _permuted(permutation: Any) -> str:
+def _describe_order(permutation: Any) -> str:
     if permutation is None:
         return "; pixels row by row"
     first = ", ".join(map(str, permutation[:6].tolist()))

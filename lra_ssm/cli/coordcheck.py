@@ -42,11 +42,11 @@ def coordcheck(
         config: a config's name or file
         widths: values of d_model
         steps: optimizer steps
-        seeds: how many are averaged
-        examples: of a batch
-        length: longest sequence
+        seeds: number of seeds to average over
+        examples: sequences in a batch
+        length: positions of a sequence, at most
         layers: blocks of the model, whose depth changes no slope; default: 2, or as many as lists of layers have
-        tolerance: of a slope
+        tolerance: largest accepted deviation of a slope
         random: use random inputs, and no data
         out: folder of coordcheck.png and .csv, created if it does not exist; default: this one
 

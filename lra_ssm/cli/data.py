@@ -24,7 +24,7 @@ def prepare(
     merge: bool = False,
     picture: str | None = None,
 ) -> None:
-    """Prepare a dataset below the data root: downloaded, generated, or read from files you have.
+    """Prepare a dataset below the data root: download it, generate it, or read it from your files.
 
     Datasets: listops, text, retrieval, image, pathfinder, pathx, scifar, mnist; wikitext103, wikitext2, slimpajama6b,
     corpus (text for language models). `lra-ssm prepare DATASET --help` lists the options of a dataset: --source, where
@@ -35,8 +35,8 @@ def prepare(
     Args:
         dataset: the dataset's name
         root: data root; default: LRA_SSM_DATA, else ./data
-        summary: show a table of what is prepared, and what is not finished
-        clean: remove what was begun and not finished; not while other machines prepare shards
+        summary: show a table of prepared data, and unfinished preparations
+        clean: remove unfinished preparations; do not use it while other machines prepare shards
         shard: i/n makes only every n-th part of a corpus, from the i-th on; on any machine
         merge: put all parts of a corpus together
         picture: a PNG file of one training batch of images as the model sees it

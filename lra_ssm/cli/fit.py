@@ -50,7 +50,7 @@ def fit(
     allow_pickle: bool = False,
     estimate: bool | str = False,
 ) -> None:
-    """Train a model; started again, a killed run is resumed.
+    """Train a model, or resume a killed run: give the same command again.
 
     Every value of a configuration is a setting, --model.network.d_model=64; --config takes a YAML file or a name of
     `lra-ssm configs`, the later over the earlier. --print_config prints the whole, and trains nothing.
@@ -117,7 +117,7 @@ def predict(
 
     Args:
         name: a run, a checkpoint in it, or a saved model, in place of --config
-        split: default: what the data module says, val for ours
+        split: the split to predict; default: the data module's choice, val for ours
         output: a CSV file; default: predictions-<split>.csv in the run's directory
         trust: a class of other packages that a saved model may be made with; may be repeated
         allow_pickle: read a saved model's weights from a pickle (only tensors)

@@ -224,11 +224,11 @@ def push(
     Args:
         run: a run's directory
         destination: a folder, owner/name, or wandb:entity/project/name
-        last: last.ckpt instead of best.ckpt
-        license: of the weights, by the Hub's names; default: none is stated
-        unfinished: also a run that is not finished, or not tested
+        last: push last.ckpt instead of best.ckpt
+        license: license of the weights, by its name on the Hub; default: the card names no license
+        unfinished: push a run that is not finished or not tested, too
         force: replace a model in the folder
-        private: a repository that is created is private
+        private: if the repository is created, make it private
 
     Examples:
         lra-ssm push runs/mnist/s4d/38722f686f ./models/s4d --license=apache-2.0

@@ -21,7 +21,7 @@ _MAX_SETTINGS = 4  # that the table shows for a run
 
 
 def status(*runs: str, json: bool = False) -> None:
-    """Show how far runs are: of a sweep, or of folders of runs.
+    """Show the progress of the runs of a sweep, or of folders of runs.
 
     A run is waiting, running, done (trained and tested), finished (not tested), failed, stopped by a signal (its step
     is saved), killed, or not started. The runs' directories are read and squeue is asked once. A validation metric

@@ -43,13 +43,13 @@ def submit(
     prepared. An interrupted run goes on from its last saved step.
 
     Args:
-        sweep: a sweep file, the name of one of ours, or a sweep's folder
-        template: the script for one run, a file or the name of one of ours (slurm/*.sbatch); copy one and change it
+        sweep: a sweep file, the name of a shipped one, or a sweep's folder
+        template: the script for one run, a file or the name of a shipped one (slurm/*.sbatch); copy one and change it
         sbatch: further options of sbatch, such as "--partition=gpu --time=8:00:00"; they replace the template's
         concurrency: runs at the same time
         dry_run: print the runs and the script, and submit or train nothing
         resume: submit what failed, was stopped or is missing, and is not in the queue
-        local: train the runs here without Slurm, so many at a time
+        local: train the runs here without Slurm, this many at a time
 
     Examples:
         lra-ssm submit lra --dry-run
@@ -167,7 +167,7 @@ def results(
     curves: Path | None = None,
     plot: Path | None = None,
 ) -> None:
-    """Show what runs gave: a row per task, model and settings, mean ± standard deviation over seeds, next to the
+    """Show the results of runs: a row per task, model and settings, mean ± standard deviation over seeds, next to the
     published row.
 
     Task and model are the last two parts of a run's experiment (lra/listops/s4d). Runs with other settings, other data
@@ -179,7 +179,7 @@ def results(
         metric: such as test/loss or val/accuracy; default: the published row's, else the task's
         by: settings that have a column, KEY or KEY,KEY: a dotted name or the end of one (lr)
         grid: models down and tasks across, with LRA's average
-        format: default: text, or what the end of --out says; CSV has a row per run, in numbers
+        format: default: the one that --out ends with, else text; CSV has a row per run, in numbers
         out: a file in place of the screen: .md, .tex, .csv or .txt
         curves: a PNG file: the validation metric over the steps
         plot: a PNG file: the metric over what --by names

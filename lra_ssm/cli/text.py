@@ -192,7 +192,7 @@ def score(
     """Say how well a language model predicts texts.
 
     Prints the loss in nats per token, the perplexity, and bits per byte of UTF-8, which compares across tokenizers.
-    Each file is one text. All its tokens are scored, the first as that of a document; an end is not.
+    Each file is one text. Every token is scored, the first one as the start of a document; an end-of-text token is not.
 
     A text longer than the model's window is scored as `lra-ssm validate` scores a split: with --data.evaluation of the
     model's run, windows each by itself, windows that slide, or the state carried on. A model without a run slides

@@ -1,4 +1,4 @@
-"""Draw learning curves of many runs, and a metric over one or two settings."""
+"""Draw learning curves of many runs, and plot a metric over one or two settings."""
 
 import math
 from collections.abc import Iterable, Sequence
