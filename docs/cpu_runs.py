@@ -60,7 +60,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return row, curve
 
 
-def keep(file: Path, new: list[dict[str, Any]], columns: tuple[str, ...]) -> list[dict[str, Any]]:
+def update_csv(file: Path, new: list[dict[str, Any]], columns: tuple[str, ...]) -> list[dict[str, Any]]:
     """Add rows to a CSV file in place of those with the same values in `columns`; return all rows."""
     old = list(csv.DictReader(file.open())) if file.is_file() else []
     rows = {tuple(str(row[c]) for c in columns): row for row in [*old, *new]}
@@ -121,10 +121,12 @@ def draw(curves: list[dict[str, Any]], file: Path) -> None:
 
 if __name__ == "__main__":
     runs = [f.parent for f in sorted(Path((sys.argv + ["runs/cpu"])[1]).glob("*/*/*/test.json"))]
-    read_ = [read(run) for run in runs]
+    results = [read(run) for run in runs]
     FOLDER.mkdir(exist_ok=True)
-    rows = keep(FOLDER / "runs.csv", [row for row, _ in read_], ("task", "name", "seed"))
-    curves = keep(FOLDER / "curves.csv", [c for _, curve in read_ for c in curve], ("task", "name", "seed", "step"))
+    rows = update_csv(FOLDER / "runs.csv", [row for row, _ in results], ("task", "name", "seed"))
+    curves = update_csv(
+        FOLDER / "curves.csv", [c for _, curve in results for c in curve], ("task", "name", "seed", "step")
+    )
     (FOLDER / "table.md").write_text(table(rows))
     draw(curves, FOLDER / "curves.png")
     print(table(rows))

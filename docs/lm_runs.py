@@ -22,7 +22,7 @@ import yaml
 
 matplotlib.use("Agg")
 
-from cpu_runs import keep  # noqa: E402 - the backend comes first
+from cpu_runs import update_csv  # noqa: E402 - the backend comes first
 from matplotlib import pyplot as plt  # noqa: E402
 
 from lra_ssm.datamodules import WikiText  # noqa: E402
@@ -130,11 +130,11 @@ if __name__ == "__main__":
         sys.exit("usage: python docs/lm_runs.py RUNS FOLDER_OF_WIKITEXT_2")
     runs, wikitext = sys.argv[1:]
     FOLDER.mkdir(exist_ok=True)
-    before = FOLDER / "runs.csv"
-    known = {(r["unit"], r["seed"]): r for r in csv.DictReader(before.open())} if before.is_file() else {}
-    read_ = [read(file.parent, wikitext, known) for file in sorted(Path(runs).glob("*/*/test.json"))]
-    rows = keep(before, [row for row, _ in read_], ("unit", "seed"))
-    curves = keep(FOLDER / "curves.csv", [c for _, curve in read_ for c in curve], ("unit", "seed", "step"))
+    runs_csv = FOLDER / "runs.csv"
+    known = {(r["unit"], r["seed"]): r for r in csv.DictReader(runs_csv.open())} if runs_csv.is_file() else {}
+    results = [read(file.parent, wikitext, known) for file in sorted(Path(runs).glob("*/*/test.json"))]
+    rows = update_csv(runs_csv, [row for row, _ in results], ("unit", "seed"))
+    curves = update_csv(FOLDER / "curves.csv", [c for _, curve in results for c in curve], ("unit", "seed", "step"))
     (FOLDER / "table.md").write_text(table(rows))
     draw(curves, FOLDER / "curves.png")
     print(table(rows))

@@ -37,7 +37,7 @@ def place_of(target: Path) -> str:
     return f"source/{target.relative_to(ROOT).as_posix()}{'' if target.suffix in ('.md', '.png') else '.md'}"
 
 
-def shown(target: Path) -> str:
+def page_content(target: Path) -> str:
     """Return the page for a file or folder as Markdown."""
     title = f"# {target.relative_to(ROOT).as_posix()}\n\n"
     if target.is_dir():
@@ -81,7 +81,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if place.startswith("source/") and place not in known:
                 known.add(place)
                 whole = target.suffix in (".md", ".png")
-                source = {"abs_src_path": str(target)} if whole else {"content": shown(target)}
+                source = {"abs_src_path": str(target)} if whole else {"content": page_content(target)}
                 pages.append(File.generated(config, place, **source))
                 files.append(pages[-1])
     return files
