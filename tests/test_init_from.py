@@ -155,7 +155,7 @@ def test_a_pretrained_embedding_loses_the_masks_channel() -> None:
     head = task.network.head.weight.clone()
     weights = StartingWeights("pre", allow_pickle=False, without=["head"])
     state = {f"network.{name}": value for name, value in pretrained.state_dict().items()}
-    task.load_state_dict(weights._fitted(task.state_dict(), state))
+    task.load_state_dict(weights.select_weights(task.state_dict(), state))
     ours, theirs = task.network.backbone.state_dict(), pretrained.backbone.state_dict()
     assert torch.equal(ours.pop("embedding.weight"), theirs.pop("embedding.weight")[:, :1])
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
