@@ -23,7 +23,7 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class Remote:
-    """A published file: its address, name here, digest ("md5:…" or "sha256:…", None if none is published), bytes."""
+    """A published file: URL, local name, digest ("md5:…" or "sha256:…", None if not published), size in bytes."""
 
     url: str
     name: str

@@ -87,7 +87,7 @@ class SequenceData(ArrayData):
 
 
 class _SequenceWriter:
-    """Collects the examples of a split and checks each of them."""
+    """Collects the examples of a split and checks each one."""
 
     def __init__(self, data: SequenceData, folder: Path, split: str) -> None:
         self.data, self.split = data, split

@@ -70,7 +70,7 @@ class ReadOptions:
         end_lines: put end-of-text after every line that is not blank, and leave blank lines out.
 
     Raises:
-        InputError: nothing is left to train on.
+        InputError: a share is invalid, or nothing is left to train on.
     """
 
     documents: Documents = "file"
@@ -102,7 +102,7 @@ class ReadOptions:
 
 # -- segments of documents ---------------------------------------------------------------------------------------------
 
-# The end of a line with no white space on either side: byte-level tokenizers (GPT-2's, NeoX's, ours) give the same
+# The end of a line with no white space on either side: byte-level tokenizers (GPT-2, NeoX, bpe) give the same
 # tokens for the two parts as for the whole.
 CUT = re.compile(r"(?<=\S)\n(?=\S)")
 

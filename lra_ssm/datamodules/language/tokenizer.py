@@ -5,7 +5,7 @@
   code point; every one that they hold (min_freq 1).
 - words, as in state-spaces/s4 (src/dataloaders/lm.py) and transformer-xl (utils/vocabulary.py): split at white space,
   with their case. Id 0 is the end of a line, which ends every line, blank ones too, and thereby the text. Words follow
-  by falling frequency in the training texts, equally frequent ones by first occurrence. `<unk>` is one of these words, as
+  by falling frequency in the training texts, equally frequent ones by first occurrence. `<unk>` is one of them, as
   in WikiText; if the training texts do not have it, it gets the last id. A tokenizer.json of the model WordLevel.
 - bpe: a byte-level BPE trained on the training texts (Sennrich et al. 2016; the bytes as GPT-2 has them, Radford et al.
   2019): the same file for the same texts however they are cut or computed.

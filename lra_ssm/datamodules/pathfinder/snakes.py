@@ -141,9 +141,8 @@ class _Growth:
         self.views = Canvas(tables, LANES), Canvas(tables, LANES)
         self.starts, self.stamps = np.zeros((2, LANES, 2, self.length), dtype=np.int64)
         self.pivots = np.zeros((LANES, 2), dtype=np.int64)
-        self.grown = np.zeros(
-            LANES, dtype=np.int64
-        )  # paddles in each of a lane's contours; 0 where they must be started
+        # Number of paddles in each of a lane's contours; 0 where they must be started.
+        self.grown = np.zeros(LANES, dtype=np.int64)
 
     def begin(self) -> None:
         """Put two first paddles into each lane that has none, where the second fits."""

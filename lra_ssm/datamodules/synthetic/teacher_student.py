@@ -1,8 +1,8 @@
 """Teachers: noise, and the outputs of a fixed diagonal linear system, which a student learns.
 
 Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission),
-section 4: white noise N(0, 1), squared error, teachers whose B and C are 1. It does not state the sequence length
-and the number of examples.
+section 4: white noise N(0, 1), squared error, teachers whose B and C are 1. The paper does not state the
+sequence length or the number of examples.
 """
 
 from collections.abc import Sequence
