@@ -57,7 +57,7 @@ def results() -> list[Result]:
 
 
 def pages() -> dict[Path, str]:
-    """Return docs/experiments.md (head.md, verdicts with remarks.yaml, tail.md) and the claims of each experiment."""
+    """Return docs/experiments.md (head.md, verdicts, tail.md) and each experiment's claims (with remarks.yaml)."""
     every = results()
     remarks: dict[str, str] = yaml.safe_load((FOLDER / "remarks.yaml").read_text())
     counts = {
@@ -77,18 +77,20 @@ def pages() -> dict[Path, str]:
         lines += ["", f"## {paper}", "", f"`python experiments/{own[0].name}.py` runs the first."]
         for one in own:
             title = one.title.removeprefix(f"{paper}, ")
-            numbers = f" [Numbers](experiments/{one.name}/claims.md)." if one.claims else ""
+            label = "Numbers, remarks" if one.name in remarks else "Numbers"
+            numbers = f" [{label}](experiments/{one.name}/claims.md)." if one.claims else ""
             lines += ["", f"### {one.name}", "", f"{title[:1].upper()}{title[1:]}. {one.state}{numbers}"]
             lines += [""] if one.claims else []
             lines += [f"- {claim.verdict}: {claim.statement}" for claim in one.claims]
-            lines += ["", remarks[one.name].strip()] if one.name in remarks else []
             lines += ["", f"![{one.name}](experiments/{one.name}/figure.png)"] if one.claims else []
-    details = {FOLDER / one.name / "claims.md": claims_page(one) for one in every if one.claims}
+    details = {
+        FOLDER / one.name / "claims.md": claims_page(one, remarks.get(one.name, "")) for one in every if one.claims
+    }
     return {PAGE: "\n".join([*lines, "", (FOLDER / "tail.md").read_text()]), **details}
 
 
-def claims_page(one: Result) -> str:
-    """Return the claims of an experiment with their rules, each of which stands once, and numbers."""
+def claims_page(one: Result, remark: str) -> str:
+    """Return the claims of an experiment with their rules, each of which stands once, numbers and the remark."""
     lines = [f"# {one.name}", "", f"{one.title}. [How a claim is judged](../../experiments.md#how-a-claim-is-judged)."]
     lines += ["", "| | claim | holds if | verdict | numbers |", "|---|---|---|---|---|"]
     first: dict[str, int] = {}
@@ -96,6 +98,7 @@ def claims_page(one: Result) -> str:
         seen = first.setdefault(claim.rule, number)
         rule = claim.rule if seen == number else f"as {seen}"
         lines.append(f"| {number} | {_cells((claim.statement, rule, claim.verdict, claim.found))} |")
+    lines += ["", remark.strip()] if remark else []
     return "\n".join([*lines, ""])
 
 
