@@ -312,8 +312,8 @@ class PreparedData(DataModule):
     @property
     def prepared_folder(self) -> Path:
         """The folder of the prepared data, existing or not. Raises InputError if the user's files are missing."""
-        decisive = [FORMAT, self.content_version, self.record()["data"], self.source_digests()]
-        digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+        identity = [FORMAT, self.content_version, self.record()["data"], self.source_digests()]
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         return self.data_root / self.dataset / f"{self.kind}-{digest[:12]}"
 
     @property

@@ -91,21 +91,21 @@ class Corpus(LanguageDataModule):
 
     def _with_splits(self, folder: Path, files: list[tuple[Path, str | None]]) -> list[Input]:
         """Return the inputs of files and the splits that their names state; splits="hash" ignores names."""
-        options, named = self._options, {split for _, split in files}
-        if self.splits == "hash" or named == {None}:
+        options, stated = self._options, {split for _, split in files}
+        if self.splits == "hash" or stated == {None}:
             files = [(name, None) for name, _ in files]
         else:
             advice = 'splits="hash" ignores names'
-            if None in named:
+            if None in stated:
                 unnamed = next(name for name, split in files if split is None)
                 named_file = next(name for name, split in files if split is not None)
                 raise InputError(
                     f"{unnamed}: names no split (train, val or test), but {named_file.name} does; {advice}"
                 )
-            if "train" not in named:
-                named_splits = " and ".join(sorted(filter(None, named)))
+            if "train" not in stated:
+                named_splits = " and ".join(sorted(filter(None, stated)))
                 raise InputError(f"{folder}: its files name the splits {named_splits} but not train; {advice}")
-            if "val" not in named:  # held out from train
+            if "val" not in stated:  # held out from train
                 files = [(name, None if split == "train" else split) for name, split in files]
             options = replace(options, test_fraction=0.0)
         undecided = [name for name, split in files if split is None]
@@ -147,8 +147,8 @@ class Corpus(LanguageDataModule):
     def _reviews(self, path: Path) -> Iterator[Segment]:
         """Yield IMDb's reviews, each as a document. Validation is held out from the train split; with splits="hash",
         validation and test are held out from all reviews."""
-        named = self.splits == "auto"
-        options = replace(self._options, test_fraction=0.0) if named else self._options
+        keeps_test = self.splits == "auto"
+        options = replace(self._options, test_fraction=0.0) if keeps_test else self._options
         for split, reviews in read_published(path).items():
-            published_split = "test" if named and split == "test" else None
+            published_split = "test" if keeps_test and split == "test" else None
             yield from segments((Document(text, str(path), published_split) for text, _ in reviews), options)

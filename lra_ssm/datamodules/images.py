@@ -93,9 +93,9 @@ class PublishedImages(ImageData):
         parts = dict(
             zip(("train", "val"), random_split([num_train, len(labels) - num_train], self.split_seed), strict=True)
         )
-        chosen = {name: (images[part[: self.limit]], labels[part[: self.limit]]) for name, part in parts.items()}
-        chosen["test"] = tuple(array[: self.limit] for array in read["test"])  # type: ignore[assignment]
-        return {name: {"images": self.convert(i), "labels": j.astype(np.int64)} for name, (i, j) in chosen.items()}
+        splits = {name: (images[part[: self.limit]], labels[part[: self.limit]]) for name, part in parts.items()}
+        splits["test"] = tuple(array[: self.limit] for array in read["test"])  # type: ignore[assignment]
+        return {name: {"images": self.convert(i), "labels": j.astype(np.int64)} for name, (i, j) in splits.items()}
 
     def _read(self) -> dict[str, Labelled]:
         if self.kind == "files":

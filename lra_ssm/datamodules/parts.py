@@ -59,8 +59,8 @@ class Parts:
 
     def mapped(self, name: str, numbers: Sequence[int] | None = None) -> list[Array]:
         """Return an array of every part, or of some in this order, memory-mapped."""
-        chosen = range(self.count) if numbers is None else numbers
-        return [np.load(self._part_folder(n) / f"{name}.npy", mmap_mode="r").view(np.ndarray) for n in chosen]
+        selected = range(self.count) if numbers is None else numbers
+        return [np.load(self._part_folder(n) / f"{name}.npy", mmap_mode="r").view(np.ndarray) for n in selected]
 
     def join(self, path: Path, name: str, numbers: Sequence[int] | None = None) -> Array:
         """Concatenate an array of the parts, or of some in this order, into a new .npy file; return it, mapped."""

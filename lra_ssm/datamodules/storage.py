@@ -38,8 +38,8 @@ _MAX_DEPTH = 32  # folders; the system follows about 40 links
 
 def resolve_root(root: str | os.PathLike[str] | None = None) -> Path:
     """Return the data root as an absolute path: `root`, else LRA_SSM_DATA, else ./data. Creates nothing."""
-    chosen = os.fspath(root or os.environ.get(ENVIRONMENT_VARIABLE) or "data")
-    return Path(os.path.abspath(os.path.expanduser(chosen)))
+    path = os.fspath(root or os.environ.get(ENVIRONMENT_VARIABLE) or "data")
+    return Path(os.path.abspath(os.path.expanduser(path)))
 
 
 def ensure_root(root: Path) -> None:

@@ -223,13 +223,13 @@ def _paragraphs(lines: Numbered) -> Iterator[tuple[int, str]]:
 
 def _articles(lines: Numbered) -> Iterator[tuple[int, str]]:
     """A first-level heading between blank lines begins an article: " = Title = ", and not " = = Section = = "."""
-    article, begin, before = list[str](), 1, ""
-    for (number, line), (_, after) in pairwise(chain(lines, [(0, "")])):
-        if number > 2 and _is_blank(before) and _HEADING.fullmatch(line) and _is_blank(after):
+    article, begin, previous = list[str](), 1, ""
+    for (number, line), (_, following) in pairwise(chain(lines, [(0, "")])):
+        if number > 2 and _is_blank(previous) and _HEADING.fullmatch(line) and _is_blank(following):
             yield begin, "".join(article)
             article, begin = [], number
         article.append(line)
-        before = line
+        previous = line
     if article:
         yield begin, "".join(article)
 

@@ -113,11 +113,11 @@ def split_of(path: Path, folder: Path) -> str | None:
     """
     for part in path.relative_to(folder).parts:
         words = {*re.split(r"[-._ 0-9]+", part)}
-        named = [split for split, keywords in _SPLIT_NAMES.items() if words & {*keywords}]
-        if len(named) > 1:
-            raise InputError(f"{path}: {part!r} names two splits, {' and '.join(named)}; rename it")
-        if named:
-            return named[0]
+        splits = [split for split, keywords in _SPLIT_NAMES.items() if words & {*keywords}]
+        if len(splits) > 1:
+            raise InputError(f"{path}: {part!r} names two splits, {' and '.join(splits)}; rename it")
+        if splits:
+            return splits[0]
     return None
 
 

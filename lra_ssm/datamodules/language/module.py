@@ -66,8 +66,8 @@ class LanguageDataModule(PreparedData):
             self.require(stride is None, "eval_stride", f"is only for sliding evaluation, not {self.evaluation!r}")
         self.shuffles = self.order == "shuffled"
         self.spec = parse_tokenizer(self.tokenizer, self.end_of_text)
-        named = self.spec.kind in ("file", "hub")
-        self.require(self.end_of_text is None or named, "end_of_text", "is only for a tokenizer.json")
+        has_file = self.spec.kind in ("file", "hub")
+        self.require(self.end_of_text is None or has_file, "end_of_text", "is only for a tokenizer.json")
 
     # -- what a dataset defines ------------------------------------------------------------------------------------
 

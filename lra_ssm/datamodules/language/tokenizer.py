@@ -69,7 +69,7 @@ class TextTokenizer(ABC):
         self.dtype = np.dtype(token_dtype(vocab_size))
 
     def encode(self, texts: Sequence[str], last: Sequence[bool]) -> Encoded:
-        """Return the tokens of texts (n); last (n): whether a text ends its document, whereupon end_of_text follows.
+        """Return the tokens of texts (n); last (n): whether a text ends its document, so that end_of_text follows.
 
         Raises:
             InputError: a text holds half of a surrogate pair, or something that the tokenizer has no token for.

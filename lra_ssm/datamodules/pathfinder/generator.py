@@ -112,8 +112,8 @@ def draw_block(parts: Parts, settings: PathfinderSettings, seed: int, numbered: 
     number, size = numbered
 
     def draw(block: int) -> tuple[dict[str, Bytes | Ints], dict[str, int]]:
-        drawn = generate_block(settings, seed, block, size)
-        return {"images": drawn.images, "labels": drawn.labels.astype(np.int64)}, {"images": size}
+        result = generate_block(settings, seed, block, size)
+        return {"images": result.images, "labels": result.labels.astype(np.int64)}, {"images": size}
 
     parts.write(number, draw)
     return size

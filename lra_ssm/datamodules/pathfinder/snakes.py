@@ -91,7 +91,7 @@ def extend(
     around = np.ascontiguousarray(around.transpose(1, 0, 2))
     sums = np.cumsum(tables.weights[stamps] * (FULL - around.max(axis=0)), axis=1, dtype=np.int32)
     totals = sums[:, -1]
-    starts, chosen = np.full((2, len(lanes)), -1)
+    starts, new_stamps = np.full((2, len(lanes)), -1)
     pending = np.flatnonzero(totals >= MIN_WEIGHT)
     for _ in range(retrials + 1):
         if not len(pending):
@@ -101,9 +101,9 @@ def extend(
         ends = pivots[pending] + tables.circle[pixel]
         fits = canvas.fits(lanes[pending], ends, DEGREES + pixel)
         placed = pending[fits]
-        starts[placed], chosen[placed] = ends[fits], DEGREES + pixel[fits]
+        starts[placed], new_stamps[placed] = ends[fits], DEGREES + pixel[fits]
         pending = pending[~fits]
-    return pivots, starts, chosen
+    return pivots, starts, new_stamps
 
 
 class _FirstSeeds:
