@@ -1,4 +1,4 @@
-"""What every script of this folder shares: its options, the comparison of contenders, the table and the JSON."""
+"""Code that all scripts of this folder share: options, the comparison of contenders, the table and the JSON."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ error, gradient's: largest relative error of the result, and of the worst gradie
 
 
 def start(main: Callable[[], None]) -> None:
-    """Runs a script whose threads sleep while they wait, as those of the package's commands.
+    """Run a script so that its threads sleep while they wait, as in the package's commands.
 
     torch reads this when it is loaded, so the script starts again.
     """
@@ -64,19 +64,19 @@ def lengths(text: str) -> list[int]:
 
 
 def options(description: str, example: str) -> argparse.ArgumentParser:
-    """The options of all scripts; each adds its own. description: its first line is shown."""
+    """Return a parser with the options of all scripts. description: its first line is shown."""
     first = description.split("\n")[0]
     parser = argparse.ArgumentParser(description=first, epilog=f"example:  {example}", allow_abbrev=False)
     add = parser.add_argument
-    add("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    add("--device", choices=("cpu", "cuda"), help="default: cuda if torch sees a GPU, else cpu")
     add("--repeats", type=positive, default=15, metavar="N", help="samples of each contender")
     add("--budget", type=positive, default=10, metavar="SECONDS",
-        help="of one contender at one size; slow ones get fewer samples; default: 10")  # fmt: skip
-    add("--threads", type=positive, metavar="N", help="of the CPU; default: torch's")
-    add("--quick", action="store_true", help="tiny sizes: whether everything runs, in seconds")
-    add("--times", action="store_true", help="only times: neither memory nor errors")
+        help="time for one contender at one size; slow ones get fewer samples; default: 10")  # fmt: skip
+    add("--threads", type=positive, metavar="N", help="CPU threads; default: torch's")
+    add("--quick", action="store_true", help="use tiny sizes, to check in seconds that everything runs")
+    add("--times", action="store_true", help="measure only times, not memory or errors")
     add("--out", type=Path, default=Path("bench-results"), metavar="FOLDER",
-        help="where NAME.json goes; default: bench-results")  # fmt: skip
+        help="folder for NAME.json; default: bench-results")  # fmt: skip
     return parser
 
 
@@ -90,9 +90,9 @@ def device_of(given: argparse.Namespace) -> torch.device:
 
 
 class Contender(NamedTuple):
-    """build and truth can be pickled, for a process of their own.
+    """What is measured. build and truth can be pickled: another process may run them.
 
-    truth: the same in float64; one object for all contenders that share it, so that it is computed once.
+    truth: the same computation in float64. Contenders that share one object share its result.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Row:
         self.samples_ms = {i: 1e3 * seconds for i, seconds in timing.seconds.items()}
 
     def cells(self) -> dict[str, str]:
-        """As the table has it."""
+        """Return the cells of the table by column."""
         cells = {"contender": self.contender, "mode": self.mode}
         if self.ratio is not None:
             cells["ratio"] = "{:.2f}x ({:.0%})".format(*self.ratio)
@@ -170,14 +170,14 @@ class Bench:
         print(self.hardware, LEGEND, sep="\n")
 
     def _machine(self) -> dict[str, Any]:
-        """Hardware and versions, without the host's name and paths, and what else ran."""
-        found = environment()
-        found["hardware"].pop("host")
-        found["command"] = ["python", f"benchmarks/{self.name}.py", *found["command"][1:]]
-        found["device"] = str(self.device)
-        found["threads"] = self.threads
-        found["load before"] = os.getloadavg()[0]
-        return found
+        """Return hardware, versions and the machine's load, without the host's name and paths."""
+        machine = environment()
+        machine["hardware"].pop("host")
+        machine["command"] = ["python", f"benchmarks/{self.name}.py", *machine["command"][1:]]
+        machine["device"] = str(self.device)
+        machine["threads"] = self.threads
+        machine["load before"] = os.getloadavg()[0]
+        return machine
 
     @property
     def hardware(self) -> str:
@@ -199,30 +199,30 @@ class Bench:
         base: str | None = None,
         modes: Sequence[str] = (FORWARD, BOTH),
     ) -> list[Row]:
-        """Memory, then errors, then times; a contender that cannot run stays in the rows with the reason.
+        """Measure memory, then errors, then times. The row of a contender that cannot run has the reason.
 
-        base: what times are ratios to; the first contender that runs if not given.
+        base: the contender whose time is the base of ratios; by default the first one that runs.
         """
         rows = {mode: {c.name: Row(comparison, c.name, mode, dict(shape)) for c in contenders} for mode in modes}
         prepared: dict[str, Prepared] = {}
         truths: dict[Any, dict[str, Tensor]] = {}
         for name, build, truth in contenders:
-            own = [rows[mode][name] for mode in modes]
+            contender_rows = [rows[mode][name] for mode in modes]
             try:
                 if self.given.times:
                     prepared[name] = build()
                     continue
                 self.say(f"{comparison}: memory and errors of {name}")
                 peaks = peak_memory(build, list(modes), self.device)
-                for row in own:
+                for row in contender_rows:
                     row.megabytes = peaks.get(row.mode)
                 prepared[name] = build()
             except FAILURES as error:
-                for row in own:
+                for row in contender_rows:
                     row.note = reason(error)
                 continue
             if truth is not None:
-                self._set_errors(own, prepared[name], truth, truths)
+                self._set_errors(contender_rows, prepared[name], truth, truths)
         truths.clear()
         for mode in modes:
             calls = {name: each.calls[mode] for name, each in prepared.items()}
@@ -234,10 +234,10 @@ class Bench:
     ) -> None:
         try:
             if truth not in truths:
-                truths.clear()  # one is held at a time: it may be large
+                truths.clear()  # keep only one: it may be large
                 truths[truth] = truth().results()
             value, gradient = errors_against(prepared.results(), truths[truth])
-        except FAILURES as error:  # it takes more memory than what is timed
+        except FAILURES as error:  # the float64 run needs more memory than the timed calls
             rows[0].note = f"errors not measured: {reason(error)}"
             return
         for row in rows:
@@ -251,7 +251,7 @@ class Bench:
         calls: Mapping[str, Call],
         base: str | None = None,
     ) -> list[Row]:
-        """Only times."""
+        """Measure only times."""
         rows = {name: Row(comparison, name, mode, dict(shape)) for name in calls}
         self._time(rows, calls, base)
         return list(rows.values())
@@ -276,7 +276,7 @@ class Bench:
     # -- what came out ---------------------------------------------------------------------------------------------
 
     def keep(self, rows: list[Row]) -> list[Row]:
-        """Prints a comparison's table, and writes what has been measured so far: the rest may never come."""
+        """Print the table of a comparison, and write what has been measured so far: the script may be stopped later."""
         self.rows += rows
         size = ", ".join(f"{name} {value:,}" for name, value in rows[0].shape.items())
         title = f"{rows[0].comparison} ({size})"
@@ -289,22 +289,22 @@ class Bench:
         return rows
 
     def table(self, title: str, lines: Sequence[Mapping[str, str]], left: int = 1, notes: Iterable[str] = ()) -> None:
-        """lines: cells by column.  left: columns of words."""
+        """Print a table. lines: cells by column. left: number of columns aligned to the left."""
         frame = pd.DataFrame(lines).fillna("")
         text = table(list(frame), frame.to_numpy().tolist(), left, terminal_width())
         print(title, text, *notes, "", sep="\n", flush=True)
 
     def parts(self, title: str, parts: Mapping[str, float]) -> None:
-        """A table of what a step's parts take, in ms."""
+        """Print a table of the parts of a step with their times in ms."""
         total = sum(parts.values())
         lines = [{"part": part, "share": f"{ms / total:.1%}", "ms": f"{ms:.1f}"} for part, ms in parts.items()]
         self.table(title, lines)
 
     def write(self) -> None:
-        found = {"script": f"benchmarks/{self.name}.py", "machine": self.machine, "load after": os.getloadavg()[0]}
+        header = {"script": f"benchmarks/{self.name}.py", "machine": self.machine, "load after": os.getloadavg()[0]}
         rows = [asdict(row) for row in self.rows]
         partial = self.file.with_suffix(".json.part")
-        partial.write_text(json.dumps(found | self.more | {"rows": rows}, indent=1) + "\n")
+        partial.write_text(json.dumps(header | self.more | {"rows": rows}, indent=1) + "\n")
         partial.replace(self.file)
 
     def finish(self, figure: Figure | None = None) -> None:

@@ -31,7 +31,7 @@ OURS, MAMBA, PRODUCTS, READING = "ours", "mamba-ssm", "matrix products alone", "
 STEP = "step"
 N = 16  # states of a channel
 _PROMPT, _CLIP = 2048, 1.0
-_TOKENS = 8  # one after another, as generation has them: each finds in the caches what the one before left there
+_TOKENS = 8  # in one call, as in generation: caches hold what the token before left there
 
 
 class Size(NamedTuple):
@@ -42,7 +42,7 @@ class Size(NamedTuple):
     B: int
 
     def matrices(self) -> list[tuple[int, int]]:
-        """(rows, columns) of every weight matrix of a Mamba of this size, the tied head's last."""
+        """Return (rows, columns) of every weight matrix of a Mamba of this size; the tied head is the last one."""
         D, E, R = self.D, 2 * self.D, math.ceil(self.D / 16)
         return [(2 * E, D), (R + 2 * N, E), (E, R), (D, E)] * self.layers + [(self.V, D)]
 
@@ -92,7 +92,7 @@ class Ours:
 
 
 class MambaSsm:
-    """mamba-ssm's own MambaLMHeadModel: its fused block, its CUDA scan, its Triton steps. The methods are `Ours`'s."""
+    """mamba-ssm's MambaLMHeadModel with fused block, CUDA scan and Triton steps. It has the methods of `Ours`."""
 
     def __init__(self, size: Size) -> None:
         from mamba_ssm.models.config_mamba import MambaConfig
@@ -127,7 +127,7 @@ class MambaSsm:
 
 
 class Products:
-    """The matrix products of a model and nothing else: the ceiling. Results go into memory that is there already."""
+    """Only the matrix products of a model, as an upper bound of speed. Results go into preallocated memory."""
 
     def __init__(self, size: Size, device: torch.device) -> None:
         self.weights = [torch.randn(shape, device=device) for shape in size.matrices()]
@@ -195,7 +195,7 @@ class Comparison:
         return model
 
     def _times(self, what: str, mode: str, calls: dict[str, Call], tokens: int, **shape: int) -> None:
-        """tokens: how many each call computes."""
+        """Measure the calls. tokens: the number of tokens that each call computes."""
         gc.collect()
         comparison = f"{self.name}: {what}"
         shape = {"layers": self.size.layers, "D": self.size.D, "V": self.size.V, **shape}
@@ -211,9 +211,9 @@ class Comparison:
         tokens = self.size.B * self.size.L
         calls = {label: self._training(model) for label, model in self.models.items()}
         for mode in (BOTH, STEP):
-            own: dict[str, Call] = {PRODUCTS: partial(self.products.both, tokens)}
-            own |= {label: call[mode] for label, call in calls.items()}
-            self._times("training", mode, own, tokens, B=self.size.B, L=self.size.L)
+            contenders: dict[str, Call] = {PRODUCTS: partial(self.products.both, tokens)}
+            contenders |= {label: call[mode] for label, call in calls.items()}
+            self._times("training", mode, contenders, tokens, B=self.size.B, L=self.size.L)
 
     def _training(self, model: Any) -> dict[str, Call]:
         ids, targets = self.size.batch(self.bench.device)
@@ -279,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     unknown = set(given.sizes) - set(SIZES)
     if unknown:
-        parser.error(f"--sizes: there are {', '.join(SIZES)}, not {', '.join(unknown)}")
+        parser.error(f"--sizes: choose from {', '.join(SIZES)}, not {', '.join(unknown)}")
     bench = Bench("language", given)
     sizes = {name: SIZES[name] for name in given.sizes}
     if given.quick:

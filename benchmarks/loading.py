@@ -25,8 +25,11 @@ _BATCHES = 20
 
 
 class Task(NamedTuple):
-    """shape: of images (height, width, channels).  lengths: shortest and mean of sequences, drawn from an exponential
-    distribution and cut at the config's max_length; means as in docs and datasets' papers."""
+    """A task whose data is imitated.
+
+    shape: height, width and channels of images. lengths: shortest and mean length of sequences, which are drawn from an
+    exponential distribution and cut at the config's max_length; the means are those of the docs and the datasets'
+    papers."""
 
     folder: str
     shape: tuple[int, int, int] | None = None
@@ -47,7 +50,7 @@ TASKS = {
 
 
 def write_random(folder: Path, task: Task, examples: int, longest: int, classes: int, vocabulary: int) -> None:
-    """A prepared folder with a split to train on."""
+    """Write a prepared folder with a random training split."""
     random = np.random.RandomState(0)
     arrays: dict[str, Any] = {"labels": np.arange(examples) % classes}
     if task.shape is not None:
@@ -62,7 +65,7 @@ def write_random(folder: Path, task: Task, examples: int, longest: int, classes:
 
 
 def loaders(folder: Path, task: Task, config: dict[str, Any], quick: bool) -> dict[str, ResumableLoader]:
-    """The config's loader over random data, by number of workers."""
+    """Return the config's loader over random data, by number of workers."""
     settings = config["data"]["init_args"]
     data = resolve_name(config["data"]["class_path"])(**settings)
     longest = 32 if quick else settings.get("max_length", 0)
@@ -79,12 +82,12 @@ def measure(name: str, task: Task, bench: Bench) -> list[Row]:
     if given.batch or given.quick:
         config["data"]["init_args"]["batch_size"] = given.batch or 2
     with TemporaryDirectory() as folder:
-        found = loaders(Path(folder), task, config, given.quick)
-        batches = list(found[f"{WORKERS[0]} workers"])
+        loaders_by_workers = loaders(Path(folder), task, config, given.quick)
+        batches = list(loaders_by_workers[f"{WORKERS[0]} workers"])
         samples = sum(len(batch.labels) for batch in batches)
         tokens = [batch.inputs[..., 0] if task.shape else batch.inputs for batch in batches]
         mean_length = sum(x.numel() for x in tokens) // samples // task.per_example
-        calls = {workers: partial(deque, loader, 0) for workers, loader in found.items()}
+        calls = {workers: partial(deque, loader, 0) for workers, loader in loaders_by_workers.items()}
         shape = {"B": len(batches[0].labels), "mean L": mean_length}
         rows = bench.times(f"{name}'s loader", "a pass", shape, calls)
     for row in rows:

@@ -28,7 +28,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Prepared(NamedTuple):
-    """calls: mode -> what is timed.  results: the value and its gradients by name; errors are computed of them."""
+    """calls: mode -> what is timed.  results: the value and its gradients by name; errors are computed from them."""
 
     calls: dict[str, Call]
     results: Callable[[], dict[str, Tensor]]
@@ -39,7 +39,7 @@ def seeded(seed: int = 0, device: torch.device | str = "cpu") -> torch.Generator
 
 
 def prepare(run: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> Prepared:
-    """`run(**inputs)` without gradients, and with those of every input, for fixed random weights of the result."""
+    """Prepare calls of `run(**inputs)`, without gradients and with those of a random weighted sum of the result."""
     leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
     with torch.no_grad():
         y = run(**inputs)
@@ -55,10 +55,10 @@ def prepare(run: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> Prepare
         return torch.autograd.grad(run(**leaves), list(leaves.values()), weights)
 
     def results() -> dict[str, Tensor]:
-        found = {"y": forward()}
+        outputs = {"y": forward()}
         for name, gradient in zip(leaves, both(), strict=True):
-            found[f"gradient of {name}"] = gradient
-        return found
+            outputs[f"gradient of {name}"] = gradient
+        return outputs
 
     return Prepared({FORWARD: forward, BOTH: both}, results)
 
@@ -82,13 +82,13 @@ class Timing:
         return median_and_spread(list(self.seconds.values()))[1]
 
     def over(self, other: "Timing") -> tuple[float, float]:
-        """Median and spread of the ratio to another time, over the rounds that both took part in."""
+        """Return median and spread of the ratio to another timing, over the rounds that both have."""
         common = self.seconds.keys() & other.seconds.keys()
         return median_and_spread([self.seconds[i] / other.seconds[i] for i in common])
 
 
 def median_and_spread(values: list[float]) -> tuple[float, float]:
-    """The median, and the interquartile range as a share of it."""
+    """Return the median, and the interquartile range as a share of it."""
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
     return float(middle), float((high - low) / middle)
 
@@ -105,7 +105,7 @@ class Effort:
 
 
 def interleave(calls: Mapping[str, Call], effort: Effort, clock: Callable[[], float] = timer) -> dict[str, Timing]:
-    """Times every call once per round, in an order that rotates; round 0 has all, so that every pair has a ratio."""
+    """Time the calls round by round, in rotating order. Round 0 has all calls, so that every pair has a ratio."""
     timers = {name: timeit.Timer(call, timer=clock) for name, call in calls.items()}
     timings: dict[str, Timing] = {}
     rounds: dict[str, set[int]] = {}
@@ -136,7 +136,7 @@ def interleave(calls: Mapping[str, Call], effort: Effort, clock: Callable[[], fl
 
 
 def peak_memory(build: Callable[[], Prepared], modes: list[str], device: torch.device) -> dict[str, float]:
-    """Mode -> megabytes (10^6 bytes) beyond the inputs.
+    """Return mode -> peak memory in megabytes (10^6 bytes) beyond the inputs.
 
     On a GPU the allocator counts them. On a CPU Linux counts them in a fresh process, which may take half of the free
     memory; elsewhere nothing is measured.
@@ -150,7 +150,7 @@ def peak_memory(build: Callable[[], Prepared], modes: list[str], device: torch.d
     if not _CLEAR.exists():
         return {}
     context = multiprocessing.get_context("forkserver")
-    # imported once for all
+    # the server imports these once, for all processes
     context.set_forkserver_preload(["torch._dynamo", "lra_ssm.tasks", "matplotlib.figure"])
     receiver, sender = context.Pipe(duplex=False)
     work = (sender, build, modes, torch.get_num_threads())
@@ -187,24 +187,24 @@ def _measure_in_child(sender: Any, build: Callable[[], Prepared], modes: list[st
 
 def _peaks_here(build: Callable[[], Prepared], modes: list[str], threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
-    most = _held("VmData") + free_bytes(torch.device("cpu")) // 2
+    most = _memory_field("VmData") + free_bytes(torch.device("cpu")) // 2
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    # glibc is to give freed blocks back at once: memory left over from before would hide what a call takes
+    # have glibc return freed blocks at once: unused memory from earlier calls would hide what a call needs
     ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD
     calls = build().calls
     peaks = {}
     for mode in modes:
         calls[mode]()  # loads libraries and starts threads
         _CLEAR.write_text("5")  # sets the high-water mark back
-        before = _held("VmRSS")
+        before = _memory_field("VmRSS")
         result = calls[mode]()
-        peaks[mode] = max(0, _held("VmHWM") - before) / 1e6
+        peaks[mode] = max(0, _memory_field("VmHWM") - before) / 1e6
         del result
     return peaks
 
 
-def _held(name: str, file: Path = _STATUS) -> int:
-    """Bytes, by their name in a file of /proc."""
+def _memory_field(name: str, file: Path = _STATUS) -> int:
+    """Return a field of a file in /proc, in bytes."""
     fields = dict(line.split(":", 1) for line in file.read_text().splitlines())
     kilobytes = fields[name].split()[0]
     return int(kilobytes) * 1024
@@ -215,18 +215,21 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info()[0]
     info = Path("/proc/meminfo")
-    return _held("MemAvailable", info) if info.exists() else 8 << 30
+    return _memory_field("MemAvailable", info) if info.exists() else 8 << 30
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
 def errors_against(results: dict[str, Tensor], truth: dict[str, Tensor]) -> tuple[float, float | None]:
-    """Largest absolute error over the truth's largest absolute value: of the result, and of the worst gradient."""
+    """Return the relative error of the result, and of the worst gradient.
+
+    It is the largest absolute error over the truth's largest absolute value.
+    """
     relative = []
     for name, want in truth.items():
-        found = results[name].to(want.dtype)
-        error = float((found - want).abs().max())
+        result = results[name].to(want.dtype)
+        error = float((result - want).abs().max())
         # a gradient that is zero throughout (A's at length 1) has no relative error
         scale = float(want.abs().max()) or 1.0
         # NaN is worse than anything

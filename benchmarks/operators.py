@@ -52,7 +52,7 @@ class Shape(NamedTuple):
 def scan_inputs(
     kind: str, shape: Shape, device: torch.device, channels_last: bool = False, half: bool = False
 ) -> dict[str, Tensor]:
-    """The arguments of a scan in float32, the same values for every layout.
+    """Return the arguments of a scan in float32, with the same values in every layout.
 
     channels_last: the views that layers pass, projections of (B, L, D). half: real sequences in bfloat16 with complex
     ones and small parameters in float32, as mixed precision has them.
@@ -67,15 +67,15 @@ def scan_inputs(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         delta_bias = inverse_softplus(log_uniform_delta(D, 1e-3, 1e-1))
-    own = torch.float32 if kind == S6 else torch.complex64
+    state_dtype = torch.float32 if kind == S6 else torch.complex64
     inputs = {
         "u": randn(B, D, L), "delta": 0.1 * randn(B, D, L),
         "A": initialize_A("real", N).repeat(D, 1) if kind == S6 else initialize_A("legs", N),
-        "B": randn(B, groups, N, L, dtype=own), "C": randn(B, groups, N, L),
+        "B": randn(B, groups, N, L, dtype=state_dtype), "C": randn(B, groups, N, L),
         "D": randn(D), "delta_bias": delta_bias,
     }  # fmt: skip
     if kind == B2S6:
-        inputs["B_bias"] = randn(D, N, dtype=own)
+        inputs["B_bias"] = randn(D, N, dtype=state_dtype)
     sequences = ("u", "delta", "B", "C")
     if channels_last:
         inputs |= {name: inputs[name].movedim(-1, 1).contiguous().movedim(1, -1) for name in sequences}
@@ -91,7 +91,7 @@ def in_float64(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 def scan(
     kind: str, shape: Shape, by: str, device: torch.device, dtype: torch.dtype = torch.float32, **layout: bool
 ) -> Prepared:
-    """by: a backend or MAMBA.  layout: as in `scan_inputs`."""
+    """Prepare a scan. by: a backend or MAMBA. layout: as in `scan_inputs`."""
     if by == MAMBA:
         function: Callable[..., Tensor] = _mamba_ssm_scan
     else:
@@ -102,7 +102,7 @@ def scan(
 
 
 def _mamba_ssm_scan(delta_bias: Tensor, **x: Tensor) -> Tensor:
-    """mamba-ssm's own function, called as its users do."""
+    """Call mamba-ssm's function as its users do."""
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
     return selective_scan_fn(**x, z=None, delta_bias=delta_bias, delta_softplus=True)
@@ -123,8 +123,8 @@ def scans(shape: Shape, bench: Bench) -> None:
         contenders += [Contender(f"{by}, bfloat16", partial(run, by=by, half=True), rounded) for by in ways]
     bench.compare("S6 by every way", shape._asdict(), contenders)
     contenders = []
-    for kind, own in ((S6, shape), (B2S6, shape._replace(N=shape.N // 2))):
-        run = partial(scan, kind, own, by=ours, device=bench.device, channels_last=True)
+    for kind, kind_shape in ((S6, shape), (B2S6, shape._replace(N=shape.N // 2))):
+        run = partial(scan, kind, kind_shape, by=ours, device=bench.device, channels_last=True)
         contenders.append(Contender(kind, run, partial(run, by="eager", dtype=torch.float64)))
     bench.compare("N real states each", shape._asdict(), contenders)
 
@@ -137,7 +137,7 @@ def _kernel_and_convolution(backend: str, u: Tensor, **system: Tensor) -> Tensor
 
 
 def s4d(by: str, shape: Shape, device: torch.device, dtype: torch.dtype = torch.float32) -> Prepared:
-    """Kernel and convolution; by: the kernel's backend."""
+    """Prepare S4D's kernel and convolution. by: the kernel's backend."""
     B, D, N, L = shape
     random = seeded()
     with torch.random.fork_rng(devices=[]):
@@ -174,11 +174,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         B, D = 2, 16
     shape = Shape(given.batch or B, given.channels or D, given.states, L=1)
     if shape.D % GROUPS or shape.N % 2:
-        parser.error(f"--channels is a multiple of {GROUPS}, --states of 2")
+        parser.error(f"--channels must be a multiple of {GROUPS}, and --states a multiple of 2")
     for L in given.lengths or ([32, 64] if given.quick else LENGTHS):
-        own = shape._replace(L=L)
-        scans(own, bench)
-        s4d_kernels(own._replace(N=max(shape.N // 2, 2)), bench)
+        shape_at_L = shape._replace(L=L)
+        scans(shape_at_L, bench)
+        s4d_kernels(shape_at_L._replace(N=max(shape.N // 2, 2)), bench)
     bench.finish()
 
 

@@ -54,7 +54,7 @@ _SAMPLE = 0.3  # seconds of steps that are waited for together, as in a fit: the
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Ends the script if it is not the config of a run."""
+    """Read a config. Ends the script if it is not the config of a run."""
     try:
         config = yaml.safe_load(file.read_text())
         if {"model", "data", "trainer"} <= config.keys():
@@ -67,14 +67,14 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def network_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of its network."""
+    """Return the arguments of a config's network."""
     return config["model"]["init_args"]["network"]["init_args"]
 
 
 def sized(config: dict[str, Any], batch: int | None, length: int | None = None, tiny: bool = False) -> dict[str, Any]:
-    """The config with another batch size, its batches cut to a length; tiny: with one narrow block.
+    """Return the config with another batch size and length of batches. tiny: use one narrow block.
 
-    The length is not a setting of the data, which may not allow it.
+    The length is not a setting of the data, which may not allow it: `batch_of` cuts the batches.
     """
     config = deepcopy(config)
     data = config["data"]["init_args"]
@@ -86,7 +86,7 @@ def sized(config: dict[str, Any], batch: int | None, length: int | None = None, 
 
 
 def variant(config: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """The config changed as VARIANTS says; None where that changes nothing."""
+    """Return the config changed as VARIANTS says; None if that changes nothing."""
     config = deepcopy(config)
     for part, values in VARIANTS[name].items():
         config[part] = config.get(part, {}) | values
@@ -103,11 +103,11 @@ def variant(config: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def batch_of(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
-    """The largest batch of its data, random in place of zeros, as long as `sized` says."""
+    """Return a random batch of the size of the data's largest batch, as long as `sized` says."""
     data = import_object(config["data"]["class_path"])(**config["data"]["init_args"])
     vocabulary, generator, length = network_of(config).get("vocab_size") or 2, seeded(), config["length"]
 
-    def given(x: Any) -> Any:
+    def randomize(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
         if x.is_floating_point():  # features
@@ -117,17 +117,17 @@ def batch_of(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
         x = x[..., :length]
         return x if x.dtype == torch.bool else torch.randint(1, vocabulary, x.shape, generator=generator)
 
-    return tree_map(given, data.largest_batch())
+    return tree_map(randomize, data.largest_batch())
 
 
 def size_of(config: dict[str, Any]) -> tuple[int, int]:
-    """Batch and length."""
+    """Return batch size and length."""
     inputs = batch_of(config).inputs
     return inputs.shape[0], inputs.shape[-2 if inputs.is_floating_point() else -1]
 
 
 def step(config: dict[str, Any], device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[Call, nn.Module]:
-    """A call that trains a fresh task by one step, and the task, which keeps that step's gradients."""
+    """Return a call that trains a new task by one step, and the task, which keeps the gradients of that step."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         task = import_object(config["model"]["class_path"])(**config["model"]["init_args"])
@@ -138,10 +138,10 @@ def step(config: dict[str, Any], device: torch.device, dtype: torch.dtype = torc
         dtype = torch.bfloat16
     task.to(device, dtype).train()
     for name in ("log", "log_dict"):
-        setattr(task, name, lambda *_, **__: None)  # there is no Trainer
+        setattr(task, name, lambda *_, **__: None)  # the task has no Trainer
     batch = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, batch_of(config, dtype))
-    found = optimizer_and_schedule(task.network, task.optimizer_settings, 1000, 100, task.width_factors)
-    optimizer, schedule = found["optimizer"], found["lr_scheduler"]["scheduler"]
+    made = optimizer_and_schedule(task.network, task.optimizer_settings, 1000, 100, task.width_factors)
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
     with settings.applied(task, device):  # marks its blocks, which are compiled when they first run
         pass
     settings = replace(settings, compile=False)
@@ -165,7 +165,7 @@ def prepared_step(config: dict[str, Any], device: torch.device, dtype: torch.dty
     one, _ = step(config, device, dtype)
 
     def results() -> dict[str, Tensor]:
-        first, task = step(config, device, dtype)  # a fresh one: the timed one has been trained
+        first, task = step(config, device, dtype)  # a new one: the timed one has been trained
         torch.manual_seed(0)  # of dropout
         loss = first()
         # all gradients in one vector, for their scales differ by design
@@ -226,20 +226,20 @@ def parts_of_step(step: Call, device: torch.device) -> tuple[dict[str, float], d
 
 
 def on_gpu(events: list[Any]) -> dict[str, float]:
-    """Return of a step: ms that its kernels and copies take, launches of the host, and how often it waited.
+    """Return how many ms the kernels and copies of a step take, its number of launches, and how often the host waited.
 
-    Where they take less than the step, the host is the limit.
+    If kernels and copies take less time than the step, the host is the limit.
     """
-    found = {"ms on the GPU": 0.0, "launches": 0, "waits": -1}  # one wait is the profile's own
+    counts = {"ms on the GPU": 0.0, "launches": 0, "waits": -1}  # one wait is the profile's own
     for event in events:
         if str(event.device_type).endswith("CUDA"):
             if not event.name.startswith((_MARK, _OPTIMIZER)):  # marks span the kernels within them
-                found["ms on the GPU"] += event.time_range.elapsed_us() / 1e3
+                counts["ms on the GPU"] += event.time_range.elapsed_us() / 1e3
         elif event.name.startswith(("cudaLaunch", "cuLaunch", "cudaGraphLaunch")):
-            found["launches"] += 1
+            counts["launches"] += 1
         elif event.name.startswith("cuda") and event.name.endswith("Synchronize"):
-            found["waits"] += 1
-    return found
+            counts["waits"] += 1
+    return counts
 
 
 def grouped(events: list[Any], is_gpu: bool) -> dict[str, float]:
@@ -291,7 +291,7 @@ def _region(event: Any) -> str:
 
 @contextmanager
 def _marked_regions() -> Iterator[None]:
-    """While inside, every function of REGIONS shows in a profile as its part."""
+    """Mark every function of REGIONS in profiles that are taken within the block."""
     with ExitStack() as stack:
         for part, paths in REGIONS.items():
             for path in paths:
@@ -312,7 +312,7 @@ def _marked(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def parts_plot(profiles: Mapping[str, Mapping[str, float]], title: str) -> Figure:
-    """A bar for each step, by share of its parts, with its time; parts that are nowhere a tenth are one."""
+    """Draw a bar for each step: the shares of its parts, and its time. Parts below a tenth in every step are merged."""
     totals = {name: sum(parts.values()) for name, parts in profiles.items()}
     large = {part for name, parts in profiles.items() for part, ms in parts.items() if ms > totals[name] / 10} - {OTHER}
     figure = Figure(figsize=(11, 1.6 + 0.34 * len(profiles)), layout="constrained")
@@ -341,31 +341,31 @@ def parts_plot(profiles: Mapping[str, Mapping[str, float]], title: str) -> Figur
 
 
 def trainings(given: argparse.Namespace, is_gpu: bool) -> dict[str, dict[str, Any]]:
-    """Name -> config, each with its variants, at the sizes asked for: small batches on a CPU, tiny with --quick."""
+    """Return name -> config, each with its variants and with small batches on a CPU, tiny with --quick."""
     files = [Path(file) for file in given.config or ()]
     if not files:
         files = [CONFIGS / f"{name}.yaml" for name in (PUBLISHED if is_gpu else ON_CPU)]
-    found = {}
+    configs = {}
     for file in files:
         config = read(file)
-        own = config["data"]["init_args"]["batch_size"]
-        batch = given.batch or (own if is_gpu and not given.quick else min(own, 2))
+        batch_size = config["data"]["init_args"]["batch_size"]
+        batch = given.batch or (batch_size if is_gpu and not given.quick else min(batch_size, 2))
         config = sized(config, batch, given.length, given.quick)
         name = str(file.absolute()).removeprefix(f"{CONFIGS}/").removesuffix(".yaml")
-        found[name] = config
+        configs[name] = config
         for how in given.variants:
             if (changed := variant(config, how)) is not None:
-                found[f"{name}, {how}"] = changed
-    return found
+                configs[f"{name}, {how}"] = changed
+    return configs
 
 
-def compare(found: dict[str, dict[str, Any]], bench: Bench) -> list[Row]:
-    """Steps of equal batch and length next to each other.
+def compare(configs: dict[str, dict[str, Any]], bench: Bench) -> list[Row]:
+    """Compare steps of equal batch size and length.
 
-    On a GPU without errors: a step in float64 takes longer than all else here, and operators.py has them.
+    Errors are not measured on a GPU: a step in float64 takes longer than all else here. operators.py measures them.
     """
     sizes: dict[tuple[int, int], list[Contender]] = {}
-    for name, config in found.items():
+    for name, config in configs.items():
         build = partial(prepared_step, config, bench.device)
         truth = None if bench.is_gpu else partial(build, torch.float64)
         sizes.setdefault(size_of(config), []).append(Contender(name, build, truth))
@@ -376,7 +376,7 @@ def compare(found: dict[str, dict[str, Any]], bench: Bench) -> list[Row]:
 
 
 def add_profile(row: Row, config: dict[str, Any], bench: Bench) -> None:
-    """Puts rates and, on a GPU, memory and what the host does into the row; keeps where the time goes."""
+    """Add rates to the row and, on a GPU, memory, launches and waits; keep the profile of the step."""
     if row.ms is None:
         return
     bench.say(f"profile of {row.contender}")
@@ -397,7 +397,7 @@ def add_profile(row: Row, config: dict[str, Any], bench: Bench) -> None:
 
 
 def over_its_config(rows: list[Row]) -> None:
-    """Puts into each variant's row the median over rounds of its time over that of the config as it is."""
+    """Add to each variant's row the median ratio of its time to that of the unchanged config, over rounds."""
     samples = {row.contender: row.samples_ms for row in rows}
     for row in rows:
         name = row.contender.rpartition(", ")[0]
@@ -411,20 +411,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", type=words, metavar="LIST", help="config files, comma-separated; default: three of "
                         "ListOps and of sCIFAR, on a GPU all six LRA tasks' and sCIFAR's")  # fmt: skip
     parser.add_argument("--variants", type=words, default=[], metavar="LIST",
-                        help=f"each next to the config as it is: {', '.join(VARIANTS)}")  # fmt: skip
+                        help=f"changes to compare with the unchanged config: {', '.join(VARIANTS)}")  # fmt: skip
     parser.add_argument("--batch", type=positive, metavar="N", help="default: the config's, at most 2 on a CPU")
-    parser.add_argument("--length", type=positive, metavar="N", help="of texts; default: the config's")
+    parser.add_argument("--length", type=positive, metavar="N", help="of sequences of tokens; default: the config's")
     given = parser.parse_args(arguments)
     if unknown := set(given.variants) - set(VARIANTS):
-        parser.error(f"--variants: there are {', '.join(VARIANTS)}, not {', '.join(unknown)}")
-    found = trainings(given, device_of(given).type == "cuda")
+        parser.error(f"--variants: choose from {', '.join(VARIANTS)}, not {', '.join(unknown)}")
+    configs = trainings(given, device_of(given).type == "cuda")
     bench = Bench("steps", given)
     if not given.quick:
         bench.effort = replace(bench.effort, sample=_SAMPLE)
     bench.more["profiles, ms"] = {}
-    rows = compare(found, bench)
+    rows = compare(configs, bench)
     for row in rows:
-        add_profile(row, found[row.contender], bench)
+        add_profile(row, configs[row.contender], bench)
     over_its_config(rows)
     bench.table("rates", [{"": row.contender, **{name: f"{x:,.4g}" for name, x in row.extra.items()}} for row in rows])
     profiles = bench.more["profiles, ms"]

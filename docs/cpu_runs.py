@@ -1,6 +1,6 @@
-"""Collects the runs of slurm/sweeps/cpu.yaml into docs/cpu-runs/: `python docs/cpu_runs.py [runs/cpu]`.
+"""Collect the runs of slurm/sweeps/cpu.yaml into docs/cpu-runs/: `python docs/cpu_runs.py [runs/cpu]`.
 
-runs.csv keeps what earlier runs gave, curves.csv their validations; of both come table.md and curves.png.
+runs.csv keeps the results of earlier runs, curves.csv their validations; table.md and curves.png are made from both.
 """
 
 import csv
@@ -35,7 +35,7 @@ TASKS = {"scifar16": "sCIFAR at 16 × 16, lossy pixels", "mnist": "MNIST", "list
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A finished and tested run's row, and its validations."""
+    """Return the row of a finished and tested run, and its validations."""
     config = yaml.safe_load((folder / "config.yaml").read_text())
     metrics = list(csv.DictReader((folder / "metrics.csv").open()))
     _, task, name = config["experiment"].split("/")
@@ -60,8 +60,8 @@ def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return row, curve
 
 
-def keep(file: Path, new: list[dict[str, Any]], columns: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Rows of a CSV file and new ones, which replace those of the same columns."""
+def update_csv(file: Path, new: list[dict[str, Any]], columns: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Add rows to a CSV file in place of those with the same values in `columns`; return all rows."""
     old = list(csv.DictReader(file.open())) if file.is_file() else []
     rows = {tuple(str(row[c]) for c in columns): row for row in [*old, *new]}
     if rows:
@@ -73,7 +73,7 @@ def keep(file: Path, new: list[dict[str, Any]], columns: tuple[str, ...]) -> lis
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """Mean ± standard deviation over seeds, in Markdown."""
+    """Return a Markdown table of means ± standard deviations over seeds."""
     lines = []
     for task, title in TASKS.items():
         lines += [
@@ -96,7 +96,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def draw(curves: list[dict[str, Any]], file: Path) -> None:
-    """Validation accuracy by step: the mean over seeds, and the band between least and greatest."""
+    """Draw the validation accuracy by step: the mean over seeds, and the band from minimum to maximum."""
     panels = [(task, UNITS, title) for task, title in TASKS.items()]
     panels.insert(1, ("scifar16", {"b2s6": "B2S6"} | PARTS, "sCIFAR at 16 × 16: what B2S6 owes to its parts (seed 0)"))
     figure, axes = plt.subplots(2, 2, figsize=(12, 8.5), layout="constrained")
@@ -121,10 +121,12 @@ def draw(curves: list[dict[str, Any]], file: Path) -> None:
 
 if __name__ == "__main__":
     runs = [f.parent for f in sorted(Path((sys.argv + ["runs/cpu"])[1]).glob("*/*/*/test.json"))]
-    read_ = [read(run) for run in runs]
+    results = [read(run) for run in runs]
     FOLDER.mkdir(exist_ok=True)
-    rows = keep(FOLDER / "runs.csv", [row for row, _ in read_], ("task", "name", "seed"))
-    curves = keep(FOLDER / "curves.csv", [c for _, curve in read_ for c in curve], ("task", "name", "seed", "step"))
+    rows = update_csv(FOLDER / "runs.csv", [row for row, _ in results], ("task", "name", "seed"))
+    curves = update_csv(
+        FOLDER / "curves.csv", [c for _, curve in results for c in curve], ("task", "name", "seed", "step")
+    )
     (FOLDER / "table.md").write_text(table(rows))
     draw(curves, FOLDER / "curves.png")
     print(table(rows))

@@ -1,7 +1,8 @@
-"""Prints figures of docs/data.md and docs/pathfinder.md: `python docs/data_statistics.py [TEXT]`.
+"""Print figures of docs/data.md and docs/pathfinder.md: `python docs/data_statistics.py [TEXT]`.
 
-The default training set of ListOps; of the hard Pathfinder images 20,000 (32 × 32) and 2,000 (Path-X). A few minutes
-on two cores. With TEXT, a folder that `lra-ssm prepare text` made, the padding of its batches instead.
+It covers the default training set of ListOps, and 20,000 (32 × 32) and 2,000 (Path-X) hard Pathfinder images. This
+takes a few minutes on two cores. With TEXT, a folder that `lra-ssm prepare text` made, it prints only the padding of
+batches.
 """
 
 import sys
@@ -56,7 +57,7 @@ def pathfinder(size: int, count: int) -> None:
 
 
 def padding(text: Path) -> None:
-    """Share of the positions of batches of 16 that are padding, by how many batches are sorted by length together."""
+    """Print the share of padding in batches of 16, by how many batches are sorted by length together."""
     lengths = np.diff(np.load(text / "train_offsets.npy"))
     for pool in (1, 10, 50, 100):
         batches = list(EpochBatches(len(lengths), 16, seed=0, lengths=lengths, pool=pool).batches(0))

@@ -1,9 +1,9 @@
-"""Collects the runs of slurm/sweeps/lm-imdb.yaml into docs/lm-runs/, and scores them on WikiText-2's test split:
+"""Collect the runs of slurm/sweeps/lm-imdb.yaml into docs/lm-runs/, and score them on WikiText-2's test split:
 
     python docs/lm_runs.py runs/cpu/lm-imdb FOLDER_OF_WIKITEXT_2
 
-Runs that are trained and tested (`lightning test`, with the options of their line) are taken. runs.csv keeps what
-earlier ones gave, curves.csv their validations; of both come table.md and curves.png.
+It reads runs that are trained and tested (`lightning test`, with the options of their line). runs.csv keeps the results
+of earlier runs, curves.csv their validations; table.md and curves.png are made from both.
 """
 
 import csv
@@ -22,7 +22,7 @@ import yaml
 
 matplotlib.use("Agg")
 
-from cpu_runs import keep  # noqa: E402 - the backend comes first
+from cpu_runs import update_csv  # noqa: E402 - the backend comes first
 from matplotlib import pyplot as plt  # noqa: E402
 
 from lra_ssm.datamodules import WikiText  # noqa: E402
@@ -33,7 +33,7 @@ UNITS = {"s6": "S6", "b2s6": "B2S6", "s4d": "S4D"}
 
 
 def wikitext_perplexity(checkpoint: Path, source: str) -> float:
-    """Per word of WikiText-2's test split, in windows of the length that the model was trained with."""
+    """Return the perplexity per word of WikiText-2's test split, in windows of the training length."""
     state = torch.load(checkpoint, weights_only=True)
     tokenizer = next(part["tokenizer"] for part in state.values() if isinstance(part, dict) and "tokenizer" in part)
     with tempfile.TemporaryDirectory() as folder:
@@ -42,12 +42,12 @@ def wikitext_perplexity(checkpoint: Path, source: str) -> float:
         data = WikiText(root=folder, source=source, version="2", tokenizer=str(file), length=512, batch_size=8)
         task = LanguageModelling.load_from_checkpoint(checkpoint)
         trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
-        (found,) = trainer.test(task, datamodule=data, verbose=False)
-    return found["test/word_perplexity"]
+        (metrics,) = trainer.test(task, datamodule=data, verbose=False)
+    return metrics["test/word_perplexity"]
 
 
 def read(run: Path, source: str, known: dict[tuple[str, str], dict[str, Any]]) -> tuple[dict[str, Any], list[Any]]:
-    """A finished and tested run's row, and its validations."""
+    """Return the row of a finished and tested run, and its validations."""
     config = yaml.safe_load((run / "config.yaml").read_text())
     key = {"unit": config["experiment"].rpartition("/")[2], "seed": str(config["seed_everything"])}
     metrics = list(csv.DictReader((run / "metrics.csv").open()))
@@ -55,7 +55,7 @@ def read(run: Path, source: str, known: dict[tuple[str, str], dict[str, Any]]) -
     splits = json.loads((run / "run.json").read_text())["data"]["splits"]
 
     def per_word(split: str, bits_per_byte: float) -> str:
-        """The perplexity per word of a split."""
+        """Return the perplexity per word of a split."""
         return f"{2 ** (bits_per_byte * splits[split]['bytes'] / splits[split]['words']):.1f}"
 
     every, batch = config["trainer"]["log_every_n_steps"], config["data"]["init_args"]["batch_size"]
@@ -76,24 +76,24 @@ def read(run: Path, source: str, known: dict[tuple[str, str], dict[str, Any]]) -
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Mean ± standard deviation over seeds, in Markdown."""
+    """Return a Markdown table of means ± standard deviations over seeds."""
     lines = [
         "| Mamba's block with | per word, held-out reviews | per token | bits per byte | per word, WikiText-2's test |"
         " seeds | parameters |",
         "|---|---|---|---|---|---|---|",
     ]
     for unit, label in UNITS.items():
-        own = [row for row in rows if row["unit"] == unit]
-        if own:
+        unit_rows = [row for row in rows if row["unit"] == unit]
+        if unit_rows:
             cells = [
-                _spread([float(row[column]) for row in own], digits)
+                _spread([float(row[column]) for row in unit_rows], digits)
                 for column, digits in (
                     ("reviews_per_word", 1), ("reviews_per_token", 2), ("reviews_bits_per_byte", 4),
                     ("wikitext2_per_word", 0),
                 )
             ]  # fmt: skip
-            more = [str(len(own)), f"{int(own[0]['parameters']):,}"]
-            lines.append(f"| {' | '.join([label, *cells, *more])} |")
+            last_cells = [str(len(unit_rows)), f"{int(unit_rows[0]['parameters']):,}"]
+            lines.append(f"| {' | '.join([label, *cells, *last_cells])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -103,7 +103,7 @@ def _spread(values: list[float], digits: int) -> str:
 
 
 def draw(curves: list[dict[str, Any]], file: Path) -> None:
-    """Perplexity per word on held-out reviews by step: the mean over seeds, and the band from least to greatest."""
+    """Draw the perplexity per word on held-out reviews by step: the mean over seeds, and the band of all seeds."""
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for number, (unit, label) in enumerate(UNITS.items()):
         by_step = defaultdict(list)
@@ -130,11 +130,11 @@ if __name__ == "__main__":
         sys.exit("usage: python docs/lm_runs.py RUNS FOLDER_OF_WIKITEXT_2")
     runs, wikitext = sys.argv[1:]
     FOLDER.mkdir(exist_ok=True)
-    before = FOLDER / "runs.csv"
-    known = {(r["unit"], r["seed"]): r for r in csv.DictReader(before.open())} if before.is_file() else {}
-    read_ = [read(file.parent, wikitext, known) for file in sorted(Path(runs).glob("*/*/test.json"))]
-    rows = keep(before, [row for row, _ in read_], ("unit", "seed"))
-    curves = keep(FOLDER / "curves.csv", [c for _, curve in read_ for c in curve], ("unit", "seed", "step"))
+    runs_csv = FOLDER / "runs.csv"
+    known = {(r["unit"], r["seed"]): r for r in csv.DictReader(runs_csv.open())} if runs_csv.is_file() else {}
+    results = [read(file.parent, wikitext, known) for file in sorted(Path(runs).glob("*/*/test.json"))]
+    rows = update_csv(runs_csv, [row for row, _ in results], ("unit", "seed"))
+    curves = update_csv(FOLDER / "curves.csv", [c for _, curve in results for c in curve], ("unit", "seed", "step"))
     (FOLDER / "table.md").write_text(table(rows))
     draw(curves, FOLDER / "curves.png")
     print(table(rows))

@@ -1,4 +1,4 @@
-"""Writes examples/first_model.ipynb, with its outputs, from first_model.py: python docs/notebook.py (two minutes)."""
+"""Write examples/first_model.ipynb, with its outputs, from first_model.py: python docs/notebook.py (two minutes)."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ def notebook(script: str) -> NotebookNode:
 
 
 def execute(book: NotebookNode, folder: str | Path) -> NotebookNode:
-    """Run every cell in a folder; an error in a cell is raised."""
+    """Run every cell in a folder; raise an error if a cell fails."""
     return NotebookClient(book, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
 
 

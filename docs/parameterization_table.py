@@ -1,4 +1,4 @@
-"""Writes the tables of docs/parameterization.md: python docs/parameterization_table.py"""
+"""Write the tables of docs/parameterization.md: python docs/parameterization_table.py"""
 
 from pathlib import Path
 
@@ -23,19 +23,19 @@ def number(x: float) -> str:
 
 
 def measured(p: Parameterization) -> tuple[float, float, float, float]:
-    """Over w in [-6, 6]: least and greatest λ; how far G_f is from that of a central difference of f, relative to the
-    largest of both and 1. And G_f/|w| where a state remembers a thousand steps."""
+    """Return four numbers for w in [-6, 6]: the least and greatest λ; the error of G_f against a central difference of
+    f, relative to the larger of both and 1; and G_f/|w| where a state remembers a thousand steps."""
     w = WEIGHTS
     values = p.f(w)
     slope = (p.f(w + STEP) - p.f(w - STEP)) / (2 * STEP)
     distance = values if p.time == "continuous" else 1 - values
-    # where f has a kink within the difference, or the bound a pole, there is nothing to compare
+    # compare only where f has no kink within the difference and the bound has no pole
     smooth = (p.derivative(w + 2 * STEP) - p.derivative(w - 2 * STEP)).abs() < 1e-2
-    kept = smooth & (distance.abs() > 1e-3)
+    comparable = smooth & (distance.abs() > 1e-3)
     difference = slope.abs() / distance.square()
     bound = p.gradient_bound(w)
     scale = torch.maximum(bound, difference).clamp(min=1)
-    error = ((bound - difference).abs() / scale)[kept].max()
+    error = ((bound - difference).abs() / scale)[comparable].max()
     long = p.inverse(torch.tensor([LONG[p.time]], dtype=torch.float64))
     return values.min().item(), values.max().item(), error.item(), (p.gradient_bound(long) / long.abs()).item()
 
@@ -57,7 +57,7 @@ def table(time: Time) -> list[str]:
 
 
 def page(text: str) -> str:
-    """Return the page with new tables; what is before the mark is kept."""
+    """Return the page with new tables after the mark."""
     lines = [text[: text.index(MARK)] + MARK, "", "## Continuous time: dh/dt = λ h + …", "", *table("continuous")]
     return "\n".join([*lines, "", "## Discrete time: h_k = λ h_{k-1} + …", "", *table("discrete"), ""])
 

@@ -1,4 +1,4 @@
-"""Draws docs/pathfinder-<size>.png, the sample pages of docs/pathfinder.md: `python docs/pathfinder_samples.py`."""
+"""Draw docs/pathfinder-<size>.png, the sample pages of docs/pathfinder.md: `python docs/pathfinder_samples.py`."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ KINDS = {1: "label 1: one contour joins the discs", 0: "label 0: the discs are o
 
 
 def draw_page(block: PathfinderBlock, size: int, path: Path) -> None:
-    """Two rows of images with label 1, two with label 0, from the front of a block."""
+    """Draw two rows of images with label 1 and two with label 0, the first ones of a block."""
     figure, axes = plt.subplots(4, COLUMNS, figsize=(1.75 * COLUMNS, 8.1), layout="constrained")
     for row, axis_row in enumerate(axes):
         label = 1 if row < 2 else 0

@@ -1,4 +1,4 @@
-"""Draws the picture of docs/training.md: python docs/schedules_picture.py"""
+"""Draw the picture of docs/training.md: python docs/schedules_picture.py"""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ def factors(name: str) -> list[float]:
     """Return the factor of the learning rate at every step of the run."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     schedule = schedule_of(optimizer, name, ARGUMENTS.get(name, {}), Span(WARMUP, TOTAL))
-    found = []
+    rates = []
     for _ in range(TOTAL + 1):
-        found.append(optimizer.param_groups[0]["lr"])
+        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    return found
+    return rates
 
 
 def main() -> None:
@@ -30,8 +30,8 @@ def main() -> None:
 
     figure, axes = pyplot.subplots(figsize=(6, 2.4), layout="constrained")
     for name, dash in zip(SCHEDULES, DASHES, strict=False):
-        said = ", ".join(f"{key}: {value}" for key, value in ARGUMENTS.get(name, {}).items())
-        axes.plot(factors(name), linestyle=dash, label=f"{name} ({said})" if said else name)
+        arguments = ", ".join(f"{key}: {value}" for key, value in ARGUMENTS.get(name, {}).items())
+        axes.plot(factors(name), linestyle=dash, label=f"{name} ({arguments})" if arguments else name)
     axes.set(xlabel="step", ylabel="share of each rate", xlim=(0, TOTAL), ylim=(0, 1.05))
     axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(Path(__file__).with_name("schedules.png"), dpi=110)

@@ -21,7 +21,7 @@ README = "index.md"
 
 
 def target_of(link: str, page: str) -> Path:
-    """The file or folder of the repository that a link means; page: path of the page below docs/."""
+    """Return the file or folder of the repository that a link means. page: path of the page below docs/."""
     file = "README.md" if page == README else f"docs/{page}"
     if page.startswith("source/"):
         file = page.removeprefix("source/")
@@ -29,7 +29,7 @@ def target_of(link: str, page: str) -> Path:
 
 
 def place_of(target: Path) -> str:
-    """The path of its file below docs/, where the site has it."""
+    """Return the path below docs/ at which the site has a file or folder."""
     if target.is_relative_to(ROOT / "docs"):
         return target.relative_to(ROOT / "docs").as_posix()
     if target == ROOT / "README.md":
@@ -37,8 +37,8 @@ def place_of(target: Path) -> str:
     return f"source/{target.relative_to(ROOT).as_posix()}{'' if target.suffix in ('.md', '.png') else '.md'}"
 
 
-def shown(target: Path) -> str:
-    """The page of a file or folder, as Markdown."""
+def page_content(target: Path) -> str:
+    """Return the page for a file or folder as Markdown."""
     title = f"# {target.relative_to(ROOT).as_posix()}\n\n"
     if target.is_dir():
         files = sorted(file for file in target.rglob("*") if file.suffix in LANGUAGES)
@@ -50,7 +50,7 @@ def shown(target: Path) -> str:
 
 
 def notebook(book: dict[str, Any], fence: str) -> str:
-    """The cells of a notebook and what they printed, as Markdown."""
+    """Return the cells of a notebook and their output as Markdown."""
     parts = []
     for cell in book["cells"]:
         source = "".join(cell["source"])
@@ -60,7 +60,7 @@ def notebook(book: dict[str, Any], fence: str) -> str:
 
 
 def rewrite(text: str, page: str) -> str:
-    """The text of a page with links to where the site has their targets."""
+    """Return the text of a page with links to the places of their targets in the site."""
 
     def link(match: re.Match[str]) -> str:
         target = target_of(match[1], page)
@@ -74,21 +74,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, README, content=(ROOT / "README.md").read_text()))
     pages = [file for file in files if file.is_documentation_page()]
     known = {file.src_uri for file in files}
-    for page in pages:  # it grows: a README of a folder has links too
+    for page in pages:  # the list grows in this loop: a linked README has links too
         for link in LINK.findall(page.content_string) if has_links(page.src_uri) else ():
             target = target_of(link, page.src_uri)
             place = place_of(target) if target.exists() else ""
             if place.startswith("source/") and place not in known:
                 known.add(place)
                 whole = target.suffix in (".md", ".png")
-                source = {"abs_src_path": str(target)} if whole else {"content": shown(target)}
+                source = {"abs_src_path": str(target)} if whole else {"content": page_content(target)}
                 pages.append(File.generated(config, place, **source))
                 files.append(pages[-1])
     return files
 
 
 def has_links(page: str) -> bool:
-    """Whether a page is Markdown of ours and not the content of a file, or a picture."""
+    """Return whether a page is Markdown of this repository, not the content of another file or a picture."""
     return page.endswith(".md") and (
         not page.startswith("source/") or target_of(posixpath.basename(page), page).exists()
     )

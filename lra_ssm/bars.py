@@ -1,4 +1,4 @@
-"""Progress of long work: a bar in a terminal, a line every so often in a job's log."""
+"""Progress of long work: a bar in a terminal, a line every 30 s in a job's log."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -9,18 +9,18 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from lra_ssm.errors import to_one_line
 
 Item = TypeVar("Item")
-TERMINAL, LOG = (2, 0.1), (30, 30)  # seconds until it is shown first, and between updates
+TERMINAL, LOG = (2, 0.1), (30, 30)  # seconds before a bar is first shown, and between updates
 
 
 class Bar(tqdm):
-    """Shows how much is done, how fast, and the time left, on the standard error; nothing for work that is soon over.
+    """Shows how much is done, how fast, and the time left, on the standard error; nothing for short work.
 
     Args:
-        what: text in front of the bar.
+        what: the text in front of the bar.
         total: number of bytes, examples or steps; None if it is not known.
         unit: what is counted.
         in_bytes: whether bytes are counted.
-        done: number that was done before; it does not count for the rate.
+        done: how many were done before; these do not count for the rate.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ from lra_ssm.ops import record_backends
 from lra_ssm.ops.tensors import copy_to_cpu_async
 from lra_ssm.tasks.optim import format_groups
 
-LEARNING_RATE = "lr/"  # begins the name of a logged learning rate
+LEARNING_RATE = "lr/"  # prefix of the names of logged learning rates
 _COUNTED = 128  # positions on which operations are counted: those of a recurrence are the same for each
 _DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
 
@@ -47,8 +47,8 @@ def fit_callbacks(seed: int) -> list[Callback]:
 
 _OVERRULING = {
     LearningRateFinder: "one learning rate for all parameters",
-    StochasticWeightAveraging: "learning rates of its own",
-    BaseFinetuning: "parameter groups of its own",
+    StochasticWeightAveraging: "other learning rates",
+    BaseFinetuning: "other parameter groups",
     BatchSizeFinder: "the batch size",
     GradientAccumulationScheduler: "accumulate_grad_batches",
 }
@@ -65,8 +65,8 @@ def check_callbacks(callbacks: Iterable[Any]) -> None:
 class SeedByStep(Callback):
     """Seeds torch, numpy and random before every training batch from (seed, batches trained so far, rank).
 
-    The randomness of a step (dropout) then depends only on its place in the run: a run resumed at any step draws what
-    an uninterrupted one draws, on any device, and checkpoints need no random states.
+    The randomness of a step (dropout) then depends only on its place in the run: a run resumed at any step draws
+    what an uninterrupted run draws, on any device, and checkpoints need no random states.
     """
 
     def __init__(self, seed: int) -> None:
@@ -84,10 +84,10 @@ class SeedByStep(Callback):
 class StopOnNonFinite(Callback):
     """Raises InputError when the loss or a gradient is NaN or infinite.
 
-    The message has the step, the loss and the largest gradient by parameter name (of the step before if the loss is
-    not finite: its own gradients say nothing then). A gradient scaler (16-mixed) handles infinite gradients itself.
-    This costs one pass over the gradients a step. On a CPU it stops before the weights change. A GPU is not waited for:
-    it stops a step later, but before anything is saved or validated.
+    The message has the step, the loss and the largest gradient by parameter name (from the previous step if the loss
+    is not finite, because this step's gradients are then meaningless). A gradient scaler (16-mixed) handles infinite
+    gradients itself. The check costs one pass over the gradients a step. On a CPU it stops before the weights change.
+    It does not wait for a GPU, and stops a step later there, but before anything is saved or validated.
     """
 
     def __init__(self) -> None:
@@ -107,11 +107,11 @@ class StopOnNonFinite(Callback):
         if not named:
             return
         self._names = [name for name, _ in named]
-        own = [grad.to_local() if isinstance(grad, DTensor) else grad for _, grad in named]
+        gradients = [grad.to_local() if isinstance(grad, DTensor) else grad for _, grad in named]
         sharded = any(isinstance(grad, DTensor) for _, grad in named)
-        own = [grad if grad.numel() else grad.new_zeros(1) for grad in own] if sharded else own
-        self._norms = torch.stack([n.float() for n in torch._foreach_norm(own, torch.inf)])
-        if sharded:  # every process stops, and says the same; NaN has no place in an order
+        gradients = [grad if grad.numel() else grad.new_zeros(1) for grad in gradients] if sharded else gradients
+        self._norms = torch.stack([n.float() for n in torch._foreach_norm(gradients, torch.inf)])
+        if sharded:  # every process stops with the same message; max ignores NaN, so it becomes infinite
             self._norms = trainer.strategy.reduce(self._norms.nan_to_num(torch.inf), reduce_op="max")
         if getattr(trainer.precision_plugin, "scaler", None) is None:
             message = partial(_describe_gradients, self._loss, _place(trainer), self._names, self._norms)
@@ -175,7 +175,7 @@ class Throughput(Callback):
         self._tokens: Tensor | float = 0.0
         self._seconds = 0.0
         self._started = 0.0
-        self._share: float | None = None  # what one token per second is of a device's peak
+        self._share: float | None = None  # the share of a device's peak that one token per second needs
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._share = None
@@ -190,10 +190,10 @@ class Throughput(Callback):
         self._samples += _batch_size(batch)
         tokens_of = getattr(pl_module, "tokens_of", None)
         if tokens_of is not None:
-            self._tokens += tokens_of(batch)  # on a GPU a tensor, which is not waited for
+            self._tokens += tokens_of(batch)  # on a GPU a tensor: this does not wait for it
         if not _logs(trainer):
             return
-        # Asking for the numbers waits for the device; an uneven batch is shared out unevenly.
+        # Reading the numbers waits for the device. Devices may have different numbers of examples.
         done = torch.tensor([float(self._samples), float(self._tokens)], device=pl_module.device)
         samples, tokens = trainer.strategy.reduce(done, reduce_op="sum").tolist()
         if pl_module.device.type == "cuda":
@@ -216,7 +216,7 @@ class Throughput(Callback):
             self._started = 0.0
 
     def _share_of_peak(self, trainer: Trainer, pl_module: LightningModule, length: int) -> float:
-        """Return what one token per second is of the peak; 0 if that is not known, or the network cannot be counted."""
+        """Return the share of the peak that one token per second needs; 0 if the peak or the count is unknown."""
         peak = _known_peak(trainer, pl_module.device)
         spec = pl_module.hparams.get("network")
         if not (peak and spec):
@@ -244,7 +244,7 @@ def _batch_size(batch: Any) -> int:
 
 
 def _logs(trainer: Trainer) -> bool:
-    """Whether the optimizer step that is made, or was just made, is logged."""
+    """Return whether the current optimizer step, or the one just made, is logged."""
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set when the trainer is built
     return bool(every) and (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every == 0
 
@@ -252,7 +252,7 @@ def _logs(trainer: Trainer) -> bool:
 class LogLearningRates(Callback):
     """Logs `lr/<group>`, the rate that a step is made with, for every group of the optimizer.
 
-    (Lightning's LearningRateMonitor writes a row of its own for them, and refuses to be without a logger.)
+    (Lightning's LearningRateMonitor writes a separate row for them, and fails without a logger.)
     """
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
@@ -276,10 +276,10 @@ class LogGradientNorm(Callback):
 
 
 class LogEpochMeans(Callback):
-    """Logs `<name>_epoch`, at the end of an epoch, for each value that the training step logs of its batch only.
+    """Logs `<name>_epoch`, at the end of an epoch, for each value that the training step logs for its batch only.
 
-    It is the mean over the epoch's batches, weighted by their sizes, and over all devices. Lightning's own
-    (`on_epoch=True`) forgets what was before the checkpoint when an epoch is resumed in its middle.
+    It is the mean over the epoch's batches, weighted by their sizes, and over all devices. Lightning's mean
+    (`on_epoch=True`) forgets the batches before the checkpoint when an epoch is resumed in its middle.
     """
 
     def __init__(self) -> None:
@@ -292,8 +292,9 @@ class LogEpochMeans(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._batches = state["batches"]
-        given = state["sums"].items() if getattr(rank_zero_only, "rank", 0) == 0 else ()  # they are of all devices
-        self._sums = {name: (torch.tensor(total, dtype=torch.float64), examples) for name, (total, examples) in given}
+        is_first = getattr(rank_zero_only, "rank", 0) == 0
+        saved = state["sums"].items() if is_first else ()  # the saved sums are over all devices
+        self._sums = {name: (torch.tensor(total, dtype=torch.float64), examples) for name, (total, examples) in saved}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -302,7 +303,7 @@ class LogEpochMeans(Callback):
         self._batches += 1
         values = _values_of_batch(trainer)
         for name, value in values.items():
-            if value is not self._last.get(name):  # else of a batch before: a step may log it now and then
+            if value is not self._last.get(name):  # else it is from an earlier batch: not every step logs it
                 total, examples = self._sums.get(name, (torch.zeros(()), 0))
                 self._sums[name] = total.to(value.device) + size * value.detach().double(), examples + size
         self._last = values
@@ -315,24 +316,24 @@ class LogEpochMeans(Callback):
         self._sums, self._batches = {}, 0
 
     def _sum_over_devices(self) -> dict[str, tuple[float, int]]:
-        """Return the sums over all devices. Every process calls this; the names that they have logged may differ."""
-        own = {name: (total.item(), examples) for name, (total, examples) in self._sums.items()}
+        """Return the sums over all devices. Every process calls this; processes may have logged different names."""
+        local_sums = {name: (total.item(), examples) for name, (total, examples) in self._sums.items()}
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-            return own
+            return local_sums
         parts: list[dict[str, tuple[float, int]]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(parts, own)
-        found: dict[str, tuple[float, int]] = {}
+        dist.all_gather_object(parts, local_sums)
+        sums: dict[str, tuple[float, int]] = {}
         for name, (total, examples) in (item for part in parts for item in part.items()):
-            before = found.get(name, (0.0, 0))
-            found[name] = before[0] + total, before[1] + examples
-        return found
+            previous_total, previous_examples = sums.get(name, (0.0, 0))
+            sums[name] = previous_total + total, previous_examples + examples
+        return sums
 
 
 def _values_of_batch(trainer: Trainer) -> dict[str, Any]:
-    """Return what the training step logged of its batch only, by name: numbers () of this device."""
+    """Return what the training step logged for its batch only, by name: tensors () on this device."""
     results = trainer.fit_loop.epoch_loop._results.values()
-    own = [result for result in results if result.meta.fx == "training_step" and not result.meta.on_epoch]
-    return {result.meta.name: result._forward_cache for result in own if result._forward_cache is not None}
+    step_results = [result for result in results if result.meta.fx == "training_step" and not result.meta.on_epoch]
+    return {result.meta.name: result._forward_cache for result in step_results if result._forward_cache is not None}
 
 
 class LogGradientOverWeight(Callback):
@@ -341,8 +342,8 @@ class LogGradientOverWeight(Callback):
     StableSSM's measure of stability in training (Wang & Li 2024, fig. 3); before clipping.
 
     Args:
-        roles: of the parameters that are logged: "recurrent", "delta", "no_decay", "norm", "embedding", "base", or a
-            word that a layer of your own has.
+        roles: roles of the logged parameters: "recurrent", "delta", "no_decay", "norm", "embedding", "base", or a role
+            that your own layer defines.
 
     Raises:
         InputError: when a fit starts, for a role that no parameter has and that is not one of these.

@@ -1,4 +1,4 @@
-"""Errors that the command line shows to its user, and other text made fit to be shown."""
+"""Errors that the command line shows to its user, and functions that make text safe to show."""
 
 import difflib
 import inspect
@@ -12,10 +12,10 @@ LONGEST = 2000  # characters of a message
 
 
 class InputError(ValueError):
-    """The user's input is wrong: one line that says what, where, and what would be right.
+    """The user's input is wrong. The message is one line: what is wrong, where, and what would be right.
 
-    The CLI prints it without a traceback and exits non-zero. Whatever the message quotes (file names, what a server
-    says, a library's many lines), it becomes one printable line: see `to_one_line`.
+    The CLI prints it without a traceback and exits non-zero. `to_one_line` makes the message one printable
+    line, whatever it quotes: file names, a server's answer, or a library's long message.
     """
 
     def __init__(self, message: str) -> None:
@@ -23,7 +23,7 @@ class InputError(ValueError):
 
 
 def to_one_line(text: str) -> str:
-    """Return the text as one printable line; of a text longer than LONGEST, the beginning and the end."""
+    """Return the text as one printable line. If it is longer than LONGEST, keep only the beginning and the end."""
     line = printable(" ".join(filter(None, map(str.strip, text.splitlines()))))
     half = LONGEST // 2
     return line if len(line) <= LONGEST else f"{line[:half]}…{line[half + 1 - LONGEST :]}"
@@ -35,29 +35,29 @@ def printable(text: str) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what an error says, and which file or folder the system refused."""
+    """Return an error's message, with the file or folder that could not be read or written."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: cannot be read or written ({error.strerror})"
     return str(error) or type(error).__name__
 
 
 def hint(name: str, valid: Collection[str], takes: str = "there are") -> str:
-    """Return what an error says after an unknown name: the nearest known one, or all of them."""
+    """Return the hint that follows an unknown name in a message: the nearest valid name, or all of them."""
     near = difflib.get_close_matches(name, valid, n=1)
     return f"did you mean {near[0]!r}?" if near else f"{takes} {', '.join(valid) or 'none'}"
 
 
 def chain(error: BaseException | None) -> list[BaseException]:
-    """Return the error, its cause, the cause of that, …, each once: they may form a circle."""
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
+    """Return the error, its cause, that one's cause and so on. Causes may form a circle; each is returned once."""
+    errors: list[BaseException] = []
+    while error is not None and error not in errors:
+        errors.append(error)
         error = error.__cause__ or error.__context__
-    return found
+    return errors
 
 
 def is_installed(file: Path) -> bool:
-    """Whether a file belongs to Python or to an installed library."""
+    """Return whether a file belongs to Python or to an installed library."""
     if {"site-packages", "dist-packages"} & set(file.parts):
         return True
     return any(file.is_relative_to(folder) for folder in _INSTALLED)
@@ -68,7 +68,7 @@ _INSTALLED = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "
 
 
 def defined_at(thing: Any) -> str:
-    """Return where a user's function, or a class's `forward`, is defined, as " (my_layer.py:14)"; else nothing."""
+    """Return where a user's function, or a class's `forward`, is defined, as " (my_layer.py:14)"; else ""."""
     for name in ("forward", "__init__", "__call__"):
         code = getattr(inspect.unwrap(getattr(thing, name, thing)), "__code__", None)
         if code is None:

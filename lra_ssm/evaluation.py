@@ -33,31 +33,31 @@ except ImportError as error:
     raise InputError(f'lm_eval cannot be imported ({error}): pip install "lra-ssm[eval]"') from error
 
 _PART = 2048  # positions at a time; the state goes on, so that no context is ever cut
-_LOGITS = 1 << 24  # at a time: 64 MB in float32
-_NEW_TOKENS = 256  # where a task says nothing, as in lm_eval's own models
+_LOGITS = 1 << 24  # entries of the logits at a time: 64 MB in float32
+_NEW_TOKENS = 256  # unless the task says otherwise; the same default as in lm_eval's models
 _TAKEN = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
 
 
 @register_model("lra_ssm")
 class HarnessModel(TemplateLM):
-    """What lm_eval asks of a model. Log-likelihoods have the whole context, however long.
+    """A model with the methods that lm_eval calls. Log-likelihoods use the whole context, however long.
 
     Args:
         pretrained: what `LanguageModel.from_pretrained` takes.
         tokenizer: a folder or repository with a tokenizer ("EleutherAI/gpt-neox-20b" for state-spaces/mamba-*); None
-            for the saved model's own.
+            for the one in the saved model.
         revision: of `pretrained`, if it is a repository.
         allow_pickle: read weights that are a pickle.
         add_bos_token: whether a token stands before every context: what the tokenizer puts before texts, else the one
             that ends texts, as before every document in training. None: what the tokenizer puts there, if any, as
-            transformers does. Before empty contexts and whole documents there always is one, as lm_eval has it.
+            transformers does. As in lm_eval, empty contexts and whole documents always have one.
         batch_size: sequences at a time.
-        max_batch_size: unused; lm_eval gives it.
+        max_batch_size: unused; lm_eval passes it.
         device: "cpu", "cuda", "cuda:1"; without a CUDA device always "cpu".
         dtype: "float32" or "bfloat16".
 
     Raises:
-        InputError: what `from_pretrained` raises, there is no tokenizer, or it has more tokens than the model.
+        InputError: the model cannot be loaded, there is no tokenizer, or the tokenizer has more tokens than the model.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class HarnessModel(TemplateLM):
         self._ends = self.tokens.stop
         if tokenizer is None and files.config().get("format") != FORMAT:
             self._ends = files.end_tokens() or self._ends  # as transformers ends a text
-        # lm_eval says "cuda:0" where nothing was said, and leaves it to its models whether there is one.
+        # lm_eval passes "cuda:0" if the user named no device, and leaves it to the model to check that it exists.
         other = device is not None and not device.startswith("cuda")
         self._device = torch.device(device or "cuda") if other or torch.cuda.is_available() else torch.device("cpu")
         self.model = model.to(self._device).eval()
@@ -114,7 +114,7 @@ class HarnessModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """(texts, context, continuation) -> log p of the continuation, and whether it is the greedy one."""
+        """Return log p of each continuation, and whether it is the greedy one, for (texts, context, continuation)."""
         return self._scored([(self._context(context), continuation) for _, context, continuation in requests])
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
@@ -137,7 +137,7 @@ class HarnessModel(TemplateLM):
 
     @torch.inference_mode()
     def _scored(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """(context, continuation), a context at least one token -> log p in nats, and whether it is greedy."""
+        """Return log p in nats, and whether it is greedy, for (context, continuation); no context is empty."""
         answers: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]) - len(rows[i][1]))
         for begin in range(0, len(order), self.batch_size):
@@ -154,8 +154,10 @@ class HarnessModel(TemplateLM):
         return answers
 
     def _sums(self, ids: torch.Tensor, targets: torch.Tensor) -> tuple[list[float], list[bool]]:
-        """ids, targets (B, L), NOT_SCORED where nothing is -> log p of the targets, and whether all are the greedy
-        ones, per row. Padding on the right needs no care: the model is causal."""
+        """Return log p of the targets, and whether all of them are greedy, for each row of ids and targets (B, L).
+
+        Targets are NOT_SCORED where no token is scored. The model is causal, so padding on the right has no effect.
+        """
         B, L = ids.shape
         totals = torch.zeros(B, dtype=torch.float64, device=ids.device)
         others = torch.zeros_like(totals)  # targets that are not the most probable token
@@ -185,7 +187,7 @@ class HarnessModel(TemplateLM):
             end_tokens=self._ends,
             stops=stops,
             temperature=float(settings.get("temperature", 1.0)) if sampled else 0.0,
-            top_k=settings.get("top_k") or None,  # 0: all, as transformers has it
+            top_k=settings.get("top_k") or None,  # 0 means all, as in transformers
             top_p=settings.get("top_p"),
             repetition_penalty=settings.get("repetition_penalty", 1.0),
         )

@@ -28,7 +28,7 @@ def unused(path: Path) -> Path:
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Name `path` in the OSError of a block that writes it, and the space that is left on a full disk."""
+    """Add `path` to an OSError of the block that writes it and, if the disk is full, the space that is left."""
     try:
         yield
     except OSError as error:
@@ -42,17 +42,17 @@ def naming_file(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
-    """Open a file next to `path`, which takes its place when the block ends well.
+    """Open a file next to `path`, which replaces `path` if the block succeeds.
 
     A reader of `path` finds the old file or the new one, whole: it is flushed to the disk before it is renamed. If the
     block fails it is removed; a killed process leaves a file whose name begins with UNFINISHED.
 
     Args:
-        path: of the file; what a link points to is replaced, not the link.
-        mode, options: as of `open`.
+        path: the file; if it is a link, its target is replaced.
+        mode, options: as in `open`.
 
     Raises:
-        OSError: the disk does not take it; names `path`.
+        OSError: the file cannot be written; the error names `path`.
     """
     path = path.resolve()
     partial = path.with_name(f"{UNFINISHED}{path.name}-{os.getpid()}")
@@ -64,18 +64,18 @@ def replacing(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
                 os.fsync(file.fileno())
             os.replace(partial, path)
         finally:
-            with suppress(OSError):  # of a disk that has become read-only
+            with suppress(OSError):  # the disk may have become read-only
                 partial.unlink(missing_ok=True)
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Make an empty folder next to `path`, which takes that name when the block ends well and else is removed.
+    """Make an empty folder next to `path`, which is renamed to `path` if the block succeeds and else is removed.
 
     A killed process leaves a folder whose name begins with UNFINISHED and is unique among processes and machines.
 
     Raises:
-        OSError: the disk does not take it, or `path` exists.
+        OSError: the folder cannot be written, or `path` exists.
     """
     partial = path.with_name(f"{UNFINISHED}{path.name}-{os.urandom(8).hex()}")
     try:
@@ -94,12 +94,12 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def locked(path: Path, what: str, keep: bool = False) -> Iterator[None]:
-    """Hold a lock file, made with the folders above it; the kernel drops the lock with its holder.
+    """Hold a lock file within the block; create it and its folder. The kernel releases the lock of a killed process.
 
     Args:
         path: the lock file.
-        what: what the other process does, for the message to whoever waits.
-        keep: leave the file; else it is removed, and a process that waits on the removed one takes a new one.
+        what: what the other process does, for the message of a process that waits.
+        keep: leave the file; else it is removed, and a process that waited for it locks a new one.
 
     Raises:
         InputError: the file cannot be locked.
@@ -110,7 +110,7 @@ def locked(path: Path, what: str, keep: bool = False) -> Iterator[None]:
     try:
         while not lock.is_locked:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # its holder has removed the folder
+            with suppress(FileNotFoundError):  # the holder of the lock has removed the folder
                 try:
                     lock.acquire(timeout=0)
                 except Timeout:
@@ -128,6 +128,6 @@ def locked(path: Path, what: str, keep: bool = False) -> Iterator[None]:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write `data` as JSON; what JSON has no type for becomes text."""
+    """Write `data` as JSON; objects that JSON has no type for become text."""
     with replacing(path) as file:
         file.write(json.dumps(data, indent=2, default=str) + "\n")

@@ -1,6 +1,6 @@
-"""What a Trainer shows: Lightning's rich bar in a terminal, a line now and then in a job's log and in a notebook.
+"""What a Trainer shows: Lightning's rich bar in a terminal, a line every 30 s in a job's log and in a notebook.
 
-Rich's bar does not work in a notebook: with ipykernel 7, what is printed while it is shown recurses without end.
+Rich's bar does not work in a notebook: with ipykernel 7, printing while the bar is shown recurses without end.
 """
 
 import logging
@@ -51,18 +51,18 @@ def _is_useful(record: logging.LogRecord) -> bool:
     return not any(text in record.getMessage() for text in _MESSAGES)
 
 
-def display_arguments(given: Mapping[str, Any], callbacks: list[Any]) -> dict[str, Any]:
+def display_arguments(arguments: Mapping[str, Any], callbacks: list[Any]) -> dict[str, Any]:
     """Return the arguments of a Trainer that decide what it shows: our progress unless the user has chosen.
 
-    Lightning's table of the model, half of which is metrics, is shown only to whoever asks for it.
+    Lightning's table of the model, half of which is metrics, is shown only if the user enables it.
 
     Args:
-        given: the Trainer's arguments.
-        callbacks: all of its callbacks.
+        arguments: the Trainer's arguments.
+        callbacks: all callbacks of the Trainer.
     """
-    summary = {"enable_model_summary": bool(given.get("enable_model_summary"))}
-    own = given.get("enable_progress_bar") is False or any(isinstance(c, (ProgressBar, LogLines)) for c in callbacks)
-    if own:
+    summary = {"enable_model_summary": bool(arguments.get("enable_model_summary"))}
+    has_progress = any(isinstance(callback, (ProgressBar, LogLines)) for callback in callbacks)
+    if has_progress or arguments.get("enable_progress_bar") is False:
         return {"callbacks": callbacks, **summary}
     if sys.stdout.isatty():
         return {"callbacks": [*callbacks, Bar()], **summary}
@@ -72,7 +72,7 @@ def display_arguments(given: Mapping[str, Any], callbacks: list[Any]) -> dict[st
 def shown_metrics(trainer: Trainer) -> dict[str, Any]:
     """Return what progress shows: the last batch's loss, and what is logged with prog_bar=True.
 
-    The loss is not logged so: Lightning would wait for a GPU at every step to make it a number, drawn or not.
+    The loss is not logged that way: Lightning would wait for the GPU at every step to turn it into a number.
     """
     loss = {name: value for name, value in trainer.callback_metrics.items() if name == "train/loss"}
     return {**loss, **trainer.progress_bar_metrics}
@@ -89,7 +89,7 @@ class Bar(RichProgressBar):
 
 
 class LogLines(Callback):
-    """Prints a line at the first and the last step of a fit, and every so often between them.
+    """Prints a line at the first and the last step of a fit, and every `every_s` seconds between them.
 
     Args:
         every_s: seconds between lines.

@@ -17,7 +17,7 @@ Kind = Literal["config", "sweep", "template"]
 
 
 def names(kind: Kind) -> list[str]:
-    """Return the names of what is shipped, in the folders' order."""
+    """Return the names of all shipped files of a kind, sorted by path."""
     folder = FOLDERS[kind]
     return [file.relative_to(folder).with_suffix("").as_posix() for file in sorted(folder.glob(f"**/*{_suffix(kind)}"))]
 
@@ -27,22 +27,22 @@ def _suffix(kind: Kind) -> str:
 
 
 def name_of(kind: Kind, given: str) -> str | None:
-    """Return the name of what is shipped, given as that or as its path in a checkout; None for anything else."""
+    """Return the name of a shipped file, given as its name or its path in a checkout; None for anything else."""
     name = given.removeprefix(_IN_A_CHECKOUT[kind]).removesuffix(_suffix(kind))
     return name if name in names(kind) else None
 
 
 def find(kind: Kind, given: str | Path) -> Path:
-    """Return an existing file, else the shipped one of this name. Raises InputError if there is neither."""
+    """Return an existing file, else the shipped file of this name. Raises InputError if there is neither."""
     path = Path(given)
     if path.is_file():
         return path
     if name := name_of(kind, str(given)):
         return FOLDERS[kind] / f"{name}{_suffix(kind)}"
-    ours = hint(str(given), names(kind), f"our {kind}s are")
-    if kind == "config" and not ours.startswith("did"):
-        ours = "`lra-ssm configs` lists ours"
-    raise InputError(f"no {kind} {given}: not a file and not one of ours; {ours}")
+    suggestion = hint(str(given), names(kind), f"our {kind}s are")
+    if kind == "config" and not suggestion.startswith("did"):
+        suggestion = "`lra-ssm configs` lists ours"
+    raise InputError(f"no {kind} {given}: not a file and not one of ours; {suggestion}")
 
 
 def in_a_checkout(config: Path) -> Path:

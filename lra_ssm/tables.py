@@ -20,7 +20,7 @@ def terminal_width(stream: IO[str] | None = None) -> int | None:
 
 
 def wrapped(line: str, indent: int = 2) -> str:
-    """Break a line between words where the terminal ends, and indent its further lines."""
+    """Break a line between words at the width of the terminal, and indent the lines after the first."""
     width = terminal_width() or 10_000
     wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * indent)
     wrapper.break_long_words = wrapper.break_on_hyphens = False
@@ -28,7 +28,7 @@ def wrapped(line: str, indent: int = 2) -> str:
 
 
 def duration(seconds: float, at_least: bool = False) -> str:
-    """30 s, 10.3 min, 2.8 h, 4.6 d; ≥ 2.8 h if it is a lower bound."""
+    """Return a duration as text: 30 s, 10.3 min, 2.8 h, 4.6 d; ≥ 2.8 h if it is a lower bound."""
     size, unit = next((s, u) for s, u in ((86400, "d"), (3600, "h"), (60, "min"), (0, "s")) if seconds >= 2 * s)
     return f"{'≥ ' * at_least}{seconds / (size or 1):.{int(size > 0)}f} {unit}"
 

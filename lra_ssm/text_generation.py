@@ -1,4 +1,4 @@
-"""Prompts continued as text: tokens that come one by one, in whole characters, up to a stop."""
+"""Continue prompts as text, token by token, in whole characters, up to a stop."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
@@ -23,15 +23,15 @@ class GeneratedText:
     a token does not grow with the text.
 
     Attributes:
-        text: what is certain so far, with the stop that ended it.
+        text: the text that later tokens cannot change, with the stop that ended it.
         count: the number of new tokens.
         ended: whether an end token or a stop was found, or `end` was called.
 
     Args:
-        tokenizer: of the tokens.
-        prompt: tokens that the text goes on from; their text is not repeated.
+        tokenizer: the tokenizer that decodes the tokens.
+        prompt: tokens before the text; their text is not repeated.
         end_tokens: tokens that end the text and are not shown.
-        stops: texts that end it.
+        stops: texts that end the generated text.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class GeneratedText:
     ) -> None:
         self.text, self.count, self.ended = "", 0, False
         self._tokenizer, self._end_tokens, self._stops = tokenizer, end_tokens, stops
-        # A token may read otherwise at the beginning of a text (without its space): the ones before are decoded again.
+        # A token at the beginning of a text may decode differently (without its space): decode those before it, too.
         self._before, self._held = list(prompt), list[int]()
 
     def add(self, token: int) -> str:
-        """Add the next token, and return the text that is certain with it; empty where the next token decides."""
+        """Add the next token and return the text that is now certain; empty if it depends on the token after."""
         if self.ended:
             return ""
         self.count += 1
@@ -54,7 +54,7 @@ class GeneratedText:
         return "" if text.endswith("\ufffd") else self._release(text)
 
     def end(self) -> str:
-        """Return what was held back, as no further token comes."""
+        """End the text, and return what was held back."""
         text = "" if self.ended else self._release(self._decode_held())
         self.ended = True
         return text
@@ -89,8 +89,8 @@ def continue_prompts(
 
     Args:
         end_tokens, stops: see `GeneratedText`.
-        show: is given each new part of the first text as it comes.
-        settings: of `Generation`.
+        show: called with each new part of the first text.
+        settings: further arguments of `Generation`.
     """
     texts = [GeneratedText(tokenizer, prompt, end_tokens, stops) for prompt in prompts]
     device = model.head_weight.device

@@ -101,7 +101,7 @@ def test_other_settings_are_a_note_and_other_shapes_an_error(command: list[str],
     out = printed([*flags, "--model.network.residual_in_float32=false"], capsys)
     assert "note: hf was made with other settings: network.residual_in_float32 True there, False" in out
     layers = "backbone.blocks.1.conv1d.bias is (24,) in the checkpoint, missing in the model (and 11 more)"
-    assert refused([*flags, "--model.network.n_layers=1"], capsys) == f"checkpoint hf is of another shape: {layers}"
+    assert refused([*flags, "--model.network.n_layers=1"], capsys) == f"checkpoint hf has other shapes: {layers}"
     assert "A_log is (24, 4) in the checkpoint" in refusal("hf", d_state=6)
     assert refusal("runs/no.ckpt") == "checkpoint runs/no.ckpt does not exist"
     LanguageModel(LayerSpec(B2S6, num_blocks=2, d_state=4), 257, 12, 1).save_pretrained("b2s6")
@@ -155,7 +155,7 @@ def test_a_pretrained_embedding_loses_the_masks_channel() -> None:
     head = task.network.head.weight.clone()
     weights = StartingWeights("pre", allow_pickle=False, without=["head"])
     state = {f"network.{name}": value for name, value in pretrained.state_dict().items()}
-    task.load_state_dict(weights._fitted(task.state_dict(), state))
+    task.load_state_dict(weights.select_weights(task.state_dict(), state))
     ours, theirs = task.network.backbone.state_dict(), pretrained.backbone.state_dict()
     assert torch.equal(ours.pop("embedding.weight"), theirs.pop("embedding.weight")[:, :1])
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
@@ -167,7 +167,7 @@ def changed_weights(out: str) -> str:
     if "is finished" in out:
         return ""
     (line,) = [line for line in out.splitlines() if "was trained with" in line]
-    return line.partition(" was trained with ")[2].removesuffix("; --fresh trains with what there is now")
+    return line.partition(" was trained with ")[2].removesuffix("; --fresh trains with the current ones")
 
 
 def test_a_finished_run_and_a_resume_say_that_the_weights_have_changed(command, tmp_path: Path, capsys) -> None:

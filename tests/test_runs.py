@@ -154,11 +154,11 @@ def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path, data):
         fit(data, vocab_size=17)
     for arguments, message in (
         ({"max_epochs": -1, "max_time": "00:01:00:00"}, "give trainer.max_epochs or trainer.max_steps"),
-        ({"fast_dev_run": True}, "fast_dev_run leaves nothing"),
+        ({"fast_dev_run": True}, "fast_dev_run saves nothing"),
     ):
         with pytest.raises(InputError, match=message):
             fit(data, trainer=arguments)
-    with pytest.raises(InputError, match="this Trainer keeps nothing in the run"):
+    with pytest.raises(InputError, match="this Trainer saves nothing in the run"):
         Run("runs/mine/a").fit(Trainer(**QUIET, max_epochs=2, logger=False), *parts(data))
     os.environ.pop("PL_GLOBAL_SEED")
     run = Run("runs/mine/a")

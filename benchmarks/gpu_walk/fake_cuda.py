@@ -1,4 +1,4 @@
-"""Makes a CPU build of torch believe in one H100, for fake tensors: imported before torch, in a process of its own."""
+"""Make a CPU build of torch report one H100, for fake tensors. Import this before torch, in a separate process."""
 
 import ctypes
 import hashlib
@@ -21,7 +21,7 @@ PROPERTIES = SimpleNamespace(
 
 
 def build() -> Path:
-    """The compiled guard, made where it is not there yet."""
+    """Return the compiled guard; compile it if it does not exist."""
     torch = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
     key = hashlib.sha256(SOURCE.read_bytes() + (torch / "version.py").read_bytes()).hexdigest()[:12]
     folder = Path(tempfile.gettempdir()) / f"lra_ssm-guard-{os.getuid()}"

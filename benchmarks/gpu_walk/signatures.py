@@ -21,12 +21,12 @@ from typing import Any
 
 from lra_ssm.bars import with_bar
 
-# What is printed of a call's last kernel.
+# The arguments of a call's last kernel that are printed.
 ABOUT = ("COMPLEX", "ZOH", "SHARED_A", "BLOCK_D", "BLOCK_N", "u", "delta", "B", "C", "z", "reset", "starts", "B_bias")
 
 
 def _plain(value: Any) -> Any:
-    """What Triton compiles for, as JSON: a tensor's dtype; whether an integer is 1 or a multiple of 16."""
+    """Return what Triton compiles for, as JSON: a tensor's dtype; whether an integer is 1 or a multiple of 16."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -40,14 +40,14 @@ def _plain(value: Any) -> Any:
 
 
 def _constant(value: Any) -> Any:
-    """The same of a constexpr, which may be a type of Triton's."""
+    """Return the same for a constexpr, which may be a Triton type."""
     return {"type": value.name} if type(value).__name__ == "dtype" else value
 
 
 def walk(configs: list[str], everything: bool = False) -> dict[str, list[str]]:
-    """Calls of the scan, as text of their kernels and arguments, and the configs of each.
+    """Return calls of the scan, as text of their kernels and arguments, and the configs that make each call.
 
-    everything: each kernel by itself, of other operators too.
+    everything: return each kernel separately, and those of other operators too.
     """
     from benchmarks.gpu_walk import fake_cuda
 
@@ -55,7 +55,7 @@ def walk(configs: list[str], everything: bool = False) -> dict[str, list[str]]:
     from benchmarks.gpu_walk.walk import count
     from lra_ssm.runs.step_cost import CountStep
 
-    found: dict[str, list[str]] = {}
+    users_by_call: dict[str, list[str]] = {}
     kernels: list[Any] = []
     real = CountStep._count_kernel
 
@@ -69,7 +69,7 @@ def walk(configs: list[str], everything: bool = False) -> dict[str, list[str]]:
         kernels.append([kernel.__module__, name, compiled_for])
         a_calls_last = name == "gradient_kernel" or (name == "scan_kernel" and arguments["summary"] is None)
         if everything or a_calls_last:
-            users = found.setdefault(json.dumps(kernels), [])
+            users = users_by_call.setdefault(json.dumps(kernels), [])
             if config not in users:
                 users.append(config)
             kernels.clear()
@@ -77,11 +77,11 @@ def walk(configs: list[str], everything: bool = False) -> dict[str, list[str]]:
     CountStep._count_kernel = record  # type: ignore[method-assign]
     for config in configs:
         count(Path(config))
-    return found
+    return users_by_call
 
 
-def given(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What a kernel is compiled for, of `_plain`'s JSON."""
+def compiled_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a kernel is compiled for, from the JSON of `_plain`."""
     import torch
     import triton.language as tl
     from triton.runtime.jit import MockTensor
@@ -121,7 +121,7 @@ def without_a_gpu() -> None:
 
 
 def counted(kernel: Any, num_warps: int = 1, **arguments: Any) -> dict[str, Any]:
-    """What a kernel takes that is compiled for these arguments."""
+    """Return registers, stack and instructions of a kernel that is compiled for these arguments."""
     import triton
 
     dump = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -133,18 +133,18 @@ def counted(kernel: Any, num_warps: int = 1, **arguments: Any) -> dict[str, Any]
         for option in ("--dump-resource-usage", "-sass")
     )
     registers, stack = (int(x) for x in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr]
-    found = {"registers": registers, "stack": stack}
+    cost = {"registers": registers, "stack": stack}
     if kernel.__name__ in ("scan_kernel", "adjoint_kernel", "gradient_kernel"):
         states = arguments["BLOCK_D"] * arguments["BLOCK_N"] * 4 / 32  # and steps that a lane takes at once
-        found["per state and step"] = round(in_inner_loops(code) / states, 1)
-    return found
+        cost["per state and step"] = round(in_inner_loops(code) / states, 1)
+    return cost
 
 
 def in_inner_loops(code: str) -> int:
-    """The instructions of all loops that hold no other, in a cubin's text."""
+    """Return the number of instructions in innermost loops of a cubin's text."""
     instructions = [
-        (int(found[1], 16), found[2])
-        for found in re.finditer(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\d+ )?([A-Z][^;]*);", code)
+        (int(instruction[1], 16), instruction[2])
+        for instruction in re.finditer(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\d+ )?([A-Z][^;]*);", code)
     ]
     loops = []
     for at, text in instructions:
@@ -160,7 +160,7 @@ def compile_kernels(calls: dict[str, list[str]]) -> None:
     for call in with_bar(calls, "compiling", len(calls)):
         ((module, name, arguments),) = json.loads(call)
         getattr(import_module(module), name).warmup(
-            **{"num_warps": 1, **given(arguments)}, grid=(1,), enable_fp_fusion=True
+            **{"num_warps": 1, **compiled_arguments(arguments)}, grid=(1,), enable_fp_fusion=True
         )
 
 
@@ -172,14 +172,14 @@ def count_calls(calls: dict[str, list[str]]) -> None:
         for module, name, arguments in json.loads(call):
             text = json.dumps([name, arguments])
             if text not in known:
-                known[text] = counted(getattr(import_module(module), name), **given(arguments))
+                known[text] = counted(getattr(import_module(module), name), **compiled_arguments(arguments))
             total += known[text].get("per state and step", 0)
             registers, stack = max(registers, known[text]["registers"]), max(stack, known[text]["stack"])
         _, name, arguments = json.loads(call)[-1]
         about = {key: arguments.get(key) for key in ABOUT}
         kernels = [kernel[1].removesuffix("_kernel") for kernel in json.loads(call)]
-        found = {"instructions": round(total, 1), "registers": registers, "stack": stack}
-        print(json.dumps({"kernels": kernels, **about, **found, "configs": users}), flush=True)
+        cost = {"instructions": round(total, 1), "registers": registers, "stack": stack}
+        print(json.dumps({"kernels": kernels, **about, **cost, "configs": users}), flush=True)
 
 
 def main() -> None:
@@ -187,18 +187,18 @@ def main() -> None:
     parser.add_argument("--cache", metavar="FOLDER")
     parser.add_argument("--part", choices=("walk", "compile"), help="do only this part of the work")
     parser.add_argument("configs", nargs="*", metavar="CONFIG")
-    asked = parser.parse_args()
-    if asked.part == "walk":
-        print(json.dumps(walk(asked.configs, asked.cache is not None)))
-    elif asked.part == "compile":
+    options = parser.parse_args()
+    if options.part == "walk":
+        print(json.dumps(walk(options.configs, options.cache is not None)))
+    elif options.part == "compile":
         calls = json.load(sys.stdin)
-        compile_kernels(calls) if asked.cache else count_calls(calls)
-    else:  # a process each: the stand-in for CUDA is not one that compiles
+        compile_kernels(calls) if options.cache else count_calls(calls)
+    else:  # in two processes: torch with the stand-in for CUDA cannot compile
         line = [sys.executable, "-m", "benchmarks.gpu_walk.signatures", *sys.argv[1:]]
         walked = subprocess.run([*line, "--part=walk"], stdout=subprocess.PIPE, check=True)
         with tempfile.TemporaryDirectory() as folder:
             environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-            environment["TRITON_CACHE_DIR"] = asked.cache or folder
+            environment["TRITON_CACHE_DIR"] = options.cache or folder
             subprocess.run([*line, "--part=compile"], input=walked.stdout, check=True, env=environment)
 
 

@@ -51,7 +51,7 @@ class CountWaits(CountStep):
         return name in _NEEDS_VALUE or _has_mask(name, args)
 
     def _invent_value(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """Stand in for a value that fake tensors do not have; of an unknown number of entries there are all."""
+        """Return a stand-in for a value that fake tensors do not have; an unknown number of entries is the largest."""
         x = args[0]
         if name == "aten::_local_scalar_dense":
             return True if x.dtype == torch.bool else 1.0 if x.is_floating_point() else 1
@@ -79,7 +79,7 @@ def _mask_to_index(indices: Any) -> list[Tensor | None]:
 
 
 def _place() -> str:
-    """The line of this package, or of Lightning's, that is being executed."""
+    """Return the line of this package or of Lightning that is being executed."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename

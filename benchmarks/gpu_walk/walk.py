@@ -1,4 +1,4 @@
-"""Counts the training steps of configs at their real size, on CUDA tensors that are not there.
+"""Counts the training steps of configs at their real size, on fake CUDA tensors.
 
 `python -m benchmarks.gpu_walk.walk CONFIG…` prints a line of JSON for each: kernels, bytes moved, memory, what the
 processor waits for, and calls with tensors of several devices.
@@ -11,7 +11,7 @@ from benchmarks.gpu_walk import fake_cuda
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="known: what is known to wait")
+    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="files; known: operations that are known to wait")
     configs = parser.parse_args().configs
     fake_cuda.install(fake_cuda.build())
 
@@ -32,7 +32,7 @@ from lra_ssm.runs.cost import GPUS, count_step, seconds_on
 
 
 def count(path: Path) -> CountWaits:
-    """The counter, after a step: its `cost` is the step's."""
+    """Count a training step of a config; return the counter, whose `cost` is that of the step."""
     config: dict[str, Any] = yaml.safe_load(path.read_text())
     data = import_object(config["data"]["class_path"])(**config["data"]["init_args"])
     model, trainer = config["model"], config["trainer"]
@@ -48,13 +48,13 @@ def count(path: Path) -> CountWaits:
 
 
 def known() -> CountWaits:
-    """What has to be seen: waits of every kind, and a tensor on the wrong device."""
+    """Count waits of every kind and a tensor on the wrong device, all of which must be noticed."""
     with FakeTensorMode(), CountWaits(torch.device("cuda", 0)) as counter:
         x = torch.empty(4, 3, device="cuda")
         x[x[:, 0] > 0].sum().cpu()
         x.nonzero()
         torch.equal(x, x + float(x.sum()))
-        with suppress(RuntimeError):  # torch says it too, of most operators
+        with suppress(RuntimeError):  # torch refuses mixed devices in most operators, too
             torch.ops.aten.index_put_(x, [torch.zeros(4, dtype=torch.int64)], x)
     return counter
 
@@ -65,7 +65,7 @@ if __name__ == "__main__":
         start = time.perf_counter()
         counter = known() if name == "known" else count(Path(name))
         cost, moved = counter.cost, counter.cost.total("operator", "size")
-        found = {
+        report = {
             "config": name.rpartition("configs/")[2].removesuffix(".yaml"),
             "parameters": cost.parameters,
             "peak": cost.peak,
@@ -81,4 +81,4 @@ if __name__ == "__main__":
             "largest": moved.most_common(5),
             "seconds": time.perf_counter() - start,
         }
-        print(json.dumps(found), flush=True)
+        print(json.dumps(report), flush=True)

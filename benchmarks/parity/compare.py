@@ -83,7 +83,7 @@ Names = Mapping[str, str | From]
 
 
 def translate(theirs: Mapping[str, Array], names: Names, unused: Iterable[str] = ()) -> dict[str, Array]:
-    """Their weights under our names.
+    """Return their weights under our names.
 
     unused: names of theirs that have no counterpart, such as a constant or a buffer. Raises ValueError naming the
     weights of theirs that the table forgets, and KeyError for a name that they do not have.
@@ -96,7 +96,7 @@ def translate(theirs: Mapping[str, Array], names: Names, unused: Iterable[str] =
 
 
 def our_names(names: Names) -> dict[str, str]:
-    """Their names -> ours: one of ours where several come from the same weight."""
+    """Return their names -> ours; where several of ours come from one weight, one of them."""
     sources = {ours: each.theirs if isinstance(each, From) else each for ours, each in names.items()}
     return {name: ours for ours, each in sources.items() for name in ([each] if isinstance(each, str) else each)}
 
@@ -104,11 +104,12 @@ def our_names(names: Names) -> dict[str, str]:
 def load_weights(model: nn.Module, theirs: Mapping[str, Array], names: Names, unused: Iterable[str] = ()) -> None:
     """Copies their weights into our model. Raises ValueError as `translate`, and for a parameter of ours that the table
     does not name or whose shape differs."""
-    converted, own = translate(theirs, names, unused), dict(model.named_parameters())
-    if own.keys() != converted.keys():
-        raise ValueError(f"our parameters and the table of names differ in {sorted(own.keys() ^ converted.keys())}")
+    converted, parameters = translate(theirs, names, unused), dict(model.named_parameters())
+    if parameters.keys() != converted.keys():
+        differing = sorted(parameters.keys() ^ converted.keys())
+        raise ValueError(f"our parameters and the table of names differ in {differing}")
     with torch.no_grad():
-        for name, parameter in own.items():
+        for name, parameter in parameters.items():
             value = torch.tensor(converted[name])
             if value.shape != parameter.shape:
                 raise ValueError(f"{name}: theirs gives {tuple(value.shape)}, ours has {tuple(parameter.shape)}")
@@ -116,7 +117,7 @@ def load_weights(model: nn.Module, theirs: Mapping[str, Array], names: Names, un
 
 
 def arrays_of(model: nn.Module) -> dict[str, Array]:
-    """The parameters of a PyTorch model as numpy arrays by their own names."""
+    """Return the parameters of a PyTorch model as numpy arrays by name."""
     return {name: p.detach().cpu().numpy().copy() for name, p in model.named_parameters()}
 
 
@@ -143,7 +144,7 @@ class TorchPeer:
             model's own name for a parameter that is not in `names`).
         scheduler: stepped after every step.
         clip: largest norm of all gradients together; None does not clip.
-        names: table from our names to its own; None for a model of ours.
+        names: table from our names to the model's; None for our own models.
         unused: as in `translate`.
     """
 
@@ -169,8 +170,8 @@ class TorchPeer:
         self.optimizer.zero_grad()
         loss = self.loss(self.model, batch)
         loss.backward()
-        gradients = {name: [p.grad for p in own if p.grad is not None] for name, own in self.groups.items()}
-        norms = {name: float(nn.utils.get_total_norm(own)) for name, own in gradients.items()}
+        gradients = {name: [p.grad for p in group if p.grad is not None] for name, group in self.groups.items()}
+        norms = {name: float(nn.utils.get_total_norm(group)) for name, group in gradients.items()}
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
@@ -179,12 +180,12 @@ class TorchPeer:
         return loss.item(), norms
 
     def weights(self) -> dict[str, Array]:
-        own = arrays_of(self.model)
-        return own if self.names is None else translate(own, self.names, self.unused)
+        arrays = arrays_of(self.model)
+        return arrays if self.names is None else translate(arrays, self.names, self.unused)
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
-    """The loss of our classifiers for a `Batch` (inputs, lengths, labels)."""
+    """Return the loss of our classifiers for a `Batch` (inputs, lengths, labels)."""
     inputs, lengths, labels = batch
     return F.cross_entropy(model(inputs, lengths), labels)
 
@@ -197,7 +198,7 @@ def our_peer(
     loss: Callable[[nn.Module, Any], Tensor] = cross_entropy,
     clip: float | None = None,
 ) -> TorchPeer:
-    """A network of this package, trained as its tasks train it. total_steps: the length of the schedule."""
+    """Return a peer that trains our network as our tasks do. total_steps: the length of the schedule."""
     made = optimizer_and_schedule(network, settings, total_steps)
     schedule = made["lr_scheduler"]["scheduler"]
     return TorchPeer(network.train(), loss, made["optimizer"], group, schedule, clip)
@@ -232,7 +233,7 @@ def compare(
     groups = {name: {key: np.array([each[key] for each in rows]) for key in rows[0]} for name, rows in norms.items()}
     left, right = theirs.weights(), ours.weights()
     if left.keys() != right.keys():
-        raise ValueError(f"weights that only one of both has: {sorted(left.keys() ^ right.keys())}")
+        raise ValueError(f"weights that only one of the two models has: {sorted(left.keys() ^ right.keys())}")
     arrays = {name: np.array(each) for name, each in losses.items()}
     differences = {
         name: np.abs(arrays[base] - arrays[name]) / np.abs(arrays[base])
@@ -254,19 +255,19 @@ def run_case(
     """
     ours, control = make_ours(), make_ours()
     perturb(control.model, rounding)
-    found = compare(theirs, ours, batches, steps, control)
-    save(case, found, folder, **about)
-    return found
+    comparison = compare(theirs, ours, batches, steps, control)
+    save(case, comparison, folder, **about)
+    return comparison
 
 
-def save(case: str, found: Comparison, folder: Path, **about: str) -> None:
+def save(case: str, comparison: Comparison, folder: Path, **about: str) -> None:
     """Writes CSV, picture and summary. about: source, commit, sizes, and what was compared (`about`)."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_csv(found, folder / f"{case}.csv")
-    picture(found, title(case, about)).savefig(folder / f"{case}.png", dpi=80)
-    write_summary(case, found, folder / "summary.csv", **about)
-    worst = ", ".join(f"{name} {values.max():.1e}" for name, values in found.differences.items())
-    print(f"{case}: first loss {found.differences['ours'][0]:.1e}; largest difference {worst}", flush=True)
+    write_csv(comparison, folder / f"{case}.csv")
+    picture(comparison, title(case, about)).savefig(folder / f"{case}.png", dpi=80)
+    write_summary(case, comparison, folder / "summary.csv", **about)
+    worst = ", ".join(f"{name} {values.max():.1e}" for name, values in comparison.differences.items())
+    print(f"{case}: first loss {comparison.differences['ours'][0]:.1e}; largest difference {worst}", flush=True)
 
 
 def title(case: str, about: Mapping[str, str]) -> str:
@@ -280,16 +281,18 @@ def relative_distance(theirs: Array, ours: Array) -> float:
     return 0.0 if gap == 0 else gap / size if size else float("inf")
 
 
-def write_csv(found: Comparison, file: Path) -> None:
-    columns = {f"loss {name}": values for name, values in found.losses.items()}
-    columns |= {f"difference{'' if name == 'ours' else ' control'}": each for name, each in found.differences.items()}
-    columns |= {f"gradient {group} {name}": each for name, own in found.norms.items() for group, each in own.items()}
+def write_csv(comparison: Comparison, file: Path) -> None:
+    columns = {f"loss {name}": values for name, values in comparison.losses.items()}
+    for name, values in comparison.differences.items():
+        columns[f"difference{'' if name == 'ours' else ' control'}"] = values
+    for name, norms in comparison.norms.items():
+        columns |= {f"gradient {group} {name}": values for group, values in norms.items()}
     with file.open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["step", *columns])
         for step, row in enumerate(zip(*columns.values(), strict=True), 1):
             writer.writerow([step, *(f"{value:.7g}" for value in row)])
-        for name, distance in found.weights.items():
+        for name, distance in comparison.weights.items():
             writer.writerow(["# weights", name, f"{distance:.3g}"])
 
 
@@ -314,28 +317,28 @@ SMOOTHED = 20  # steps in the mean of the gradients' norms, which would cover ea
 PUBLIC, OURS, CONTROL = "#d1495b", "#0b5fa5", "#9a9a9a"
 
 
-def picture(found: Comparison, title: str) -> Figure:
-    """Losses on top of each other, their relative difference, and the norm of the gradients of each group."""
+def picture(comparison: Comparison, title: str) -> Figure:
+    """Draw the losses, their relative difference, and the norm of the gradients of each group."""
     figure = Figure(figsize=(13, 4.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    steps = np.arange(1, len(found.losses["theirs"]) + 1)
-    left.plot(steps, found.losses["theirs"], color=PUBLIC, lw=2, label="public code")
-    left.plot(steps, found.losses["ours"], color=OURS, lw=0.8, label="lra_ssm")
+    steps = np.arange(1, len(comparison.losses["theirs"]) + 1)
+    left.plot(steps, comparison.losses["theirs"], color=PUBLIC, lw=2, label="public code")
+    left.plot(steps, comparison.losses["ours"], color=OURS, lw=0.8, label="lra_ssm")
     left.set_title("training loss", loc="left", fontsize=10)
-    every = np.concatenate([*found.differences.values()])
+    every = np.concatenate([*comparison.differences.values()])
     lowest = every[every > 0].min(initial=1e-3) / 2
     labels = {"control": ("control: lra_ssm twice, weights rounded otherwise", CONTROL)}
     labels["ours"] = ("public code and lra_ssm", OURS)
     for name, (label, color) in labels.items():
-        if name in found.differences:
-            values = np.maximum(found.differences[name], lowest)
+        if name in comparison.differences:
+            values = np.maximum(comparison.differences[name], lowest)
             middle.semilogy(steps, values, ".", color=color, ms=3, label=label)
     middle.axhline(1e-3, color=PUBLIC, lw=0.8, ls="--", label="1e-3")
     middle.set_title("relative difference of the losses (0: lower edge)", loc="left", fontsize=10)
-    for number, group in enumerate(found.norms["ours"]):
+    for number, group in enumerate(comparison.norms["ours"]):
         for peer, style in (("theirs", {"lw": 4, "alpha": 0.35}), ("ours", {"lw": 1, "label": group})):
-            if group in found.norms[peer]:
-                at, values = running_mean(steps, found.norms[peer][group])
+            if group in comparison.norms[peer]:
+                at, values = running_mean(steps, comparison.norms[peer][group])
                 right.semilogy(at, values, color=f"C{number}", **style)
     right.set_title(f"gradient norms, means of {SMOOTHED} steps (pale: public)", loc="left", fontsize=10)
     for axes in (left, middle, right):
@@ -347,24 +350,24 @@ def picture(found: Comparison, title: str) -> Figure:
 
 
 def running_mean(steps: Array, values: Array) -> tuple[Array, Array]:
-    """Means of SMOOTHED values, or of all where there are fewer, and the steps in the middle of them."""
+    """Return the steps in the middle of windows of SMOOTHED values (or of all, if fewer), and the windows' means."""
     width = min(SMOOTHED, len(values))
     means, first = np.convolve(values, np.ones(width) / width, "valid"), (width - 1) // 2
     return steps[first : first + len(means)], means
 
 
-def write_summary(case: str, found: Comparison, file: Path, **about: str) -> None:
-    """One line of a comparison by the name of its case, in place of an earlier one.
+def write_summary(case: str, comparison: Comparison, file: Path, **about: str) -> None:
+    """Write the line of a case into the summary, in place of an earlier one.
 
-    about: source, commit, sizes and whatever else is to be said, the same keys for every case of one source.
+    about: source, commit, sizes and other columns; every case of one source has the same keys.
     """
-    difference = found.differences["ours"]
-    worst = max(found.weights, key=lambda name: found.weights[name])
+    difference = comparison.differences["ours"]
+    worst = max(comparison.weights, key=lambda name: comparison.weights[name])
     row = {
         "case": case, **about, "steps": len(difference), "first": f"{difference[0]:.1e}",
         "largest": f"{difference.max():.1e}", "median": f"{np.median(difference):.1e}",
-        "control": f"{found.differences['control'].max():.1e}" if "control" in found.differences else "",
-        "worst weight": worst, "distance": f"{found.weights[worst]:.1e}",
+        "control": f"{comparison.differences['control'].max():.1e}" if "control" in comparison.differences else "",
+        "worst weight": worst, "distance": f"{comparison.weights[worst]:.1e}",
     }  # fmt: skip
     with FileLock(Path(tempfile.gettempdir(), "lra_ssm-parity-summary.lock")):  # scripts may run at the same time
         rows = read_summary(file)

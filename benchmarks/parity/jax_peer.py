@@ -1,4 +1,4 @@
-"""Public JAX code as a peer of `compare.py`: its own options, its own training step, its gradients and weights.
+"""Public JAX code as a peer of `compare.py`, with the options, training step, gradients and weights of that code.
 
 The package does not depend on JAX; s5.py and minimal_lru.py say what to install.
 """
@@ -29,7 +29,7 @@ State = Any  # of flax.training.train_state.TrainState, with its optimizer
 
 
 def options(checkout: Path, package: str, command: str, **changed: Any) -> Namespace:
-    """The options that the checkout's own run_train.py reads from a command line, with `changed` in place of some.
+    """Return the options that the checkout's run_train.py reads from a command line, with `changed` in place of some.
 
     Its training and its data loaders are not imported: they need torchtext, wandb and others.
     """

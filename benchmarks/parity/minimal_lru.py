@@ -86,7 +86,7 @@ def public_peer(given: Namespace, case: Case, names: dict[str, str | From], seed
 
 
 def names_of(given: Namespace) -> dict[str, str | From]:
-    """Every parameter of ours, and where it comes from in the public code."""
+    """Return each of our parameters, and where it comes from in the public code."""
 
     def complex_of(theirs: str) -> From:
         return From((f"{theirs}_re", f"{theirs}_im"), lambda re, im: np.stack([re, im], -1))
@@ -115,13 +115,16 @@ def names_of(given: Namespace) -> dict[str, str | From]:
     return names
 
 
-group = partial(gradient_group, own={"modulus_weight": "λ, γ", "theta_log": "λ, γ", "gamma_log": "λ, γ", "B": "B"})
+group = partial(gradient_group, groups={"modulus_weight": "λ, γ", "theta_log": "λ, γ", "gamma_log": "λ, γ", "B": "B"})
 
 # -- ours ----------------------------------------------------------------------------------------------------------
 
 
 def our_network(given: Namespace, case: Case) -> Classifier:
-    """The options of the public code as arguments of ours. (Flax's BatchNorm keeps 0.99 of its running statistics.)"""
+    """Return our network with the options of the public code.
+
+    Flax's BatchNorm keeps 0.99 of its running statistics.
+    """
     layer = LayerSpec(LRU, d_state=given.d_hidden, r_min=given.r_min, r_max=given.r_max)
     block = BlockSpec(
         S5Block, activation="full_glu", norm="batch", norm_momentum=0.99, prenorm=given.prenorm, dropout=given.p_dropout
@@ -132,7 +135,7 @@ def our_network(given: Namespace, case: Case) -> Classifier:
 
 
 def our_peer(network: nn.Module, given: Namespace, case: Case) -> TorchPeer:
-    """Our optimizer's groups, as in configs/lra/listops/lru.yaml, under the public schedule."""
+    """Return our peer: the optimizer groups of configs/lra/listops/lru.yaml under the public schedule."""
     roles = {
         "recurrent": RoleSettings(lr_factor=given.lr_factor),
         "no_decay": RoleSettings(weight_decay=given.weight_decay),

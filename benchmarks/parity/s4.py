@@ -5,7 +5,7 @@
     python benchmarks/parity/s4.py s4                       # every case of v3.0.0
     python benchmarks/parity/s4.py s4-head --version=head
 
-Everything public is the checkout's own: its Hydra configs (experiment/lra/…-imdb and …-listops) with a smaller width
+Everything public comes from the checkout: its Hydra configs (experiment/lra/…-imdb and …-listops) with a smaller width
 and depth, and `train.SequenceLightningModule`, which builds encoder, model, decoder, loss, optimizer groups and
 schedule. Packages that only its data sets need are replaced by empty ones. Without pykeops its Vandermonde product is
 its own plain PyTorch.
@@ -48,7 +48,7 @@ TAGS = {"v3": "v3.0.0 (ab287c63f493)", "head": "HEAD (e757cef57d89)"}
 
 
 class _Any(type):
-    """A class whose attributes are classes like it: what `import` and class bodies ask of an absent package."""
+    """A class whose attributes are such classes, as `import` and class bodies expect from an absent package."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -75,7 +75,7 @@ class _AbsentPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def import_public(checkout: Path) -> Any:
-    """The checkout's train.py."""
+    """Import and return the checkout's train.py."""
     sys.meta_path.append(_AbsentPackages())
     sys.path.insert(0, str(checkout.resolve()))
     import train  # type: ignore[import-not-found]
@@ -84,8 +84,9 @@ def import_public(checkout: Path) -> Any:
 
 
 def build_public(checkout: Path, train: Any, experiment: str, vocabulary: int, classes: int, settings: Sequence[str]):  # type: ignore[no-untyped-def]
-    """Its LightningModule, as `python -m train experiment=… SETTINGS` builds it; the data set is only its sizes, ids of
-    a vocabulary or one feature."""
+    """Return the LightningModule that `python -m train experiment=… SETTINGS` builds.
+
+    The data set has only sizes: ids of a vocabulary, or one feature."""
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
     from src.dataloaders import SequenceDataset  # type: ignore[import-not-found]
@@ -105,13 +106,13 @@ def build_public(checkout: Path, train: Any, experiment: str, vocabulary: int, c
 
 
 def public_loss(module: nn.Module, batch: Any) -> Tensor:
-    """Its training step without its logs. Lengths go where its data loaders put them: to encoder, model and decoder."""
+    """Return the loss of its training step, without logging. Encoder, model and decoder get the lengths."""
     _, _, labels = batch
     return module.loss(public_logits(module, batch), labels)  # type: ignore[operator]
 
 
 def public_logits(module: nn.Module, batch: Any) -> Tensor:
-    """(batch, classes)."""
+    """Return the logits (batch, classes)."""
     inputs, lengths, labels = batch
     logits, _, _ = module((inputs, labels, {} if lengths is None else {"lengths": lengths}))
     return logits
@@ -163,7 +164,7 @@ WIDTH, STATES, BATCH = 64, 64, 16
 
 
 def public_settings(version: str, case: Case, steps: int) -> list[str]:
-    """What is changed in the public config: S4D as its README says, our sizes, and the schedule's length."""
+    """Return changes to the public config: S4D as its README says, our sizes, and the schedule's length."""
     measure = "measure" if version == "v3" else "init"
     return [
         "model.layer.mode=diag", f"model.layer.{measure}=diag-legs", f"model.n_layers={case.layers}",
@@ -179,7 +180,7 @@ def build_ours(case: Case, vocabulary: int, classes: int) -> Classifier:
 
 
 def names(version: str, layers: int, prenorm: bool) -> tuple[dict[str, str | From], list[str]]:
-    """Our names -> theirs, and the parameters of theirs that they never read."""
+    """Return our names -> theirs, and those of their parameters that they never read."""
     table: dict[str, str | From] = {
         "backbone.embedding.weight": "encoder.0.weight",
         "head.weight": "decoder.0.output_transform.weight",
@@ -216,13 +217,16 @@ def names(version: str, layers: int, prenorm: bool) -> tuple[dict[str, str | Fro
 
 
 def with_softplus(table: Names) -> Names:
-    """The table where theirs has Δ = softplus(inv_dt): ours has its logarithm, so that both start with equal Δ."""
-    own = {name: each for name, each in table.items() if name.endswith("log_delta") and isinstance(each, From)}
-    return {**table, **{n: From(e.theirs, lambda x: np.log(np.log1p(np.exp(x[:, 0])))) for n, e in own.items()}}
+    """Return the table for theirs with Δ = softplus(inv_dt): ours stores log Δ, so that both start with equal Δ."""
+    deltas = {name: each for name, each in table.items() if name.endswith("log_delta") and isinstance(each, From)}
+    return {**table, **{n: From(e.theirs, lambda x: np.log(np.log1p(np.exp(x[:, 0])))) for n, e in deltas.items()}}
 
 
 def settings(version: str, steps: int) -> OptimizerSettings:
-    """As configs/lra/*/s4d.yaml: Δ has the base rate without decay; only HEAD exempts biases and norms from decay."""
+    """Return the settings of configs/lra/*/s4d.yaml.
+
+    Δ has the base rate without decay; only HEAD exempts biases and norms from decay.
+    """
     roles = {"delta": RoleSettings(lr_factor=1.0)}
     if version == "v3":
         roles["no_decay"] = RoleSettings(weight_decay=0.05)
@@ -230,13 +234,13 @@ def settings(version: str, steps: int) -> OptimizerSettings:
 
 
 def peer_of_ours(version: str, network: nn.Module, steps: int) -> TorchPeer:
-    """Ours with these settings. HEAD exempts only its backbone's biases from decay, not the head's: here too."""
-    own = settings(version, steps)
-    rates = dict(parameter_rates(network, own))
+    """Return our peer with these settings. As in HEAD, decay exempts the backbone's biases but not the head's."""
+    optimizer_settings = settings(version, steps)
+    rates = dict(parameter_rates(network, optimizer_settings))
     if version == "head":
         rates["head.bias"] = rates["head.weight"]
-    optimizer = torch.optim.AdamW(parameter_groups(network, rates), betas=own.betas)
-    schedule = schedule_of(optimizer, own.schedule, {}, Span(own.warmup_of(steps), steps))
+    optimizer = torch.optim.AdamW(parameter_groups(network, rates), betas=optimizer_settings.betas)
+    schedule = schedule_of(optimizer, optimizer_settings.schedule, {}, Span(optimizer_settings.warmup_of(steps), steps))
     return TorchPeer(network.train(), cross_entropy, optimizer, group, schedule)
 
 
@@ -244,7 +248,7 @@ GROUPS = {"A_log": "A", "A_imag": "A", "B": "B", "C": "C", "log_delta": "delta"}
 
 
 def group(ours: str) -> str:
-    """The group in which the gradient of a parameter of ours is counted."""
+    """Return the group in which the gradient of one of our parameters is counted."""
     return GROUPS.get(ours.rpartition(".")[2], "other")
 
 
@@ -252,7 +256,7 @@ def group(ours: str) -> str:
 
 
 def cut(batch: Any, generator: torch.Generator) -> Any:
-    """Each sequence to a random length of at least a quarter."""
+    """Cut each sequence to a random length of at least a quarter."""
     inputs, lengths, labels = batch
     B, L = inputs.shape
     lengths = torch.randint(L // 4, L + 1, (B,), generator=generator)
@@ -261,9 +265,10 @@ def cut(batch: Any, generator: torch.Generator) -> Any:
 
 
 def batches_of(case: Case, root: Path, count: int) -> tuple[list[Any], int, int]:
-    """(inputs, lengths, labels) of our data modules, vocabulary and classes.
+    """Return batches (inputs, lengths, labels) from our data modules, the vocabulary size and the number of classes.
 
-    Text of full length is of batches without padding; padded, each review is cut to a random length from a quarter on.
+    Text of full length has only batches without padding; padded, each review is cut to a random length of at least a
+    quarter.
     """
     data: Any
     if case.data == "text":
@@ -286,7 +291,7 @@ def batches_of(case: Case, root: Path, count: int) -> tuple[list[Any], int, int]
 
 
 class Scheduled(TorchPeer):
-    """What its `configure_optimizers` gives."""
+    """A peer with the optimizer and schedule from the module's `configure_optimizers`."""
 
     def __init__(self, module: Any, table: Names, unused: list[str]) -> None:
         (optimizer,), (schedule,) = module.configure_optimizers()
@@ -321,9 +326,9 @@ def run(name: str, version: str, checkout: Path, train: Any, root: Path, steps: 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("checkout", type=Path, help="of state-spaces/s4, at v3.0.0 or HEAD")
+    parser.add_argument("checkout", type=Path, help="a checkout of state-spaces/s4, at v3.0.0 or HEAD")
     parser.add_argument("--version", choices=list(TAGS), default="v3")
-    parser.add_argument("--cases", default="", help=f"of {', '.join(CASES)}; default: all of the version")
+    parser.add_argument("--cases", default="", help=f"some of {', '.join(CASES)}; default: all of the version")
     parser.add_argument("--data", type=Path, default=Path("data"), help="data root, with Text prepared")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument(

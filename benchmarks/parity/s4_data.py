@@ -3,14 +3,14 @@
     python benchmarks/parity/s4_data.py s4 --imdb=data/text/aclImdb --reviews=500 --listops=expressions.tsv
 
 Its classes `IMDB` and `ListOps` (src/dataloaders/lra.py) read, tokenize and number the same files as our data modules.
-Both results are translated back to tokens by name and compared as collections of (tokens, label): our splits are in an
-order of their own, and ids are numbered by frequency there. Two packages are replaced: torchtext, which no current
+Both results are translated back to tokens by name and compared as collections of (tokens, label): our splits have
+another order, and their ids are numbered by frequency. Two packages are replaced: torchtext, which no current
 PyTorch can load, by its rule for vocabularies below; and for Text `datasets.load_dataset("imdb")`, which downloads, by
 the same reviews read from Stanford's folder. ListOps goes through the real `datasets`.
 
---imdb: Stanford's folder, of which the first reviews of each class and split are compared. --listops: expressions of
-others, a value, a tab and an expression per line, such as nyu-mll/spinn's test_d20s.tsv; without it only generated
-ones. Writes s4-data.csv.
+--imdb: Stanford's folder, of which the first reviews of each class and split are compared. --listops: a file of
+expressions, with a value, a tab and an expression per line, such as nyu-mll/spinn's test_d20s.tsv; without it
+only generated expressions are compared. Writes s4-data.csv.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def their_examples(dataset: Any, names: Sequence[str], label: str) -> Iterator[E
 
 
 def read_reviews(folder: Path, count: int) -> Iterator[tuple[str, int, Path]]:
-    """(text, label, file) of the first reviews of each class of a split's folder, by file name."""
+    """Yield (text, label, file) of the first reviews of each class in a split's folder, by file name."""
     for label, name in enumerate(("neg", "pos")):
         for file in sorted((folder / name).glob("*.txt"))[:count]:
             yield file.read_text(encoding="utf-8"), label, file
@@ -95,18 +95,18 @@ def read_reviews(folder: Path, count: int) -> Iterator[tuple[str, int, Path]]:
 def compare_text(
     public: ModuleType, imdb: Path, count: int, folder: Path
 ) -> Iterator[tuple[str, str, int, int, Agreement]]:
-    """(task, split, their vocabulary, ours, agreement)."""
+    """Yield (task, split, their vocabulary size, ours, agreement) for each split of Text."""
     from datasets import Dataset, DatasetDict
 
     reviews = {split: list(read_reviews(imdb / split, count)) for split in ("train", "test")}
-    for split, own in reviews.items():
-        for _, label, file in own:
+    for split, examples in reviews.items():
+        for _, label, file in examples:
             target = folder / "aclImdb" / split / ("neg", "pos")[label] / file.name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, target)
-    rows = {split: [{"text": text, "label": label} for text, label, _ in own] for split, own in reviews.items()}
-    found = DatasetDict({split: Dataset.from_list(own) for split, own in rows.items()})
-    public.__dict__["load_dataset"] = lambda *_, **__: found
+    rows = {split: [{"text": text, "label": label} for text, label, _ in each] for split, each in reviews.items()}
+    datasets = DatasetDict({split: Dataset.from_list(each) for split, each in rows.items()})
+    public.__dict__["load_dataset"] = lambda *_, **__: datasets
     loader = public.IMDB("imdb", data_dir=folder / "theirs", n_workers=1)
     loader.setup()
     ours = Text(root=str(folder / "ours"), source=str(folder / "aclImdb"), validation="test")
@@ -120,7 +120,7 @@ def compare_text(
 def compare_listops(
     public: ModuleType, expressions: Mapping[str, list[tuple[str, str]]], folder: Path, task: str
 ) -> Iterator[tuple[str, str, int, int, Agreement]]:
-    """The same for (expression, value) of each split, written in LRA's layout."""
+    """Yield the same for each split of ListOps, whose (expression, value) pairs are written in LRA's layout."""
     import datasets
 
     public.__dict__["load_dataset"] = datasets.load_dataset
@@ -141,7 +141,7 @@ def compare_listops(
 
 
 def generated(folder: Path, train: int = 2000, others: int = 300) -> dict[str, list[tuple[str, str]]]:
-    """Expressions of our generator as LRA writes them, with a pair of parentheses around every operand."""
+    """Return expressions from our generator as LRA writes them, with parentheses around every operand."""
     data = ListOps(root=str(folder), length_bounds=(5, 200), num_train=train, num_val=others, num_test=others)
     data.prepare_data()
     return {
@@ -154,7 +154,7 @@ def generated(folder: Path, train: int = 2000, others: int = 300) -> dict[str, l
 
 
 def of_file(file: Path) -> dict[str, list[tuple[str, str]]]:
-    """Value, tab, expression per line: eight tenths of them as training, a tenth each as validation and test."""
+    """Read lines of value, tab and expression; eight tenths are for training, a tenth each for validation and test."""
     lines = [line.split("\t") for line in file.read_text().splitlines()]
     pairs = [(expression, value) for value, expression in lines]
     low, high = len(pairs) * 8 // 10, len(pairs) * 9 // 10
@@ -185,9 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows += compare_listops(public, of_file(given.listops), folder / "given", f"listops, {given.listops.name}")
         if given.imdb:
             rows += compare_text(public, given.imdb, given.reviews, folder / "text")
-        for task, split, theirs, ours, found in rows:
-            writer.writerow([task, split, theirs, ours, *found])
-            print(task, split, f"vocabulary {theirs} and {ours}", found)
+        for task, split, theirs, ours, counts in rows:
+            writer.writerow([task, split, theirs, ours, *counts])
+            print(task, split, f"vocabulary {theirs} and {ours}", counts)
 
 
 if __name__ == "__main__":

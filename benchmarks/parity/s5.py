@@ -130,7 +130,7 @@ def public_peer(given: Namespace, case: Case, names: Names, seed: int = 0) -> Ja
 
 
 def names_of(given: Namespace) -> dict[str, str | From]:
-    """Every parameter of ours, and where it comes from in the public code."""
+    """Return each of our parameters, and where it comes from in the public code."""
     names: dict[str, str | From] = {
         "backbone.embedding.weight": transposed("encoder/encoder/kernel"),
         "backbone.embedding.bias": "encoder/encoder/bias",
@@ -161,13 +161,13 @@ def both_Cs(theirs: str, given: Namespace) -> From:
     return From((f"{theirs}/C1", f"{theirs}/C2"), lambda *C: np.stack(C))
 
 
-group = partial(gradient_group, own={"A_weight": "A, Δ", "A_imag": "A, Δ", "log_delta": "A, Δ", "B": "B"})
+group = partial(gradient_group, groups={"A_weight": "A, Δ", "A_imag": "A, Δ", "log_delta": "A, Δ", "B": "B"})
 
 # -- ours ----------------------------------------------------------------------------------------------------------
 
 
 def our_network(given: Namespace, case: Case) -> Classifier:
-    """The options of the public code as arguments of ours."""
+    """Return our network with the options of the public code."""
     C_init = {"lecun_normal": "lecun", "trunc_standard_normal": "lecun_row"}.get(given.C_init, given.C_init)
     layer = LayerSpec(
         S5, d_state=given.ssm_size_base, num_blocks=given.blocks, C_init=C_init, delta_min=given.dt_min,
@@ -186,7 +186,7 @@ def our_network(given: Namespace, case: Case) -> Classifier:
 
 
 class TanhNLIHead(NLIHead):
-    """With the public code's GELU, by tanh."""
+    """Our head with the tanh approximation of GELU, which the public code uses."""
 
     def __init__(self, d_model: int, num_classes: int) -> None:
         super().__init__(d_model, num_classes)
@@ -194,7 +194,7 @@ class TanhNLIHead(NLIHead):
 
 
 def our_settings(given: Namespace) -> OptimizerSettings:
-    """As in configs/lra/*/s5.yaml."""
+    """Return the optimizer settings of configs/lra/*/s5.yaml."""
     decaying = RoleSettings(weight_decay=given.weight_decay)
     roles = {"recurrent": RoleSettings(lr=given.ssm_lr_base), "no_decay": decaying}
     if given.dt_global:
@@ -203,7 +203,7 @@ def our_settings(given: Namespace) -> OptimizerSettings:
 
 
 def our_peer(network: nn.Module, given: Namespace, case: Case) -> TorchPeer:
-    """Our optimizer's groups under the public schedule; one-hot vectors in the place of tokens."""
+    """Return our peer: our optimizer groups, the public schedule, and one-hot vectors in place of tokens."""
     rates = parameter_rates(network, our_settings(given))
     if given.opt_config == "BandCdecay":  # B has A's rate, and decays
         decaying = {name: rate._replace(weight_decay=given.weight_decay) for name, rate in rates.items()}

@@ -128,8 +128,9 @@ def run(folder: str, model: str, recipe: str, seed: int) -> dict[str, str]:
             group["lr"] = group["initial_lr"]
         schedule = public_schedule(optimizer, STEPS_PER_EPOCH, EPOCHS, chosen.warmup_epochs, chosen.lr_min)
     peer = TorchPeer(network.train(), chosen.loss, optimizer, lambda name: "all", schedule)
-    found = train_and_test(peer, islice(forever(data.train_dataloader()), steps), data.test_dataloader(), chosen.logits)
-    return {"test accuracy": found["test accuracy"]}
+    batches = islice(forever(data.train_dataloader()), steps)
+    scores = train_and_test(peer, batches, data.test_dataloader(), chosen.logits)
+    return {"test accuracy": scores["test accuracy"]}
 
 
 def main() -> None:

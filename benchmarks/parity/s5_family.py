@@ -1,5 +1,6 @@
-"""What lindermanlab/S5 and minimal-LRU, which stands on its code, share beyond their layers, with our pieces: the
-schedule, tokens as one-hot vectors, padding, initialization.
+"""Rebuild with our modules what lindermanlab/S5 and minimal-LRU, which is based on it, share beyond their layers.
+
+These are the schedule, tokens as one-hot vectors, padding and initialization.
 
 Shapes: B batch, L length, V vocabulary.
 """
@@ -17,21 +18,21 @@ from compare import smaller
 from lra_ssm.datamodules import ListOps, Pathfinder
 
 
-def gradient_group(ours: str, own: dict[str, str]) -> str:
-    """Return the group in which the gradient of a parameter of ours is counted; own: by a layer's last names."""
+def gradient_group(ours: str, groups: dict[str, str]) -> str:
+    """Return the group in which the gradient of one of our parameters is counted. groups: by a name's last part."""
     if ".layer." in ours:
-        return own.get(ours.rpartition(".")[2], "C, D")
+        return groups.get(ours.rpartition(".")[2], "C, D")
     return "norms" if ".norm." in ours else "maps"
 
 
 def public_schedule(
     optimizer: Optimizer, steps_per_epoch: int, epochs: int, warmup_epochs: int, lr_min: float = 0.0
 ) -> LambdaLR:
-    """train.py and train_helpers.py of both: the rates after a step are those of its number k, from 0; the very first
-    step has each group's own rate.
+    """Return the schedule of train.py and train_helpers.py in both repositories.
 
-    In the warm-up (k + 1) / its steps. Then half a cosine that counts from the run's start, over the run's steps less
-    the warm-up's: it begins below the rate, and stands at lr_min in the last `warmup_epochs`.
+    They set the rates after step k, counted from 0, so that the first step has each group's own rate. During warm-up
+    the factor is (k + 1) / warm-up steps. Then it is half a cosine that counts from the start of the run and takes all
+    steps but the warm-up's: it begins below the rate, and stays at lr_min in the last `warmup_epochs`.
     """
     warmup, total = warmup_epochs * steps_per_epoch, epochs * steps_per_epoch
 
@@ -49,14 +50,14 @@ def public_schedule(
 
 
 def features(inputs: Tensor, d_input: int, length: int) -> Tensor:
-    """Token ids (…, L) as one-hot vectors (…, length, d_input), padding as token 0; features as they are."""
+    """Return token ids (…, L) as one-hot vectors (…, length, d_input), padding as token 0; features as they are."""
     if inputs.is_floating_point():
         return inputs
     return F.one_hot(F.pad(inputs, (0, length - inputs.shape[-1])), d_input).float()
 
 
 def loss_on_features(d_input: int, length: int, pooled: str) -> Callable[[nn.Module, Any], Tensor]:
-    """The loss of a classifier of ours that reads what the public code does.
+    """Return the loss of our classifier on the inputs that the public code reads.
 
     pooled: "real", the mean over real positions, or "all", over padding too.
     """
@@ -70,7 +71,7 @@ def loss_on_features(d_input: int, length: int, pooled: str) -> Callable[[nn.Mod
 
 
 def start_as_flax(network: nn.Module) -> None:
-    """Linear maps as Flax's Dense: normal of variance 1 / inputs, cut off at two deviations, and biases of 0."""
+    """Initialize linear maps as Flax's Dense: normal of variance 1 / inputs, cut off at two deviations; biases 0."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
             std = module.in_features**-0.5 / 0.87962566103423978  # what is cut off makes the variance smaller
@@ -79,8 +80,8 @@ def start_as_flax(network: nn.Module) -> None:
 
 
 def generated(folder: str, padded: bool, length: int, batch_size: int, steps: int) -> list[Any]:
-    """`Batch`es that differ: ListOps of up to `length` tokens, padded, or Pathfinder's images of 16 × 16 pixels, each
-    the mean of four of 32 × 32."""
+    """Return different `Batch`es: ListOps of up to `length` tokens, padded, or Pathfinder's images of 16 × 16 pixels,
+    each the mean of four of 32 × 32."""
     if padded:
         data: Any = ListOps(root=folder, batch_size=batch_size, length_bounds=(10, length), max_depth=5,
                             num_train=batch_size * steps, num_val=10, num_test=10)  # fmt: skip
@@ -92,6 +93,6 @@ def generated(folder: str, padded: bool, length: int, batch_size: int, steps: in
 
 
 def paired(batch: Any) -> Any:
-    """A batch of ListOps as half as many pairs (B, 2, L), which belong together where both have the same value."""
+    """Return a batch of ListOps as half as many pairs (B, 2, L), labeled by whether both have the same value."""
     inputs, lengths, labels = (x.unflatten(0, (-1, 2)) for x in batch)
     return batch._replace(inputs=inputs, lengths=lengths, labels=(labels[:, 0] == labels[:, 1]).long())

@@ -112,7 +112,7 @@ class PublicSchedule:
 def public_peer(
     public: ModuleType, row: "Row", settings: Mapping[str, Any], steps: int, epoch_steps: int = EPOCH
 ) -> TorchPeer:
-    """The public model and its training. settings: of the row's YAML file in the checkout."""
+    """Return the public model as a peer. settings: from the row's YAML file in the checkout."""
     given = settings["model"] | {"hidden_dim": WIDTH, "state_dim": row.d_state, "output_dim": row.num_classes}
     del given["layer"]
     if "cfg" in inspect.signature(public.Mamba).parameters:
@@ -127,16 +127,16 @@ def public_peer(
 
 
 def public_logits(model: nn.Module, batch: Any) -> Tensor:
-    """What the public train.py takes the cross-entropy of: numbers in place of tokens, padding as it is."""
+    """Return the logits of the public train.py, which reads tokens as numbers and keeps padding."""
     inputs = batch[0]
     if inputs.dim() == 3 and not inputs.is_floating_point():  # pairs (B, 2, L): all first ones, then all second ones
         inputs = inputs.transpose(0, 1).flatten(0, 1)
-    found: Tensor = model(inputs if inputs.is_floating_point() else inputs.float()[:, :, None])
-    return found
+    logits: Tensor = model(inputs if inputs.is_floating_point() else inputs.float()[:, :, None])
+    return logits
 
 
 def loss_of(logits: Callable[[nn.Module, Any], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
-    """The loss of a batch (inputs, lengths, labels)."""
+    """Return the loss of a batch (inputs, lengths, labels)."""
     return lambda model, batch: F.cross_entropy(logits(model, batch), batch[2])
 
 
@@ -144,7 +144,7 @@ def loss_of(logits: Callable[[nn.Module, Any], Tensor]) -> Callable[[nn.Module, 
 
 
 class PublicBlock(MambaBlock):
-    """MambaBlock with what the public block has of its own: a learned scale of the residual (scaled; not in the older
+    """MambaBlock with what only the public block has: a learned scale of the residual (scaled; not in the older
     version), and no norm after the last of pre-norm blocks."""
 
     def __init__(
@@ -190,10 +190,10 @@ class Row:
 
     @property
     def ours(self) -> dict[str, Any]:
-        """model.init_args of our config."""
+        """Return model.init_args of our config."""
         model = yaml.safe_load((CONFIGS / self.config / "mamba.yaml").read_text())["model"]
-        found: dict[str, Any] = model["init_args"]
-        return found
+        arguments: dict[str, Any] = model["init_args"]
+        return arguments
 
 
 ROWS = {
@@ -206,7 +206,7 @@ ROWS = {
 
 @dataclass(frozen=True)
 class Ways:
-    """Which of the public code's ways ours takes; all of them give the same model and training."""
+    """Which choices of the public code our model follows; with all of them, model and training are the same."""
 
     softmax: bool = True
     block: bool = True  # the residual's scale, and no norm after the last of pre-norm blocks
@@ -214,12 +214,12 @@ class Ways:
     schedule: bool = True  # by epochs to 5e-6, Image's warm-up too; else as our config has it
 
     def logits(self, network: nn.Module, batch: Any) -> Tensor:
-        found: Tensor = network(batch[0], None if self.padding else batch[1])
-        return found
+        logits: Tensor = network(batch[0], None if self.padding else batch[1])
+        return logits
 
 
 def our_network(row: Row, ways: Ways, scaled: bool = True) -> Classifier:
-    """The network of our config at the small size. scaled: as of `PublicBlock`."""
+    """Return the network of our config at the small size. scaled: as in `PublicBlock`."""
     network = row.ours["network"]
     given = network["init_args"]
     block, layer = given["block"]["init_args"], given["layer"]["init_args"]
@@ -240,7 +240,7 @@ def our_network(row: Row, ways: Ways, scaled: bool = True) -> Classifier:
 
 
 def our_peer(row: Row, ways: Ways, network: nn.Module, steps: int, epoch_steps: int = EPOCH) -> TorchPeer:
-    """A network of ours with the optimizer settings of our config."""
+    """Return a peer of our network with the optimizer settings of our config."""
     settings = row.ours["optimizer"]
     if row.rate is not None:
         settings |= {"lr": row.rate}
@@ -271,7 +271,7 @@ def damped(settings: Mapping[str, Any], epochs: int, epoch_steps: int) -> Callab
 
 
 def names_of(row: Row, theirs: nn.Module) -> Names:
-    """Our parameters -> theirs."""
+    """Return our parameters -> theirs."""
     R, N = -(-WIDTH // 16), row.d_state
     its = dict(theirs.named_parameters())
     pairs = {"backbone.embedding": "linear_encoder", "head": "linear_decoder"}
@@ -297,7 +297,7 @@ def names_of(row: Row, theirs: nn.Module) -> Names:
 
 
 def mamba_names(ours: str, theirs: str, R: int, N: int) -> dict[str, str | From]:
-    """The parameters of our MambaBlock `ours`, without its norm -> those of the public Mamba `theirs`."""
+    """Return the parameters of our MambaBlock `ours`, without its norm -> those of the public Mamba `theirs`."""
     whole = {
         "in_proj.weight": "in_proj.weight",
         "conv1d.weight": "conv1d.weight",
@@ -317,7 +317,7 @@ def mamba_names(ours: str, theirs: str, R: int, N: int) -> dict[str, str | From]
 
 
 def group_of(name: str) -> str:
-    """The group in which the gradient of a parameter of ours is counted."""
+    """Return the group in which the gradient of one of our parameters is counted."""
     if ".layer." in name:
         return "A and D" if name.endswith(("A_log", ".D")) else "Δ, B and C"
     if any(part in name for part in (".in_proj.", ".conv1d.", ".out_proj.", ".glu.")):
@@ -338,19 +338,19 @@ def batches_of(row: str, root: Path) -> list[Any]:
         data = MNIST(root=str(root), batch_size=16)
     data.prepare_data()
     data.setup("fit")
-    found = []
+    batches = []
     for batch in data.train_dataloader():
         inputs, lengths, labels = batch
         if row == "retrieval":
             pairs = labels.view(-1, 2)
-            found.append(
+            batches.append(
                 (inputs.long().view(-1, 2, inputs.shape[1]), lengths.view(-1, 2), (pairs[:, 0] == pairs[:, 1]).long())
             )
         else:
-            found.append((pixels(inputs, 4) if row == "image" else inputs.long(), lengths, labels))
-        if len(found) == BATCHES:
+            batches.append((pixels(inputs, 4) if row == "image" else inputs.long(), lengths, labels))
+        if len(batches) == BATCHES:
             break
-    return found
+    return batches
 
 
 def pixels(images: Tensor, size: int) -> Tensor:

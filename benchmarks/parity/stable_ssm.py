@@ -40,7 +40,7 @@ FORMS = ("best", "exp", "softplus", "direct")
 
 
 def public_model(checkout: Path, form: str) -> nn.Module:
-    """Its LightningModule, whose encoders import a scipy that they do not use."""
+    """Return its LightningModule, whose encoders import a scipy that they do not use."""
     sys.modules.setdefault("scipy", ModuleType("scipy"))
     if str(checkout) not in sys.path:
         sys.path.insert(0, str(checkout))
@@ -65,7 +65,7 @@ def public_loss(model: Any, batch: Any) -> Tensor:
 
 
 def our_network(form: str) -> Classifier:
-    """The network of our config at this size."""
+    """Return the network of our config at this size."""
     given = yaml.safe_load(CONFIG.read_text())["model"]["init_args"]["network"]["init_args"]
     block = given["block"]["init_args"]
     layer = given["layer"]["init_args"] | {"parameterization": form}
@@ -75,14 +75,14 @@ def our_network(form: str) -> Classifier:
 
 
 def names() -> Names:
-    """Our parameters -> theirs."""
-    found: dict[str, str | From] = {}
+    """Return our parameters -> theirs."""
+    table: dict[str, str | From] = {}
     for ours, theirs in {"backbone.embedding": "encoder.U", "head": "decoder.U"}.items():
-        found |= {f"{ours}.{part}": f"{theirs}.{part}" for part in ("weight", "bias")}
+        table |= {f"{ours}.{part}": f"{theirs}.{part}" for part in ("weight", "bias")}
     for i in range(DEPTH):
         ours, theirs = f"backbone.blocks.{i}", f"net.stablessm_layers.{i}"
-        found |= {f"{ours}.norm.{part}": f"net.norms.{i}.{part}" for part in ("weight", "bias")}
-        found |= {
+        table |= {f"{ours}.norm.{part}": f"net.norms.{i}.{part}" for part in ("weight", "bias")}
+        table |= {
             f"{ours}.layer.system.log_delta": f"{theirs}.kernel.log_dt",
             f"{ours}.layer.system.A_log": f"{theirs}.kernel.log_A_real",
             f"{ours}.layer.system.A_imag": f"{theirs}.kernel.A_imag",
@@ -91,11 +91,11 @@ def names() -> Names:
             f"{ours}.glu.weight": From(f"{theirs}.output_linear.0.weight", lambda x: x[:, :, 0]),  # a Conv1d of width 1
             f"{ours}.glu.bias": f"{theirs}.output_linear.0.bias",
         }
-    return found
+    return table
 
 
 def group_of(name: str) -> str:
-    """The group in which the gradient of a parameter of ours is counted."""
+    """Return the group in which the gradient of one of our parameters is counted."""
     if ".system." in name:
         return "A and Δ" if name.endswith(("A_log", "A_imag", "log_delta")) else "C and D"
     return "GLU" if ".glu." in name else "encoder, norms, head"

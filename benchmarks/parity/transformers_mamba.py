@@ -46,7 +46,7 @@ MULTIPLE = 16  # mamba-360m.yaml: pad_vocab_size_multiple
 
 
 def public_model(vocabulary: int) -> MambaForCausalLM:
-    """At the small size, with as many rows of the embedding as mamba-bare pads to."""
+    """Build the model at the small size, with as many rows of the embedding as mamba-bare pads to."""
     config = MambaConfig(
         vocab_size=math.ceil(vocabulary / MULTIPLE) * MULTIPLE, hidden_size=WIDTH, num_hidden_layers=DEPTH,
         state_size=STATES, time_step_rank=RANK, rescale_prenorm_residual=True, use_mambapy=True,
@@ -56,7 +56,7 @@ def public_model(vocabulary: int) -> MambaForCausalLM:
 
 
 def public_groups(checkout: Path, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """mamba-bare's groups of the parameters, which its imports of hydra and CUDA extensions do not touch."""
+    """Return mamba-bare's groups of the parameters, which its imports of hydra and CUDA extensions do not touch."""
     for name in ("hydra", "mamba_core", "mamba_core.modules", "mamba_core.modules.seq_common"):
         sys.modules[name] = ModuleType(name)
     sys.modules["mamba_core.modules.seq_common"].__dict__["PositionalEncoding"] = nn.Identity  # there is none here
@@ -77,7 +77,7 @@ class _Settings(dict[str, Any]):
 
 
 def schedule(settings: dict[str, Any], rate: float, steps: int) -> Callable[[int], float]:
-    """timm's cosine with warm-up as a share of the rate: a line from warmup_lr_init, then half a cosine to lr_min.
+    """Return timm's cosine with warm-up as a share of the rate: a line from warmup_lr_init, half a cosine to lr_min.
 
     settings: `scheduler` of the YAML file, t_initial in place of which stand the steps that are left.
     """
@@ -93,7 +93,7 @@ def schedule(settings: dict[str, Any], rate: float, steps: int) -> Callable[[int
 
 
 def our_network(vocabulary: int) -> LanguageModel:
-    """The network of our config at the small size."""
+    """Return the network of our config at the small size."""
     given = yaml.safe_load(CONFIG.read_text())["model"]["init_args"]["network"]["init_args"]
     layer = given.pop("layer")["init_args"] | {"d_state": STATES, "delta_rank": RANK}
     given["block"] = BlockSpec(MambaBlock, **given["block"]["init_args"])
@@ -102,25 +102,25 @@ def our_network(vocabulary: int) -> LanguageModel:
 
 
 def names() -> Names:
-    """Our parameters -> theirs."""
-    found: dict[str, str | From] = {
+    """Return our parameters -> theirs."""
+    table: dict[str, str | From] = {
         "backbone.embedding.weight": "backbone.embeddings.weight",  # and the head
         "backbone.norm.weight": "backbone.norm_f.weight",
     }
     for i in range(DEPTH):
         ours, theirs = f"backbone.blocks.{i}", f"backbone.layers.{i}"
-        found |= {f"{ours}.norm.weight": f"{theirs}.norm.weight"}
-        found |= mamba_names(ours, f"{theirs}.mixer", RANK, STATES)
-    return found
+        table |= {f"{ours}.norm.weight": f"{theirs}.norm.weight"}
+        table |= mamba_names(ours, f"{theirs}.mixer", RANK, STATES)
+    return table
 
 
 def group_of(name: str) -> str:
-    """The group in which the gradient of a parameter of ours is counted."""
+    """Return the group in which the gradient of one of our parameters is counted."""
     return "embedding" if "embedding" in name else "norms" if "norm" in name else group_of_classifier(name)
 
 
 def windows(file: Path) -> tuple[list[tuple[Tensor, Tensor]], int]:
-    """Batches of (inputs, targets), both (BATCH, LENGTH) ids of characters, and how many characters there are."""
+    """Return batches of (inputs, targets), both (BATCH, LENGTH) ids of characters, and the number of characters."""
     text = file.read_text()
     known = {character: number for number, character in enumerate(sorted(set(text)))}
     ids = np.array([known[character] for character in text])
@@ -178,14 +178,15 @@ def main() -> None:
     public = theirs()
     if options.config:  # ours in place of the public code, whose losses it has
         peers = [ours(public.model, as_config) for as_config in (False, True)]
-        found = compare(*peers, batches, options.steps)
-        save("mamba-bare-config", found, options.out, about="ours: the public ways (red), our config (blue)", **about)
+        comparison = compare(*peers, batches, options.steps)
+        ways = "ours: the public ways (red), our config (blue)"
+        save("mamba-bare-config", comparison, options.out, about=ways, **about)
     else:
-        found = run_case(
+        comparison = run_case(
             "mamba-bare", public, lambda: ours(public.model, False), batches, options.steps, options.out,
             about="the public ways", **about,
         )  # fmt: skip
-    print("mean loss of the last 100 steps", {name: each[-100:].mean() for name, each in found.losses.items()})
+    print("mean loss of the last 100 steps", {name: each[-100:].mean() for name, each in comparison.losses.items()})
 
 
 if __name__ == "__main__":

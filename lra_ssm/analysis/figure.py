@@ -24,9 +24,9 @@ from torch import Tensor
 from lra_ssm.analysis.measure import SCALES, LayerMeasures, Measures, format_value
 
 _GRAY, _RED = "#666666", "#c0392b"
-_MAX_EIGENVALUES = 3000  # of a layer that are drawn
+_MAX_EIGENVALUES = 3000  # drawn for a layer
 _MAX_QUANTILE_VALUES = 1_000_000  # torch.quantile refuses more than 16 million
-_MAX_POINTS = 120  # of a curve over positions
+_MAX_POINTS = 120  # in a curve over positions
 _MAX_PARAMETERS = 12  # rows that have room for their names
 _STYLE: Any = {
     "font.size": 9,
@@ -46,7 +46,7 @@ Points = tuple[Any, Any]
 
 
 def _colors(count: int) -> list[str]:
-    """A color for each layer, from dark to light."""
+    """Return a color for each layer, from dark to light."""
     return [to_hex(colormaps["viridis"](i / max(1, count - 1) * 0.88)) for i in range(count)]
 
 
@@ -63,14 +63,14 @@ def _draw_lines(
 
 
 def _rms_by_bin(values: Tensor) -> Points:
-    """Start and root mean square of at most _MAX_POINTS stretches of a curve (L,)."""
+    """Return start and root mean square of at most _MAX_POINTS stretches of a curve (L,)."""
     stretches = values.double().tensor_split(min(_MAX_POINTS, len(values)))
     starts = np.cumsum([0, *(len(stretch) for stretch in stretches[:-1])])
     return starts, np.array([float(stretch.square().mean().sqrt()) for stretch in stretches])
 
 
 def _subsample(values: Tensor, limit: int) -> Tensor:
-    """At most `limit` of the values (n,), evenly spaced from the first to the last."""
+    """Return at most `limit` of the values (n,), evenly spaced from the first to the last."""
     return values[torch.linspace(0, len(values) - 1, min(limit, len(values)), dtype=torch.float64).long()]
 
 
@@ -82,7 +82,7 @@ def _write_instead(axes: Axes, text: str) -> None:
 
 
 def _dashed(axes: Axes, y: float, text: str, x: float, ha: str) -> None:
-    """A dashed line at y with its name; x as a fraction of the panel."""
+    """Draw a dashed line at y with its name; x as a fraction of the panel."""
     axes.axhline(y, color=_GRAY, linewidth=0.9, linestyle="--")
     box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}
     axes.annotate(text, (x, y), xytext=(0, 3), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
@@ -245,12 +245,12 @@ def forgetting(axes: Axes, measures: Measures, colors: Sequence[str]) -> None:
 ROWS = (
     (memory, timescales, large_input),
     (spectrum, gradient_over_weight, gradient),
-    (step_sizes, step_sizes_by_position, forgetting),  # left out where no layer has a Δ
+    (step_sizes, step_sizes_by_position, forgetting),  # left out if no layer has a Δ
 )
 
 
 def draw(networks: Sequence[Measures]) -> Figure:
-    """One figure of 12 inches width: a row of panels for each network and row of `ROWS`.
+    """Draw one figure, 12 inches wide: a row of panels for each network and row of `ROWS`.
 
     The same panel has the same scales for both networks, apart from parameters' names.
     """

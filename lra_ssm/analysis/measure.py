@@ -72,12 +72,12 @@ class Measures:
 
     @property
     def finite(self) -> bool:
-        """Whether all gradients are finite."""
+        """Return whether all gradients are finite."""
         return all(bool(layer.gradient.isfinite().all()) for layer in self.layers)
 
 
 def count_ticks(network: nn.Module, examples: Sequence[Example]) -> int:
-    """How often `measure` calls `tick`."""
+    """Return how often `measure` calls `tick`."""
     return len(examples) * (1 + len(layers_of(network))) + 2 * len(layers_of(network))
 
 
@@ -152,7 +152,7 @@ def _backward(
 
 
 def _memory(layer: nn.Module, x: Tensor, generator: torch.Generator) -> tuple[Tensor, bool]:
-    """S by lag (L,) of a causal layer's last output, of another layer's middle output; and whether it is causal."""
+    """Return S by lag (L,) of a causal layer's last output or another's middle output, and whether it is causal."""
     middle = x.shape[1] // 2
     norms = jacobian_norms(layer, x, middle, 1, generator)[0]
     causal = float(norms[middle + 1 :].sum()) < 1e-4 * float(norms.sum())
@@ -161,7 +161,7 @@ def _memory(layer: nn.Module, x: Tensor, generator: torch.Generator) -> tuple[Te
 
 
 def _scaled(layer: nn.Module, x: Tensor, scale: float) -> Tensor:
-    """S_k (L,) of the last output with the input in the middle `scale` times as large (B2S6, theorems 2 and 5)."""
+    """Return S_k (L,) of the last output with the middle input `scale` times as large (B2S6, theorems 2 and 5)."""
     x = x.clone()
     x[len(x) // 2] *= scale
     generator = torch.Generator().manual_seed(0)  # the same directions at every scale: a linear layer's S is the same
@@ -201,5 +201,5 @@ def _row(number: int, layer: LayerMeasures, length: int) -> list[str]:
 
 
 def format_value(value: float) -> str:
-    """Three digits, without a power of ten from 1,000 to a million."""
+    """Format a number with three digits, without a power of ten from 1,000 to a million."""
     return f"{value:,.0f}" if 1000 <= value < 1e6 else f"{value:.3g}"

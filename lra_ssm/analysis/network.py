@@ -34,9 +34,11 @@ def layers_of(network: nn.Module) -> dict[str, nn.Module]:
         if isinstance(blocks, nn.ModuleList) and len(blocks):
             layers = {}
             for i, block in enumerate(blocks):
-                own = getattr(block, "layer", None)
-                name = ".".join(filter(None, [prefix, "blocks", str(i), "layer" if isinstance(own, nn.Module) else ""]))
-                layers[name] = own if isinstance(own, nn.Module) else block
+                inner = getattr(block, "layer", None)
+                name = ".".join(
+                    filter(None, [prefix, "blocks", str(i), "layer" if isinstance(inner, nn.Module) else ""])
+                )
+                layers[name] = inner if isinstance(inner, nn.Module) else block
             return layers
     layers = {}
     for name, module in network.named_modules():

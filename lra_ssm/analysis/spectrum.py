@@ -86,5 +86,5 @@ def mean_timescales(eigenvalues: Tensor) -> Tensor:
 def step_sizes(layer: nn.Module, x: Tensor) -> Tensor | None:
     """Return Δ at every position and channel, x (B, L, D) -> (B, L, D), or None if the layer has no `step_sizes`."""
     inner = getattr(layer, "system", None)  # of a StableSSM
-    own = getattr(layer, "step_sizes", None) or getattr(inner, "step_sizes", None)
-    return own(x) if callable(own) else None
+    compute = getattr(layer, "step_sizes", None) or getattr(inner, "step_sizes", None)
+    return compute(x) if callable(compute) else None

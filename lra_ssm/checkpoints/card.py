@@ -1,4 +1,4 @@
-"""A model's card: README.md with the Hub's header, made from what config.json says of the model's source."""
+"""A model's card: README.md with the Hub's header, made from "source" in the model's config.json."""
 
 import re
 from collections.abc import Mapping
@@ -38,8 +38,8 @@ def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any],
     """Return README.md: card.md, filled in.
 
     Args:
-        name: by which the model is loaded: a folder or a repository.
-        network: its specification.
+        name: the folder or repository from which the model is loaded.
+        network: the specification of the network.
         source: as `push` writes it into config.json.
         has_tokenizer: whether a tokenizer is saved with the weights.
     """
@@ -77,12 +77,12 @@ def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any],
 
 
 def _source_option(source: Mapping[str, Any]) -> str:
-    """The option that names a user's own files, which have another place on another machine; empty for other data."""
+    """Return the option that names the user's own files, which differs between machines; empty for other data."""
     return " --data.source=PATH" if get_nested(source, "data", "source").get("kind") == "files" else ""
 
 
 def _has_test_split(source: Mapping[str, Any]) -> bool:
-    """Whether its data has a test split; data of which nothing is known has one."""
+    """Return whether the model's data has a test split; unknown data counts as having one."""
     names = [name.rpartition("/")[2] for name in get_nested(source, "data", "examples")]
     return "test" in names or not names
 

@@ -3,10 +3,10 @@
     config.json          {"format": "lra_ssm/1", "network": {class_path, init_args}, "lra_ssm_version", "source": {…}}
     model.safetensors    the weights by their names in the state_dict, tied ones once
     vocabulary.json or tokenizer.json (with tokenizer_config.json), if the model has a tokenizer
-    config.yaml          of a model that was pushed: its run's configuration
-    README.md            of a model that was pushed: its card
+    config.yaml          the run's configuration, if the model was pushed
+    README.md            the model card, if the model was pushed
 
-The files of other layouts are found and read here too; models/ knows what they mean. Nothing in such a folder is run:
+This module also finds and reads the files of other layouts; models/ interprets them. Nothing in such a folder is run:
 pickles are refused unless they are allowed (models/pretrained.py does the same for classes).
 """
 
@@ -36,7 +36,7 @@ from lra_ssm.files import sha256
 
 
 class ModelFiles:
-    """The files of a saved model, found by its name (checkpoints/sources.py).
+    """The files of a saved model with this name (see checkpoints/sources.py).
 
     Attributes:
         folder: where they are.
@@ -133,7 +133,7 @@ class ModelFiles:
         return [] if index is None else self._parts(index, Path(name).suffix)
 
     def _parts(self, index: Path, suffix: str) -> list[Path]:
-        """The files that an index names; all are in its folder."""
+        """Return the files that an index names; all of them are in its folder."""
         where = f"{self.name}: {index.name}"
         names = {*get_nested(read_json(index, where), "weight_map").values()}
         if not names or not all(isinstance(name, str) for name in names):
@@ -146,13 +146,13 @@ class ModelFiles:
         return [self.folder / name for name in sorted(names)]
 
     def _content(self) -> str:
-        """What an error says about a file that does not exist."""
+        """Describe what the folder holds, for errors about a missing file."""
         names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
         return f"it holds {', '.join(names[:5]) or 'nothing'}{', …' if len(names) > 5 else ''}"
 
 
 def _hub_digest(path: Path) -> str | None:
-    """A large file's sha256 is its name in the Hub's cache (its ETag); huggingface_hub compares only sizes."""
+    """Return a large file's sha256, its name in the Hub's cache (its ETag). huggingface_hub compares only sizes."""
     name = path.readlink().name if path.is_symlink() else ""
     return name if re.fullmatch("[0-9a-f]{64}", name) else None
 
@@ -163,7 +163,7 @@ def _read_tensors(path: Path, where: str) -> dict[str, Tensor]:
     safe = path.suffix == ".safetensors"
     try:
         state = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # each raises several
+    except Exception as error:  # both loaders raise several kinds
         wrong = "is damaged or not a safetensors file" if safe else "cannot be read as tensors"
         raise InputError(f"{where} {wrong}: {to_one_line(str(error))[:200]}") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
@@ -172,7 +172,7 @@ def _read_tensors(path: Path, where: str) -> dict[str, Tensor]:
 
 
 def get_nested(stated: Any, *keys: str) -> dict[str, Any]:
-    """Return the dict that stands under these keys in somebody's file; empty if there is none."""
+    """Return the dict under these keys in a file that may not be ours; empty if there is no such dict."""
     for key in keys:
         stated = stated.get(key) if isinstance(stated, dict) else None
     return stated if isinstance(stated, dict) else {}
@@ -189,16 +189,16 @@ def read_json(path: Path, where: str) -> dict[str, Any]:
     return content
 
 
-def check_shapes(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
+def check_shapes(model: Mapping[str, Any], checkpoint: Mapping[str, Any], where: str) -> None:
     """Raise InputError if the tensors of a checkpoint are not those of the model, by name and shape."""
 
     def shape(state: Mapping[str, Any], name: str) -> str:
         value = state.get(name, "missing")
         return str(tuple(value.shape)) if isinstance(value, Tensor) else str(value)
 
-    names = sorted(ours.keys() | theirs.keys())
-    wrong = [name for name in names if shape(ours, name) != shape(theirs, name)]
+    names = sorted(model.keys() | checkpoint.keys())
+    wrong = [name for name in names if shape(model, name) != shape(checkpoint, name)]
     if wrong:
-        first = f"{wrong[0]} is {shape(theirs, wrong[0])} in the checkpoint, {shape(ours, wrong[0])} in the model"
+        first = f"{wrong[0]} is {shape(checkpoint, wrong[0])} in the checkpoint, {shape(model, wrong[0])} in the model"
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise InputError(f"checkpoint {where} is of another shape: {first}{more}")
+        raise InputError(f"checkpoint {where} has other shapes: {first}{more}")

@@ -1,4 +1,4 @@
-"""Where the name of a saved model leads. A name means the same to every command:
+"""Find a saved model by its name. A name means the same to every command:
 
 1. a folder that exists;
 2. a model that comes with the package (pretrained/<name>/), which has no slash;
@@ -21,9 +21,9 @@ from lra_ssm.errors import InputError, describe_error, hint
 CONFIG, RUN_CONFIG, CARD = "config.json", "config.yaml", "README.md"
 WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"
 TOKENIZERS, TOKENIZER_CONFIG = ("vocabulary.json", "tokenizer.json"), "tokenizer_config.json"
-GENERATION_CONFIG = "generation_config.json"  # transformers' own
-INDEX = ".index.json"  # after the name of weights that are in parts
-# What is downloaded of a repository: no other files, and pickles only when they are asked for.
+GENERATION_CONFIG = "generation_config.json"  # the file of transformers
+INDEX = ".index.json"  # suffix of the index of weights that are in parts
+# The files that are downloaded from a repository; pickles are downloaded only on request.
 _WANTED = [CONFIG, RUN_CONFIG, CARD, GENERATION_CONFIG, *TOKENIZERS, TOKENIZER_CONFIG, "model*.safetensors",
            f"{WEIGHTS}{INDEX}"]  # fmt: skip
 _PICKLES = ["pytorch_model*.bin", f"{PICKLE}{INDEX}"]
@@ -38,7 +38,7 @@ class Source(NamedTuple):
     Attributes:
         folder: where its files are; those of a repository or an artifact have been downloaded.
         name: what messages call it; a repository with its commit.
-        repository: the repository and the commit, of which pickles can still be downloaded; else None.
+        repository: the repository and commit, from which pickles can still be downloaded; else None.
     """
 
     folder: Path
@@ -51,7 +51,7 @@ class Source(NamedTuple):
 
 
 def source_of(name: str | Path, revision: str | None = None) -> Source:
-    """Return where a name leads; a Path is a folder. A repository or a wandb artifact is downloaded.
+    """Return the saved model that a name means; a Path is a folder. Downloads a repository or a wandb artifact.
 
     Raises InputError if nothing has this name, or if a revision is given for something that has none.
     """
@@ -96,7 +96,7 @@ def is_local(name: str) -> bool:
 
 
 def _nearest(path: Path) -> str:
-    """What an error adds to the name of a folder that does not exist: the nearest name, else the Hub's form."""
+    """Return a hint for a folder that does not exist: the nearest existing name, else the name on the Hub."""
     parent = next(each for each in path.parents if each.is_dir())
     names = [each.name for each in parent.iterdir() if each.is_dir()]
     if near := difflib.get_close_matches(path.relative_to(parent).parts[0], names, n=1):
@@ -111,7 +111,7 @@ def _download(repository: str, revision: str | None, files: list[str]) -> Path:
 
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=files))
-    except Exception as error:  # huggingface_hub's, the network's, the disk's
+    except Exception as error:  # from huggingface_hub, the network or the disk
         reasons = {
             errors.LocalEntryNotFoundError: "the Hub cannot be reached, and its cache does not have all files of it",
             errors.RevisionNotFoundError: "it has no such revision",
@@ -122,16 +122,16 @@ def _download(repository: str, revision: str | None, files: list[str]) -> Path:
 
 
 def _artifact(given: str) -> Source:
-    """Download an artifact of type model by wandb, which compares its digests and has a cache of its own."""
+    """Download an artifact of type model with wandb, which compares its digests and has its own cache."""
     from huggingface_hub import cached_assets_path
 
     try:
         import wandb
 
         artifact = wandb.Api().artifact(given.removeprefix(WANDB), type="model")
-        # A version may come to mean another artifact; the digest is that of its content.
+        # A version may later name another artifact; the digest identifies the content.
         folder = cached_assets_path("lra_ssm", namespace="wandb", subfolder=artifact.digest)
         artifact.download(root=str(folder))
-    except Exception as error:  # wandb's, its server's, the network's, the disk's
+    except Exception as error:  # from wandb, its server, the network or the disk
         raise InputError(f"{given}: it cannot be downloaded ({describe_error(error)})") from error
     return Source(folder, f"{WANDB}{artifact.qualified_name}")

@@ -21,7 +21,7 @@ REPLACED = [CONFIG, "model*.safetensors", f"{WEIGHTS}{INDEX}", *TOKENIZERS, TOKE
 
 
 class SavedTokenizer(Protocol):
-    """The part of a tokenizer that is saved; those of `lra_ssm.datamodules` have it."""
+    """The part of a tokenizer that is saved; the tokenizers of `lra_ssm.datamodules` have it."""
 
     file: str
     end_of_text: int
@@ -58,19 +58,19 @@ def write_model(
         folder: created if it does not exist.
         config: the content of config.json.
         weights: the tensors by name.
-        other_files: their content by name.
+        other_files: the content of the other files by name.
         digests: whether "source" of config.json gets the sha256 of the other files, for those who download them.
 
     Raises:
-        InputError: the folder holds something else, or the disk does not take it.
+        InputError: the folder holds something else, or cannot be written.
     """
     from safetensors.torch import save_file
 
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in untied(weights).items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in untied(weights).items()}
     with atomic_folder(folder) as partial:
         for name, content in other_files.items():
             (partial / name).write_bytes(content)
-        save_file(kept, partial / WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
         if digests:
             files = {name: sha256(partial / name) for name in (WEIGHTS, *other_files) if name != CARD}
             config = {**config, "source": {**config.get("source", {}), "files": files}}
@@ -80,10 +80,10 @@ def write_model(
 
 @contextmanager
 def atomic_folder(folder: str | Path) -> Iterator[Path]:
-    """A temporary folder whose files become a saved model in `folder` if the block ends well.
+    """Yield a temporary folder whose files become a saved model in `folder` if the block succeeds.
 
     An older saved model is replaced; files that do not belong to a model stay.
-    Raises InputError if the folder holds something else, or the disk does not take it.
+    Raises InputError if the folder holds something else, or cannot be written.
     """
     from safetensors import SafetensorError
 
@@ -106,7 +106,7 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
 
 
 def _is_replaceable(folder: Path) -> bool:
-    """Whether a folder is empty, or holds a saved model of ours or of transformers."""
+    """Return whether a folder is empty, or holds a saved model from this package or from transformers."""
     try:
         return not any(folder.iterdir()) or bool({"format", "model_type"} & read_json(folder / CONFIG, CONFIG).keys())
     except (InputError, OSError):
@@ -121,10 +121,10 @@ def check_finite(weights: Mapping[str, Tensor], where: str) -> None:
 
 
 def untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors without those that are another one by a later name."""
-    kept: dict[Any, str] = {}
+    """Return the tensors, each one that has several names only by its first name."""
+    first_names: dict[Any, str] = {}
     for name, x in state.items():
         has_memory = x.numel() and not x.is_meta
         same = (x.data_ptr(), x.shape, x.stride(), x.dtype) if has_memory else name
-        kept.setdefault(same, name)
-    return {name: state[name] for name in kept.values()}
+        first_names.setdefault(same, name)
+    return {name: state[name] for name in first_names.values()}

@@ -1,7 +1,7 @@
-"""The commands: `lightning fit …` is `lra-ssm fit …` is `python -m lra_ssm fit …`.
+"""The commands: `lightning fit …`, `lra-ssm fit …` and `python -m lra_ssm fit …` are the same.
 
-Loads neither torch nor lightning: `--help` and a mistyped command answer at once, and a command's module is imported
-when the command is called.
+This module loads neither torch nor lightning: `--help` and a mistyped command answer at once, and a command's module is
+imported when the command is called.
 """
 
 import io
@@ -16,15 +16,18 @@ from lra_ssm.errors import InputError, describe_error, hint, to_one_line
 
 # name -> ("module:function", what it does). The functions are typed, and `cli/command.py` makes their parsers.
 COMMANDS = {
-    "fit": ("lra_ssm.cli.fit:fit", "train a model; started again, a killed run is resumed"),
+    "fit": ("lra_ssm.cli.fit:fit", "train a model, or resume a killed run"),
     "validate": ("lra_ssm.cli.fit:validate", "score a run's best checkpoint on the validation split"),
     "test": ("lra_ssm.cli.fit:test", "score a run's best checkpoint on the test split"),
     "predict": ("lra_ssm.cli.fit:predict", "predict a split of a run's data, into a CSV file"),
     "configs": ("lra_ssm.cli.data:configs", "list the configs that come with the package, or print one"),
-    "results": ("lra_ssm.cli.sweeps:results", "what runs gave: a table next to the published rows, curves, plots"),
+    "results": (
+        "lra_ssm.cli.sweeps:results",
+        "show results of runs: a table next to the published rows, curves, plots",
+    ),
     "prepare": ("lra_ssm.cli.data:prepare", "prepare a dataset: download, generate, or read its files"),
     "submit": ("lra_ssm.cli.sweeps:submit", "train the runs of a sweep: one Slurm array, or some at a time here"),
-    "status": ("lra_ssm.cli.status:status", "show how far runs are, of a sweep or of a folder"),
+    "status": ("lra_ssm.cli.status:status", "show the progress of the runs of a sweep or a folder"),
     "generate": ("lra_ssm.cli.text:generate", "continue texts with a language model"),
     "score": ("lra_ssm.cli.text:score", "print a language model's perplexity and bits per byte of any text"),
     "pull": ("lra_ssm.cli.models:pull", "fetch a saved model: the Hub, wandb; or list the known names"),
@@ -58,8 +61,8 @@ example:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    A user's mistake (InputError) and what the system refuses (OSError) are one line on stderr and exit code 2;
-    everything else is Python's own traceback.
+    A user's mistake (InputError) or an error of the system (OSError) prints one line on stderr and gives exit code 2;
+    any other error prints Python's own traceback.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = [argument for argument in given if argument != "--debug"]
@@ -76,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"lra-ssm: error: {to_one_line(describe_error(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        if not int(os.environ.get("LOCAL_RANK") or 0):  # of several processes (DDP) only the first one prints
+        if not int(os.environ.get("LOCAL_RANK") or 0):  # only the first of several processes (DDP) prints
             print("lra-ssm: error: interrupted", file=sys.stderr)
         return 130
 
@@ -85,7 +88,7 @@ def _run(arguments: list[str]) -> int:
     # Threads that wait for each other sleep, unless the user chose otherwise: docs/threads.md.
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & set(os.environ):
         os.environ["OMP_WAIT_POLICY"] = "passive"
-    for stream in (sys.stdout, sys.stderr):  # text of others may hold characters that a terminal cannot encode
+    for stream in (sys.stdout, sys.stderr):  # other people's text may hold characters that a terminal cannot encode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     if not arguments or arguments[0] in ("-h", "--help", "help"):

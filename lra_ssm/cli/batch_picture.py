@@ -1,4 +1,4 @@
-"""A picture of one batch of an image task, as the model is given it."""
+"""Draw one batch of an image task as the model sees it."""
 
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ COLUMNS, ROWS = 6, 3
 
 
 def draw_batch(datamodule: ImageData, path: Path) -> None:
-    """Draws the first training batch of a prepared image dataset into a PNG file.
+    """Draw the first training batch of a prepared image dataset into a PNG file.
 
-    Each sequence is put back into rows, after normalization and permutation, below its class; the first
-    is drawn as a curve, too.
+    Each sequence, normalized and permuted, is put back into rows and drawn below the name of its class. The first one
+    is also drawn as a curve.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -24,8 +24,8 @@ def draw_batch(datamodule: ImageData, path: Path) -> None:
     batch: Any = next(iter(loader))
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
     low, high = dataset.transform.value_range()
-    shown = min(len(inputs), COLUMNS * ROWS)
-    rows = -(-shown // COLUMNS)
+    num_drawn = min(len(inputs), COLUMNS * ROWS)
+    rows = -(-num_drawn // COLUMNS)
     names = getattr(datamodule, "class_names", None) or range(max(labels) + 1)
     images = inputs.reshape(len(inputs), *datamodule.image_size, -1)
     curve = images[0].reshape(-1, images.shape[3])
@@ -33,10 +33,10 @@ def draw_batch(datamodule: ImageData, path: Path) -> None:
     with rc_context({"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(9, 1.75 * rows + 2.3), dpi=110, layout="constrained")
         grid = figure.add_gridspec(rows + 1, COLUMNS)
-        panels = [figure.add_subplot(grid[divmod(i, COLUMNS)]) for i in range(shown)]
+        panels = [figure.add_subplot(grid[divmod(i, COLUMNS)]) for i in range(num_drawn)]
         for axes, image, label in zip(panels, images, labels, strict=False):
             axes.set_axis_off()
-            # Colors are drawn from 0 to 1; the bar says what that was.
+            # Colors are rescaled to 0 … 1; the color bar shows the original values.
             pixels = (image - low) / (high - low) if colors else image
             drawn = axes.imshow(pixels, cmap="gray", vmin=low, vmax=high, interpolation="nearest")
             axes.set_title(names[label])
@@ -46,8 +46,10 @@ def draw_batch(datamodule: ImageData, path: Path) -> None:
             below.plot(channel, color=color, linewidth=0.6, alpha=0.8)
         below.set(xlim=(0, len(curve) - 1), xlabel="position in the sequence of the first image", ylabel="value")
         shape = " × ".join(map(str, inputs.shape))
-        facts = f"{shown} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}"
-        figure.suptitle(f"{_title(datamodule)}\n{facts}{_permuted(dataset.transform.permutation)}", x=0.01, ha="left")
+        facts = f"{num_drawn} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}"
+        figure.suptitle(
+            f"{_title(datamodule)}\n{facts}{_describe_order(dataset.transform.permutation)}", x=0.01, ha="left"
+        )
         with replacing(path, "wb") as file:
             figure.savefig(file, format="png", metadata={"Software": None})
 
@@ -56,11 +58,11 @@ def _title(datamodule: PreparedData) -> str:
     source = datamodule.manifest()["source"]
     names = ("resolution", "difficulty", "permutation", "inputs")
     settings = {name: getattr(datamodule, name, None) for name in names}
-    said = [f"{name} {value}" for name, value in settings.items() if value not in (None, "none")]
-    return " · ".join([type(datamodule).__name__, source["kind"], *said])
+    texts = [f"{name} {value}" for name, value in settings.items() if value not in (None, "none")]
+    return " · ".join([type(datamodule).__name__, source["kind"], *texts])
 
 
-def _permuted(permutation: Any) -> str:
+def _describe_order(permutation: Any) -> str:
     if permutation is None:
         return "; pixels row by row"
     first = ", ".join(map(str, permutation[:6].tolist()))

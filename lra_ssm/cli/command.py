@@ -35,10 +35,10 @@ def call(command: str, function: Callable[..., int | None], arguments: Sequence[
     parameters = inspect.signature(function).parameters.values()
     extra = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL and p.name in _OPEN), "")
     settings, arguments = _split_settings(arguments, parser, extra)
-    given = {**vars(parse(parser, _positional_first(parser, arguments), SECTIONS if extra else ())), extra: settings}
-    positional = [given[p.name] for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    several = [item for p in parameters if p.kind is p.VAR_POSITIONAL for item in given[p.name]]
-    options = {p.name: given[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
+    values = {**vars(parse(parser, _positional_first(parser, arguments), SECTIONS if extra else ())), extra: settings}
+    positional = [values[p.name] for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    several = [item for p in parameters if p.kind is p.VAR_POSITIONAL for item in values[p.name]]
+    options = {p.name: values[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
     return function(*positional, *several, **options) or 0
 
 
@@ -64,7 +64,7 @@ def parse(parser: ArgumentParser, arguments: Sequence[str], settings: Sequence[s
 
 
 def expected(message: str) -> str:
-    """Shorten what jsonargparse says of a value of another type; it names a union's types and each one's error."""
+    """Shorten jsonargparse's message about a value of a wrong type, which lists the error for each type of a union."""
     types = re.search(r"Subtypes: (\[.*\])$", message, re.MULTILINE)
     value = re.search(r"Given value: (.*)\Z", message, re.DOTALL)
     if types and value:
@@ -105,19 +105,19 @@ def function_parser(prog: str, function: Callable[..., Any]) -> ArgumentParser:
             common |= {"dest": name, "default": list(default or ()), "metavar": name.upper().rstrip("S")}
             parser.add_argument(option, type=get_args(kind)[0], **several, **common)
         else:
-            given = {"required": True} if needed else {"default": default}
-            parser.add_argument(option, type=kind, dest=name, **given, **common)
+            requirement = {"required": True} if needed else {"default": default}
+            parser.add_argument(option, type=kind, dest=name, **requirement, **common)
     return parser
 
 
 def _positional_first(parser: ArgumentParser, arguments: Sequence[str]) -> list[str]:
-    """The positional arguments, then the options: argparse takes a row of several only from one place."""
-    positional, options, waiting = list[str](), list[str](), 0.0  # how many values the last option still takes
+    """Return the positional arguments, then the options: argparse wants several positional arguments in one row."""
+    positional, options, waiting = list[str](), list[str](), 0.0  # number of values that the last option still takes
     for argument in arguments:
         if argument.startswith("-") and argument != "-":
             action = parser._option_string_actions.get(argument)
-            takes = 0 if action is None else action.nargs
-            waiting = float("inf") if takes == "+" else float(takes in (None, "?"))
+            nargs = 0 if action is None else action.nargs
+            waiting = float("inf") if nargs == "+" else float(nargs in (None, "?"))
             options.append(argument)
         elif waiting:
             waiting -= 1
@@ -133,15 +133,15 @@ def _split_settings(arguments: Sequence[str], parser: ArgumentParser, extra: str
     Raises InputError for one without a value.
     """
     settings, rest = list[str](), list[str]()
-    given = iter(arguments)
-    for argument in given:
+    remaining = iter(arguments)
+    for argument in remaining:
         name, equals, _ = argument.partition("=")
         top = "config" if name == "-c" else re.split(r"[.+]", name.removeprefix("--"))[0]
         open_ended = extra == "options" and name.startswith("--") and name not in parser._option_string_actions
         if name == "--print_config" and extra:
             settings.append(name)
         elif extra and name.startswith("-") and top in SECTIONS or open_ended:
-            value = argument if equals else f"{name}={next(given, '')}"
+            value = argument if equals else f"{name}={next(remaining, '')}"
             if value.endswith("=") and not equals:
                 raise InputError(f"{name}: a value is missing")
             settings.append(value)
@@ -164,9 +164,9 @@ class Help(DefaultHelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines = list[str]()
-        for whole, group in groupby(text.splitlines(), key=lambda line: line[:1].isspace() or not line):
-            found = list(group)
-            lines += found if whole else wrap(" ".join(found), width, break_on_hyphens=False)
+        for as_it_is, group in groupby(text.splitlines(), key=lambda line: line[:1].isspace() or not line):
+            group_lines = list(group)
+            lines += group_lines if as_it_is else wrap(" ".join(group_lines), width, break_on_hyphens=False)
         return "\n".join(lines)
 
     def _expand_help(self, action: Any) -> str:

@@ -1,4 +1,4 @@
-"""The configuration of fit, validate, test and predict: read, checked; and what it describes, built."""
+"""Read and check the configuration of fit, validate, test and predict, and build what it describes."""
 
 import copy
 import inspect
@@ -45,16 +45,16 @@ _SINGLE = {
 # The names at the top of a configuration, and what takes the names below them.
 _SECTIONS = {"trainer": Trainer, "model": None, "data": None, "checkpoint": CheckpointSettings,
              "compute": ComputeSettings, **dict.fromkeys(_SINGLE)}  # fmt: skip
-# What the model gives a class of each kind, and a configuration does not.
+# Arguments that the model passes to a class of each kind; a configuration does not set them.
 _BUILDER_GIVES = {"layer": {"d_model"}, "block": {"d_model", "layer"}, "pooling": {"d_model"},
                   "head": {"d_model", "num_classes"}, "embedding": {"vocab_size", "d_model"}}  # fmt: skip
 _KEY = re.compile(r'Parser key "([^"]+)"')
 
 
 def read_fit_options(options: Sequence[str]) -> "Config":
-    """Read and check the settings of a run, `--name=value`, in their order; nothing is drawn, built or run.
+    """Read and check the settings of a run, `--name=value`, in their order; this builds and runs nothing.
 
-    Raises InputError for what they say, SystemExit for `--print_config` and `….help`.
+    Raises InputError if a setting is wrong, SystemExit for `--print_config` and `….help`.
     """
     merged = MergedConfig(_SECTIONS)
     for option in options:
@@ -75,7 +75,7 @@ def read_fit_options(options: Sequence[str]) -> "Config":
 def build_data(config: dict[str, Any] | None, options: Sequence[str]) -> Any:
     """Build a data module from `{class_path, init_args}` and options (--data=CLASS, --data.NAME=VALUE) over it.
 
-    Returns None if there is neither. Raises InputError for what the options say, or if the class refuses it.
+    Returns None if there is neither. Raises InputError if an option is wrong, or if the class refuses it.
     """
     merged = MergedConfig({"data": None}, {"data": copy.deepcopy(config)} if config else None)
     for option in options:
@@ -93,7 +93,7 @@ def add_sections(parser: Any) -> None:
         parser.add_argument(f"--{name}", type=kind, default=default, help=about)
     parser.add_class_arguments(Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
     for action in parser._actions:
-        # typing may return int | float as another module wrote it, float first: 1 (one batch) would be 1.0 (all).
+        # typing may return float | int if another module wrote it so: then 1 (one batch) would become 1.0 (all).
         if getattr(action, "_typehint", None) == int | float | None:
             action._typehint = int | float | None
     parser.add_subclass_arguments(LightningModule, "model", fail_untyped=False, required=True)
@@ -107,7 +107,7 @@ def add_sections(parser: Any) -> None:
 
 @cache
 def _parser() -> LightningArgumentParser:
-    """The parser that checks a merged configuration."""
+    """Return the parser that checks a merged configuration."""
     parser = LightningArgumentParser(exit_on_error=False)
     add_sections(parser)
     return parser
@@ -118,8 +118,8 @@ def _explain(option: str, name: str) -> NoReturn:
     key = option.removeprefix("--").removesuffix(".help")
     cls = find_class(name, option)
     if cls is None:
-        ours = [each.__name__ for each in CHOICES.get(f"--{key}", ())]
-        raise InputError(f"{option}: no class {name!r}; {hint(name, ours)}")
+        known_names = [each.__name__ for each in CHOICES.get(f"--{key}", ())]
+        raise InputError(f"{option}: no class {name!r}; {hint(name, known_names)}")
     parser = ArgumentParser(prog="", formatter_class=Help, usage=SUPPRESS, add_help=False)
     parser.add_class_arguments(cls, key, skip=_BUILDER_GIVES.get(key.rpartition(".")[2], set()))
     assert parser.groups is not None
@@ -130,7 +130,7 @@ def _explain(option: str, name: str) -> NoReturn:
 
 
 class Built(NamedTuple):
-    """What a configuration describes."""
+    """The objects that a configuration describes."""
 
     task: LightningModule
     data: Any  # None if the task loads its own
@@ -143,8 +143,8 @@ class Config:
     """A checked configuration: `given` as a Namespace, `resolved` as plain values with every default.
 
     Args:
-        options: as they were given.
-        merged: what they come to.
+        options: the options as the user gave them.
+        merged: the configuration that results from them.
     """
 
     def __init__(self, options: list[str], merged: dict[str, Any]) -> None:
@@ -163,8 +163,8 @@ class Config:
     def neutral(self) -> dict[str, Sequence[str]]:
         """Names that cannot change a result, by section of the configuration."""
         data = self.given.data  # None if a user's model loads its own
-        own = getattr(import_object(data.class_path), "neutral_settings", DATA_NEUTRAL) if data else ()
-        return neutral_names(own)
+        data_settings = getattr(import_object(data.class_path), "neutral_settings", DATA_NEUTRAL) if data else ()
+        return neutral_names(data_settings)
 
     @property
     def path(self) -> Path:
@@ -172,7 +172,7 @@ class Config:
         return self.directory()
 
     def directory(self, fresh: bool = False) -> Path:
-        """Return the directory of this configuration's run; fresh: of one next to a finished run."""
+        """Return the directory of this configuration's run. fresh: choose a new one next to a finished run."""
         folder = Path(self.given.runs_dir) / self.given.experiment
         return choose_directory(folder, run_identity(self.resolved, self.neutral), fresh)
 
@@ -181,7 +181,7 @@ class Config:
         return _instantiate(_parser(), Namespace(data=self.given.data)).data
 
     def build(self, run: Path | None) -> Built:
-        """Build what is described, once and with the seed. run: the directory in which TensorBoard writes.
+        """Seed all random numbers and build task, data and trainer arguments. run: the directory for TensorBoard.
 
         Raises InputError if a constructor of this package refuses its arguments.
         """
@@ -206,17 +206,17 @@ def _parse(parser: LightningArgumentParser, merged: dict[str, Any]) -> Namespace
 
 
 def _wrong_value(error: BaseException) -> str:
-    """The keys that lead to a wrong value, and what is wrong with it: jsonargparse repeats both at each level.
+    """Return the keys that lead to a wrong value, and what is wrong with it; jsonargparse repeats both at each level.
 
     https://github.com/mauvilsa/jsonargparse/issues/695
     """
     errors = chain(error)
-    found = [(i, key[1]) for i, e in enumerate(errors) if type(e) is TypeError and (key := _KEY.match(str(e)))]
-    within = [str(each) for each in errors[found[-1][0] + 1 if found else 0 :] if isinstance(each, ValueError)]
+    keys = [(i, key[1]) for i, e in enumerate(errors) if type(e) is TypeError and (key := _KEY.match(str(e)))]
+    within = [str(each) for each in errors[keys[-1][0] + 1 if keys else 0 :] if isinstance(each, ValueError)]
     unions = [text for text in within if "Subtypes: " in text]
     simple = [text for text in unions if "Problem with" not in text and "expects a" not in text]
     message = expected((simple or within or [str(errors[-1])])[0 if simple else -1])
-    return f"{'.'.join(key for _, key in found)}: {message}" if found else message
+    return f"{'.'.join(key for _, key in keys)}: {message}" if keys else message
 
 
 def _instantiate(parser: LightningArgumentParser, config: Namespace) -> Any:
@@ -227,7 +227,7 @@ def _instantiate(parser: LightningArgumentParser, config: Namespace) -> Any:
         errors = chain(error)
         if refusal := next((each for each in errors if _is_refusal(each)), None):
             raise InputError(str(refusal)) from error
-        raise errors[-1] from None  # of a user's class, with its own traceback
+        raise errors[-1] from None  # an error in a user's class, with its own traceback
 
 
 def _is_refusal(error: BaseException) -> bool:
@@ -240,7 +240,10 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 def _freeze_specifications(model: Namespace) -> None:
-    """Give the model what it takes as a specification as one, not as jsonargparse's anonymous function."""
+    """Turn every argument that the model takes as a specification into a ModuleSpec.
+
+    jsonargparse would pass an anonymous function.
+    """
     settings, cls = model.get("init_args", {}), import_object(model.class_path)
     known = annotations(cls)
     for name, parameter in inspect.signature(cls).parameters.items():

@@ -1,4 +1,4 @@
-"""`lra-ssm coordcheck`: a few steps at some widths say whether settings of a narrow model can hold for a wide one."""
+"""`lra-ssm coordcheck`: train a few steps at several widths to check whether settings carry over to wider models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def coordcheck(
     random: bool = False,
     out: Path = Path(),
 ) -> int:
-    """Train a config's model for a few steps at several widths, and say how sizes go with the width.
+    """Train a config's model for a few steps at several widths, and show how activations and gradients scale.
 
     Settings of one width do not hold for another if activations, their changes or gradients grow or shrink with it.
     Options of fit, such as --model.width.parameterization, change the config. Batches are cut to a few short sequences.
@@ -42,11 +42,11 @@ def coordcheck(
         config: a config's name or file
         widths: values of d_model
         steps: optimizer steps
-        seeds: how many are averaged
-        examples: of a batch
-        length: longest sequence
+        seeds: number of seeds to average over
+        examples: sequences in a batch
+        length: positions of a sequence, at most
         layers: blocks of the model, whose depth changes no slope; default: 2, or as many as lists of layers have
-        tolerance: of a slope
+        tolerance: largest accepted deviation of a slope
         random: use random inputs, and no data
         out: folder of coordcheck.png and .csv, created if it does not exist; default: this one
 
@@ -151,7 +151,7 @@ class _Models:
 
 
 def _scale_heads(node: Any, ratio: float) -> None:
-    """Multiply n_heads and n_kv_heads by the ratio, wherever they stand."""
+    """Multiply n_heads and n_kv_heads by the ratio at every level of the settings."""
     for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         if isinstance(value, dict):
             for name in {"n_heads", "n_kv_heads"} & value.keys():
@@ -161,7 +161,7 @@ def _scale_heads(node: Any, ratio: float) -> None:
 
 
 def _measure(task: NetworkTask, batches: list[Any], steps: int) -> list[dict[str, Any]]:
-    """Train a task on the batches after the first, which is looked at; return the rows of `measure`."""
+    """Train a task on all batches but the first, on which it is measured; return the rows of `measure`."""
     from lra_ssm.tasks.optim import optimizer_and_schedule
     from lra_ssm.width.coordinates import measure
 
@@ -176,7 +176,7 @@ def _measure(task: NetworkTask, batches: list[Any], steps: int) -> list[dict[str
 
 
 def _batches(models: _Models, data: Any, count: int, examples: int, length: int) -> tuple[list[Any], str]:
-    """Small batches of data, or random ones if there is no prepared data; and a text that describes them."""
+    """Return small batches of the data, or random ones if no data is prepared, and a text that describes them."""
     from lra_ssm.analysis.inputs import part_of_batch
     from lra_ssm.datamodules.base import DataModule, PreparedData
 
@@ -186,24 +186,24 @@ def _batches(models: _Models, data: Any, count: int, examples: int, length: int)
         return _random(models, count, examples, length), f"random inputs, {why}: {size}"
     data.setup("fit")
     batches = chain.from_iterable(data.train_dataloader() for _ in range(count))  # an epoch has at least one
-    found = [part_of_batch(batch, slice(examples), length) for batch in islice(batches, count)]
+    small_batches = [part_of_batch(batch, slice(examples), length) for batch in islice(batches, count)]
     data.teardown()
-    return found, size
+    return small_batches, size
 
 
 def _random(models: _Models, count: int, examples: int, length: int) -> list[Any]:
-    """Random inputs with random labels; the next token is the label of tokens without classes."""
+    """Return random inputs with random labels; for a language model the label of a token is the next token."""
     import torch
 
     from lra_ssm.analysis.inputs import RandomInputs
 
     sizes = models.network
     random = RandomInputs(models.task(sizes["d_model"]).network, {"init_args": sizes})
-    found = []
+    batches = []
     for _ in range(count):
         inputs, labels = random.draw(examples, length)
         if labels is None and random.num_outputs:
             positions = () if sizes.get("pooling", True) else (length,)
             labels = random.values(examples, *positions, random.num_outputs)
-        found.append((inputs, torch.roll(inputs, -1, 1) if labels is None else labels))
-    return found
+        batches.append((inputs, torch.roll(inputs, -1, 1) if labels is None else labels))
+    return batches

@@ -1,4 +1,4 @@
-"""`lra-ssm prepare` and `lra-ssm configs`: data prepared ahead of a fit, and the configs of the package."""
+"""`lra-ssm prepare` prepares data ahead of a fit; `lra-ssm configs` lists the configs of the package."""
 
 import shlex
 import shutil
@@ -24,7 +24,7 @@ def prepare(
     merge: bool = False,
     picture: str | None = None,
 ) -> None:
-    """Prepare a dataset below the data root: downloaded, generated, or read from files you have.
+    """Prepare a dataset below the data root: download it, generate it, or read it from your files.
 
     Datasets: listops, text, retrieval, image, pathfinder, pathx, scifar, mnist; wikitext103, wikitext2, slimpajama6b,
     corpus (text for language models). `lra-ssm prepare DATASET --help` lists the options of a dataset: --source, where
@@ -35,8 +35,8 @@ def prepare(
     Args:
         dataset: the dataset's name
         root: data root; default: LRA_SSM_DATA, else ./data
-        summary: show a table of what is prepared, and what is not finished
-        clean: remove what was begun and not finished; not while other machines prepare shards
+        summary: show a table of prepared data, and unfinished preparations
+        clean: remove unfinished preparations; do not use it while other machines prepare shards
         shard: i/n makes only every n-th part of a corpus, from the i-th on; on any machine
         merge: put all parts of a corpus together
         picture: a PNG file of one training batch of images as the model sees it
@@ -48,8 +48,8 @@ def prepare(
         lra-ssm prepare retrieval --source=/downloads/lra_release --limit=1000
         lra-ssm prepare --summary
     """
-    given = [*options, *([f"--data.root={root}"] if root else [])]
-    configured = any(each.startswith(("--config=", "-c=")) for each in given)
+    arguments = [*options, *([f"--data.root={root}"] if root else [])]
+    configured = any(each.startswith(("--config=", "-c=")) for each in arguments)
     if dataset is None and not configured:
         if options or not (summary or clean):
             raise InputError("prepare needs a dataset, --config CONFIG, --summary or --clean")
@@ -68,14 +68,15 @@ def prepare(
     from lra_ssm.datamodules.language.module import LanguageDataModule
 
     if dataset is None:
-        data = read_fit_options(given).data()
+        data = read_fit_options(arguments).data()
     else:
         if dataset not in DATASETS:
             raise InputError(f"unknown dataset {dataset!r}; {hint(dataset, [*DATASETS, *SYNTHETIC])}")
         name, defaults = DATASETS[dataset]
-        given = [f"--data.{each.removeprefix('--').removeprefix('data.')}" for each in given]
-        data = build_data({"class_path": name, "init_args": defaults}, given)
-        given = ["--config", "CONFIG", f"--data={name}", *(f"--data.{key}={defaults[key]}" for key in defaults), *given]
+        arguments = [f"--data.{each.removeprefix('--').removeprefix('data.')}" for each in arguments]
+        data = build_data({"class_path": name, "init_args": defaults}, arguments)
+        default_options = [f"--data.{key}={value}" for key, value in defaults.items()]
+        arguments = ["--config", "CONFIG", f"--data={name}", *default_options, *arguments]
     if not isinstance(data, PreparedData):
         print("nothing to prepare: this configuration's data is made, or loaded, as a fit goes")
         return
@@ -96,9 +97,9 @@ def prepare(
             data.merge()
     data.prepare_data()
     print(wrapped(to_one_line(f"{data.prepared_folder}: {data.describe()}")))
-    if dataset and isinstance(data, LanguageDataModule):  # the network has a row for each token
-        given.append(f"--model.network.vocab_size={data.manifest()['vocab_size']}")
-    print(to_one_line(f"train on it: {shlex.join(['lightning', 'fit', *given])}"))
+    if dataset and isinstance(data, LanguageDataModule):  # the embedding has a row for each token
+        arguments.append(f"--model.network.vocab_size={data.manifest()['vocab_size']}")
+    print(to_one_line(f"train on it: {shlex.join(['lightning', 'fit', *arguments])}"))
     if picture is not None:
         from lra_ssm.cli.batch_picture import draw_batch
 
@@ -114,7 +115,7 @@ def _show(root: Path) -> None:
 
 
 def remove_unfinished(root: Path) -> None:
-    """Remove what unfinished preparations left; wait for those that still run."""
+    """Remove the files of unfinished preparations; wait for preparations that still run."""
     for path in unfinished(root):
         with locked(path.parent / LOCK, "prepares this dataset", keep=True):
             if not path.exists():
@@ -164,7 +165,7 @@ def configs(name: str | None = None, *, root: str | None = None, resolved: bool 
 
 
 def _row(name: str, root: Path) -> tuple[str, ...]:
-    """A config's cells, read from its YAML only."""
+    """Return a config's cells, read only from its YAML file."""
     from lra_ssm.results.published import row_of_config
     from lra_ssm.runs.record import load_yaml
 
@@ -182,24 +183,24 @@ def _row(name: str, root: Path) -> tuple[str, ...]:
 
 
 def _dataset(data: Any) -> str:
-    """What the commands call a config's data."""
+    """Return the name that the commands use for a config's data."""
     settings = data.get("init_args") or {} if isinstance(data, dict) else {}
-    for name, (cls, needed) in reversed(DATASETS.items()):
-        if cls == _class_name(data) and needed.items() <= settings.items():
+    for name, (cls, defaults) in reversed(DATASETS.items()):
+        if cls == _class_name(data) and defaults.items() <= settings.items():
             return name
     return next(name for name, cls in SYNTHETIC.items() if cls == _class_name(data))
 
 
-def _class_name(given: Any) -> str:
-    return str(given["class_path"] if isinstance(given, dict) else given).rpartition(".")[2]
+def _class_name(value: Any) -> str:
+    return str(value["class_path"] if isinstance(value, dict) else value).rpartition(".")[2]
 
 
-# Where a dataset's folder below the root is not called as the dataset.
+# Datasets whose folder below the root has another name.
 _FOLDERS = {"image": "cifar10", "scifar": "cifar10", "pathx": "pathfinder", "slimpajama6b": "slimpajama"}
 
 
 def readiness(dataset: str, root: Path) -> str:
-    """Whether some of a dataset is prepared below the root; which settings it was prepared with is not looked at."""
+    """Return whether some of a dataset is prepared below the root, whatever its settings, or is generated."""
     if dataset in SYNTHETIC:
         return "generated"
     folder = _FOLDERS.get(dataset, dataset)

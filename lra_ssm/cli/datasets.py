@@ -1,8 +1,8 @@
-"""What the commands call each dataset, and the data module behind it. Needs no torch."""
+"""Map the commands' names of datasets to data modules, without importing torch."""
 
 from typing import Any
 
-# name -> (data module, what is another default than its own)
+# name -> (data module, settings that replace its defaults)
 DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
     "listops": ("ListOps", {}),
     "text": ("Text", {}),
@@ -17,7 +17,7 @@ DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
     "slimpajama6b": ("SlimPajama", {}),
     "corpus": ("Corpus", {}),
 }
-# Made as they are read: there is nothing to prepare.
+# These are generated as they are read: there is nothing to prepare.
 SYNTHETIC = {
     "associative_recall": "AssociativeRecall",
     "correlated_noise": "CorrelatedNoise",

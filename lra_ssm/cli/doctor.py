@@ -1,4 +1,4 @@
-"""`lra-ssm doctor`: what a bug report needs, and whether each backend of the scans works here."""
+"""`lra-ssm doctor`: print what a bug report needs, and check whether each backend of the scans works here."""
 
 import shutil
 from pathlib import Path
@@ -9,8 +9,8 @@ from lra_ssm.datamodules.storage import resolve_root
 from lra_ssm.errors import to_one_line
 from lra_ssm.tables import table, terminal_width, wrapped
 
-_WIDTH = 11  # of the names in front
-_TOLERANCE = 1e-4  # of float32 from float64, over the largest value; thirty times what B2S6's gradients have on a CPU
+_WIDTH = 11  # of the column of names
+_TOLERANCE = 1e-4  # largest float32 error relative to float64; B2S6's gradients on a CPU have a thirtieth of it
 _LITTLE = 1e9  # bytes
 B, D, N, L = 1, 32, 8, 256  # batch, channels, states, length of the scan that is tried
 
@@ -53,7 +53,7 @@ def _show(name: str, text: str) -> None:
 
 
 def _show_installation() -> list[str]:
-    """Return what is wrong."""
+    """Print versions and hardware; return a list of problems."""
     import sys
 
     import torch
@@ -61,9 +61,9 @@ def _show_installation() -> list[str]:
     import lra_ssm
     from lra_ssm.runs.provenance import environment
 
-    here = environment()
-    hardware = here["hardware"]
-    _show("versions", ", ".join(f"{name} {version}" for name, version in here["versions"].items() if version))
+    facts = environment()
+    hardware = facts["hardware"]
+    _show("versions", ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version))
     _show("installed", f"{Path(lra_ssm.__file__).parent}, for {sys.executable}")
     _show("hardware", f"{hardware['machine']}, {hardware['cpu']}, {hardware['cpus']} cores")
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -82,7 +82,7 @@ def _show_installation() -> list[str]:
 
 
 def _show_space(name: str, folder: Path) -> list[str]:
-    """Return what is wrong."""
+    """Print the free space; return a list of problems."""
     existing = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
     _show(name, f"{folder}, {free / 1e9:,.1f} GB free" + ("" if existing == folder else ", does not exist yet"))
@@ -90,7 +90,7 @@ def _show_space(name: str, folder: Path) -> list[str]:
 
 
 def _show_backends(device: Any) -> list[str]:
-    """Run S6's and B2S6's scan by each backend of the device; return what is wrong."""
+    """Run the scans of S6 and B2S6 with each backend of the device; return a list of problems."""
     import torch
 
     from lra_ssm import ops
@@ -103,7 +103,7 @@ def _show_backends(device: Any) -> list[str]:
                 continue
             try:
                 error = _largest_error(device, backend, discretization)
-            except Exception as failure:  # of a compiler, a driver or a kernel, whatever it says
+            except Exception as failure:  # any error of a compiler, a driver or a kernel
                 message = to_one_line(str(failure))[:200]
                 supported = "cannot run this call" not in message
                 cells.append("fails" if supported else f"does not support it: {message.partition('this call: ')[2]}")
@@ -141,13 +141,13 @@ def _largest_error(device: Any, backend: str, discretization: str) -> float:
         inputs["B_bias"] = torch.complex(randn(D, N), randn(D, N))
     weights = randn(B, D, L)
 
-    def results(dtype: Any, by: str) -> list[torch.Tensor]:
-        own: dict[str, Any] = {}
+    def results(dtype: Any, scan_backend: str) -> list[torch.Tensor]:
+        arguments: dict[str, Any] = {}
         for name, x in inputs.items():
-            own[name] = x.to(device, dtype.to_complex() if x.is_complex() else dtype).requires_grad_()
-        options: dict[str, Any] = {"delta_softplus": True, "discretization": discretization, "backend": by}
-        y: Any = ops.selective_scan(**own, **options)
-        return [y.detach(), *torch.autograd.grad(y, list(own.values()), weights.to(y))]
+            arguments[name] = x.to(device, dtype.to_complex() if x.is_complex() else dtype).requires_grad_()
+        options: dict[str, Any] = {"delta_softplus": True, "discretization": discretization, "backend": scan_backend}
+        y: Any = ops.selective_scan(**arguments, **options)
+        return [y.detach(), *torch.autograd.grad(y, list(arguments.values()), weights.to(y))]
 
     pairs = zip(results(torch.float32, backend), results(torch.float64, "reference"), strict=True)
     errors = [(x.to(want.dtype) - want).abs().max() / (want.abs().max() or 1.0) for x, want in pairs]

@@ -1,4 +1,4 @@
-"""Which checkpoint or saved model a name means, and the network in it."""
+"""Find the checkpoint or saved model that a name means, and read the network in it."""
 
 import importlib.util
 import os
@@ -20,7 +20,7 @@ from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, is_known
 from lra_ssm.runs.record import load_yaml, read_object
 
 
-class Found(NamedTuple):
+class RunCheckpoint(NamedTuple):
     """A checkpoint, the run that it belongs to, and that run's configuration."""
 
     file: Path
@@ -33,14 +33,14 @@ class NamedNetwork(NamedTuple):
 
     Attributes:
         name: what messages call it.
-        network: on the CPU.
-        specification: of the network, as plain values.
-        config: its run's; empty if there is none.
-        recorded: what its run recorded about its data.
-        score: the metric that it is known by, as text.
-        found: its checkpoint and run, unless it is a saved model.
-        files: those of a saved model.
-        step: of training, of a checkpoint.
+        network: the network, on the CPU.
+        specification: the network's specification as plain values.
+        config: the run's configuration; empty if there is none.
+        recorded: what the run recorded about its data.
+        score: the metric in the model's headline, as text.
+        checkpoint: the checkpoint and its run; None for a saved model.
+        files: the files of a saved model; None for a checkpoint.
+        step: the training step of a checkpoint.
     """
 
     name: str
@@ -49,7 +49,7 @@ class NamedNetwork(NamedTuple):
     config: dict[str, Any] = {}
     recorded: dict[str, Any] = {}
     score: str = ""
-    found: Found | None = None
+    checkpoint: RunCheckpoint | None = None
     files: ModelFiles | None = None
     step: int = 0
 
@@ -59,27 +59,27 @@ class NamedNetwork(NamedTuple):
 
     @property
     def tokenizer(self) -> TextTokenizer | None:
-        """The tokenizer that comes with it; None if it has none."""
+        """The tokenizer that comes with the model; None if it has none."""
         if self.files is not None:
             return tokenizer_of(self.files)
-        return tokenizer_of(self.found.file) if self.found else None
+        return tokenizer_of(self.checkpoint.file) if self.checkpoint else None
 
     @property
     def config_file(self) -> Path | None:
-        """The file of its configuration."""
+        """The file of the run's configuration; None if there is none."""
         if self.files is not None:
             return self.files.find(RUN_CONFIG)
-        return self.found.run / RUN_CONFIG if self.found and self.found.run else None
+        return self.checkpoint.run / RUN_CONFIG if self.checkpoint and self.checkpoint.run else None
 
     @property
     def data(self) -> dict[str, Any] | None:
-        """The section of its configuration that names a data module; None if there is none."""
+        """The section of the configuration that names a data module; None if there is none."""
         section = get_nested(self.config, "data")
         return section if isinstance(section.get("class_path"), str) else None
 
     @property
     def is_ours(self) -> bool:
-        """Whether this package has written it, rather than transformers or mamba_ssm."""
+        """Whether this package has written the model, rather than transformers or mamba_ssm."""
         return self.files is None or self.files.config().get("format") == FORMAT
 
 
@@ -94,7 +94,7 @@ def is_saved(name: str) -> bool:
     return not path.is_file() and path.suffix != ".ckpt"
 
 
-def find(name: str) -> Found:
+def find(name: str) -> RunCheckpoint:
     """Return a checkpoint by its run's directory or its file. Raises InputError if it does not exist."""
     path = Path(name)
     if path.is_dir():
@@ -109,11 +109,11 @@ def find(name: str) -> Found:
     else:
         raise InputError(f"checkpoint {name} does not exist: give a run's directory, or a .ckpt")
     config = run / RUN_CONFIG if run else None
-    return Found(file, run, read_config(config) if config and config.is_file() else {})
+    return RunCheckpoint(file, run, read_config(config) if config and config.is_file() else {})
 
 
 def _only_run(folder: Path) -> Path:
-    """The only run in an experiment's folder; of any other folder itself."""
+    """Return the only run in an experiment's folder; return any other folder unchanged."""
     runs = [] if (folder / "checkpoints").is_dir() else sorted(p.parent for p in folder.glob("*/checkpoints"))
     if len(runs) > 1:
         raise InputError(f"{folder} holds {len(runs)} runs: give one of them, such as {runs[-1]}")
@@ -134,21 +134,20 @@ def read_config(file: Path) -> dict[str, Any]:
 def named_network(name: str, allow_pickle: bool = False, trust: Collection[str] = ()) -> NamedNetwork:
     """Read a network by its name. Raises InputError if it cannot be read.
 
-    allow_pickle, trust: of a saved model, as for `from_pretrained`.
+    allow_pickle, trust: apply to a saved model, as in `from_pretrained`.
     """
     if not is_saved(name):
-        found = find(name)
-        network, specification, step = load_network(found.file)
-        record = read_object(found.run / "run.json") if found.run else {}
+        checkpoint = find(name)
+        network, specification, step = load_network(checkpoint.file)
+        record = read_object(checkpoint.run / "run.json") if checkpoint.run else {}
         best = [f"{key} {value:.4g}" for key, value in record.get("metrics", {}).items() if key.startswith("best ")]
         recorded = record.get("data") or {}
-        return NamedNetwork(
-            name, network, specification, found.config, recorded, "".join(best[:1]), found=found, step=step
-        )
+        score = "".join(best[:1])
+        return NamedNetwork(name, network, specification, checkpoint.config, recorded, score, checkpoint, step=step)
     files = ModelFiles(name)
     network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
     path, stated = files.find(RUN_CONFIG), files.config()
-    config = read_config(path) if path else {}  # only read: the code that builds from it checks its classes
+    config = read_config(path) if path else {}  # the code that builds from it checks its classes
     specification = network.specification() if isinstance(network, Pretrained) else stated["network"]
     score = headline(get_nested(stated, "source", "metrics", "test"))
     recorded = get_nested(stated, "source", "data")
@@ -158,7 +157,7 @@ def named_network(name: str, allow_pickle: bool = False, trust: Collection[str] 
 def load_network(file: Path) -> tuple[nn.Module, dict[str, Any], int]:
     """Return a checkpoint's network in evaluation mode, its specification as plain values, and its training step.
 
-    Raises InputError if it cannot be read, or is not of a task that keeps a `network` among its hyperparameters.
+    Raises InputError if it cannot be read, or if its task keeps no `network` among its hyperparameters.
     """
     from lra_ssm.runs.checkpoints import load_checkpoint  # loads lightning
 
@@ -183,7 +182,7 @@ def tokenizer_of(model: ModelFiles | Path) -> TextTokenizer | None:
         return None if path is None else load_tokenizer(path)
     from lra_ssm.runs.checkpoints import load_checkpoint  # loads lightning
 
-    for part in load_checkpoint(model).values():  # a data module's state stands under the module's name
+    for part in load_checkpoint(model).values():  # a data module's state is stored under the module's name
         state = get_nested(part, "tokenizer")
         if isinstance(state.get("text"), str):
             return read_tokenizer(state["text"].encode(), f"{model}, its tokenizer", state.get("end_of_text"))
@@ -193,9 +192,9 @@ def tokenizer_of(model: ModelFiles | Path) -> TextTokenizer | None:
 class LoadedLanguageModel(NamedTuple):
     """A language model in eval mode with its tokenizer; it draws only the tokenizer's tokens.
 
-    before: tokens before a text: the end-of-text token if the model was trained with it before each document; for
-        others' models what their tokenizer puts there, as in transformers.
-    data: the settings of its run's data module, as they were written; empty if it has none.
+    before: tokens before a text: the end-of-text token for a model of this package, which was trained with it before
+        each document; for other models what their tokenizer adds, as in transformers.
+    data: the settings of the run's data module, as they were written; empty if there is no run.
     stop: tokens that end a text: those of the model's own configuration, else the tokenizer's.
     """
 
@@ -213,33 +212,38 @@ def load_language_model(
 
     Args:
         name, allow_pickle, trust: see `named_network`.
-        tokenizer: another one than the model's own, named as for data modules of text, but not one made from a corpus.
+        tokenizer: a tokenizer in place of the model's own, named as in data modules of text; one that would be trained
+            on a corpus is refused.
 
     Raises:
-        InputError: there is no such model, it is not a language model, it has no tokenizer, or one of other tokens.
+        InputError: the model does not exist, is not a language model, has no tokenizer, or does not fit the given one.
     """
     named = named_network(name, allow_pickle, trust)
-    model, own = named.network, named.tokenizer
+    model, own_tokenizer = named.network, named.tokenizer
     if not isinstance(model, LanguageModel):
-        where = named.found.file if named.found else name
+        where = named.checkpoint.file if named.checkpoint else name
         raise InputError(f"{where}: is not a language model; its network is a {type(model).__name__}")
     stop = named.files.end_tokens() if named.files and not named.is_ours and tokenizer is None else ()
     if tokenizer is not None:
-        choice = parse_tokenizer(tokenizer)
-        if choice.is_trained:
+        tokenizer_choice = parse_tokenizer(tokenizer)
+        if tokenizer_choice.is_trained:
             raise InputError(f"--tokenizer={tokenizer} is made from a corpus; give the file of an existing one")
-        choice.fetch()
-        given = choice.open()
-        if named.is_ours and own is not None and own.digest != given.digest:
+        tokenizer_choice.fetch()
+        other_tokenizer = tokenizer_choice.open()
+        if named.is_ours and own_tokenizer is not None and own_tokenizer.digest != other_tokenizer.digest:
             raise InputError(f"{name}: was trained with the tokenizer that it comes with: leave --tokenizer out")
-        own = given
-    if own is None:
+        own_tokenizer = other_tokenizer
+    if own_tokenizer is None:
         raise InputError(f"{name}: has no tokenizer; give one, such as --tokenizer=EleutherAI/gpt-neox-20b for Mamba")
-    if own.vocab_size > model.vocab_size:
-        raise InputError(f"{name}: its network has {model.vocab_size:,} tokens, the tokenizer {own.vocab_size:,}")
-    model.vocab_size = own.vocab_size  # the network may have more, which no text contains
-    before = (own.end_of_text,) if named.is_ours else own.prefix
-    return LoadedLanguageModel(model, own, before, get_nested(named.data, "init_args"), stop or own.stop)
+    if own_tokenizer.vocab_size > model.vocab_size:
+        raise InputError(
+            f"{name}: its network has {model.vocab_size:,} tokens, the tokenizer {own_tokenizer.vocab_size:,}"
+        )
+    model.vocab_size = own_tokenizer.vocab_size  # the network may have more, which no text contains
+    before = (own_tokenizer.end_of_text,) if named.is_ours else own_tokenizer.prefix
+    return LoadedLanguageModel(
+        model, own_tokenizer, before, get_nested(named.data, "init_args"), stop or own_tokenizer.stop
+    )
 
 
 # --- trust ---
@@ -248,11 +252,11 @@ def load_language_model(
 def check_trusted(name: str, config: Any, trust: Collection[str], folder: Path | None = None) -> None:
     """Check what a saved model's configuration names, before anything is built from it.
 
-    Trusted are the classes that a run is made from in lra_ssm, lightning, torch and torchmetrics, and those in `trust`.
+    Classes of lra_ssm, lightning, torch and torchmetrics that a run is made from are trusted, and those in `trust`.
 
     Raises:
-        InputError: it names something else that would be imported; or, with `folder`, a file in that or in the working
-            folder, from which jsonargparse would read settings that nobody has checked.
+        InputError: the configuration names something else that would be imported; or, with `folder`, it names a file in
+            that folder or the working folder, from which jsonargparse would read unchecked settings.
     """
     from lightning.pytorch import Callback, LightningDataModule
     from lightning.pytorch.loggers import Logger

@@ -1,7 +1,7 @@
-"""fit, validate, test and predict.
+"""The commands fit, validate, test and predict.
 
-The configuration says everything; a checkpoint never changes it. `fit` finds its run by the configuration's identity
-and goes on from its last checkpoint; the others find the same run and take its best one.
+The configuration has every setting; a checkpoint never changes it. `fit` finds its run by the configuration's identity
+and goes on from its last checkpoint; the other commands find the same run and use its best checkpoint.
 """
 
 import re
@@ -40,7 +40,7 @@ from lra_ssm.runs.run import (
 from lra_ssm.tasks.base import NetworkTask
 
 _PREPARE = re.compile("`lra-ssm prepare .+?`")
-_OF_THE_RUN = (None, "best", "last")  # values of --ckpt_path
+_RUN_CHECKPOINTS = (None, "best", "last")  # values of --ckpt_path
 
 
 def fit(
@@ -50,7 +50,7 @@ def fit(
     allow_pickle: bool = False,
     estimate: bool | str = False,
 ) -> None:
-    """Train a model; started again, a killed run is resumed.
+    """Train a model, or resume a killed run: give the same command again.
 
     Every value of a configuration is a setting, --model.network.d_model=64; --config takes a YAML file or a name of
     `lra-ssm configs`, the later over the earlier. --print_config prints the whole, and trains nothing.
@@ -70,7 +70,7 @@ def fit(
     if estimate:
         print_estimate(config, "H100" if estimate is True else estimate)
     elif config.given.trainer.fast_dev_run:
-        _try_out(config)
+        _dry_run(config)
     else:
         _fit(config, fresh, strict_resume, allow_pickle)
 
@@ -117,7 +117,7 @@ def predict(
 
     Args:
         name: a run, a checkpoint in it, or a saved model, in place of --config
-        split: default: what the data module says, val for ours
+        split: the split to predict; default: the data module's choice, val for ours
         output: a CSV file; default: predictions-<split>.csv in the run's directory
         trust: a class of other packages that a saved model may be made with; may be repeated
         allow_pickle: read a saved model's weights from a pickle (only tensors)
@@ -155,19 +155,19 @@ def _fit(config: Config, fresh: bool, strict_resume: bool, allow_pickle: bool) -
     with built.compute.applied(built.task, trainer.strategy.root_device):
         run.fit(
             trainer, built.task, built.data, ckpt_path=given.ckpt_path if given.ckpt_path != "last" else None,
-            init_from=weights, prepare=_name_options(config, built.data), strict=strict_resume,
+            init_from=weights, prepare=_make_prepare(config, built.data), strict=strict_resume,
             check_layer=given.check_layer, command="fit",
         )  # fmt: skip
 
 
-def _try_out(config: Config) -> None:
-    """Lightning's fast_dev_run: a few batches, and nothing is left."""
+def _dry_run(config: Config) -> None:
+    """Run Lightning's fast_dev_run: a few batches, without writing anything."""
     check_trainer(config.given.trainer)
     built = config.build(None)
     callbacks = fit_callbacks(config.given.seed_everything)
-    trainer = make_trainer(_saving_nothing(trainer_arguments(built.trainer, callbacks, False)))
+    trainer = make_trainer(_without_checkpoints(trainer_arguments(built.trainer, callbacks, False)))
     with built.compute.applied(built.task, trainer.strategy.root_device):
-        validate_setup(trainer, built.task, built.data, prepare=_name_options(config, built.data))
+        validate_setup(trainer, built.task, built.data, prepare=_make_prepare(config, built.data))
         check_before_fit(trainer, built.task, built.data)
         trainer.fit(built.task, datamodule=built.data)
 
@@ -203,19 +203,19 @@ def _score(
     options = [*options_of(name, trust), *settings] if name else settings
     config = read_fit_options(options)
     given = config.given
-    if allow_pickle and given.ckpt_path in _OF_THE_RUN:
+    if allow_pickle and given.ckpt_path in _RUN_CHECKPOINTS:
         raise InputError("--allow-pickle reads a saved model: give its name, or --ckpt_path")
-    checkpoint, run = _trained_run(config)
+    checkpoint, run = _find_checkpoint(config)
     # Before anything is scored: the run's config.yaml may be damaged.
     changed = _changed_settings(config, run) if run and command != "predict" else {}
     built, began = config.build(run.path if run else None), now()
     weights = None if checkpoint else StartingWeights(given.ckpt_path, allow_pickle)
-    with TemporaryDirectory(prefix="lra_ssm-") as folder:  # takes the file of the model's own tokenizer
-        own_tokenizer = name and not any(option.startswith("--data.tokenizer=") for option in settings)
-        if own_tokenizer and (model := checkpoint or weights and weights.files):
+    with TemporaryDirectory(prefix="lra_ssm-") as folder:  # holds the file of the model's own tokenizer
+        use_own_tokenizer = name and not any(option.startswith("--data.tokenizer=") for option in settings)
+        if use_own_tokenizer and (model := checkpoint or weights and weights.files):
             built = built._replace(data=with_own_tokenizer(built.data, model, Path(folder)))
         trainer = _scorer(command, config, built, run, split, output)
-        prepare, source = _name_options(config, built.data), user_source(config.resolved)
+        prepare, source = _make_prepare(config, built.data), user_source(config.resolved)
         validate_setup(trainer, built.task, built.data, checkpoint, weights, prepare, source, resuming=False)
         if command == "test" and hasattr(built.data, "manifest") and "test" not in built.data.manifest()["splits"]:
             print(f"{type(built.data).__name__} has no test split; there is nothing to score")
@@ -223,9 +223,9 @@ def _score(
         if run is not None and checkpoint is not None and (loops := load_checkpoint(checkpoint).get("loops")):
             trainer.fit_loop.load_state_dict(loops["fit_loop"])  # loggers log at the step that is scored, not at 0
         with built.compute.applied(built.task, trainer.strategy.root_device):
-            further = {"verbose": False} if command != "predict" else {}
+            arguments = {"verbose": False} if command != "predict" else {}
             path = checkpoint and str(checkpoint)
-            getattr(trainer, command)(built.task, datamodule=built.data, ckpt_path=path, weights_only=True, **further)
+            getattr(trainer, command)(built.task, datamodule=built.data, ckpt_path=path, weights_only=True, **arguments)
     if trainer.is_global_zero and command != "predict":
         _report_score(command, config, built, trainer, checkpoint, run, {"began": began, "settings": changed})
 
@@ -258,26 +258,26 @@ def _report_score(
             "metrics": metrics,
         }
         run.record_score(command, result, built.data)
-        # The fit's metrics again: an offline part that is synced later replaces the summary of the one before.
+        # Include the fit's metrics: an offline part that is synced later replaces the summary of the one before.
         summarize(trainer.loggers, {**run.record.get("metrics", {}), **metrics})
     finish(trainer.loggers, 0)
 
 
 def _changed_settings(config: Config, run: Run) -> dict[str, str]:
-    """What can change a score and differs from the run's configuration, by name: "8 there, 16 here"."""
+    """Return the settings that can change a score and differ from the run's, by name: "8 there, 16 here"."""
     if not (before := run.began_with):
         return {}
-    theirs, ours = (_scoring_settings(each, config.neutral) for each in (before, config.resolved))
-    lines = [line.partition(" ") for line in differences(theirs, ours)]
+    run_settings, new_settings = (_scoring_settings(each, config.neutral) for each in (before, config.resolved))
+    lines = [line.partition(" ") for line in differences(run_settings, new_settings)]
     return {name: values for name, _, values in lines}
 
 
 def _scoring_settings(config: dict[str, Any], neutral: Any) -> dict[str, Any]:
-    counting = set_beyond_defaults(config, {**neutral, "": (), "data": (*neutral["data"], "source", "tokenizer")})
-    precision = {"precision": counting["trainer"].get("precision")}
-    products = (config.get("compute") or {}).get("matmul_precision")
-    compute = {"matmul_precision": products}
-    return {"model": counting["model"], "data": counting.get("data"), "trainer": precision, "compute": compute}
+    chosen = set_beyond_defaults(config, {**neutral, "": (), "data": (*neutral["data"], "source", "tokenizer")})
+    precision = {"precision": chosen["trainer"].get("precision")}
+    matmul_precision = (config.get("compute") or {}).get("matmul_precision")
+    compute = {"matmul_precision": matmul_precision}
+    return {"model": chosen["model"], "data": chosen.get("data"), "trainer": precision, "compute": compute}
 
 
 def _scorer(
@@ -288,29 +288,29 @@ def _scorer(
         identify(loggers, run.path, run.record)
     if command == "predict":
         file = _choose_split(split, built.data)
-        path = run.path / file if run else unused(Path(file))  # without a run another call's may be here
+        path = run.path / file if run else unused(Path(file))  # without a run, the file of an earlier call may exist
         callbacks.append(WritePredictions(check_output_path(output) if output else path))
-    arguments = _saving_nothing(trainer_arguments(built.trainer, callbacks, loggers))
+    arguments = _without_checkpoints(trainer_arguments(built.trainer, callbacks, loggers))
     return make_trainer({**arguments, "default_root_dir": str(run.path) if run else None})
 
 
-def _saving_nothing(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a Trainer that writes no checkpoint; Lightning refuses callbacks that would."""
+def _without_checkpoints(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments for a Trainer that writes no checkpoint, without callbacks that would write one."""
     callbacks = [callback for callback in arguments["callbacks"] if not isinstance(callback, Checkpoint)]
     return {**arguments, "callbacks": callbacks, "enable_checkpointing": False}
 
 
-def _trained_run(config: Config) -> tuple[Path | None, Run | None]:
-    """The checkpoint to score, and its run if it is this configuration's; none for a saved model."""
-    run, given = Run(config.path), config.given.ckpt_path
-    if given in _OF_THE_RUN:
-        checkpoint = run.last if given == "last" else run.best
+def _find_checkpoint(config: Config) -> tuple[Path | None, Run | None]:
+    """Return the checkpoint to score, and the run that it belongs to, if any; (None, None) for a saved model."""
+    run, ckpt_path = Run(config.path), config.given.ckpt_path
+    if ckpt_path in _RUN_CHECKPOINTS:
+        checkpoint = run.last if ckpt_path == "last" else run.best
         if not checkpoint.is_file():
             remedy = "fit it first with the same options, or give --ckpt_path=FILE"
             raise InputError(f"no run of this configuration has {checkpoint}; {remedy}")
-    elif Path(given).is_file() or given.endswith(".ckpt"):
-        checkpoint = existing(given)
-        # Only what a run's own folder holds is its checkpoint, not what lies in own_checkpoints/.
+    elif Path(ckpt_path).is_file() or ckpt_path.endswith(".ckpt"):
+        checkpoint = existing(ckpt_path)
+        # Only files in a run's own folder are its checkpoints, not those in own_checkpoints/.
         folder = checkpoint.absolute().parent
         run = Run(folder.parent) if folder.name == "checkpoints" else Run(folder)
     else:
@@ -322,15 +322,15 @@ def _choose_split(split: str | None, data: Any) -> str:
     """Let the data predict the split; return the name of the predictions' file."""
     if split:
         if not hasattr(data, "predict_split"):
-            named = type(data).__name__ if data else "the model, which loads its own data,"
-            raise InputError(f"--split: {named} has no predict_split; its predict_dataloader decides")
+            description = type(data).__name__ if data else "the model, which loads its own data,"
+            raise InputError(f"--split: {description} has no predict_split; its predict_dataloader decides")
         data.predict_split = split
     chosen = getattr(data, "predict_split", None)
     return f"predictions-{chosen}.csv" if chosen else "predictions.csv"
 
 
-def _name_options(config: Config, data: Any) -> Any:
-    """Return a function that prepares the data; if it is missing, the error names the command with these options."""
+def _make_prepare(config: Config, data: Any) -> Any:
+    """Return a function that prepares the data; if data is missing, its error names the command with these options."""
 
     def prepare() -> None:
         try:
@@ -340,7 +340,7 @@ def _name_options(config: Config, data: Any) -> Any:
                 raise
             command = f"`lra-ssm prepare {shlex.join(config.options)}`"
             message = _PREPARE.sub(lambda _: command, str(error))
-            own = "" if "data.source" in message else "; --data.source=PATH takes files of your own"
-            raise InputError(f"{message}{own}") from error
+            remedy = "" if "data.source" in message else "; --data.source=PATH takes files of your own"
+            raise InputError(f"{message}{remedy}") from error
 
     return prepare

@@ -11,8 +11,10 @@ from lra_ssm.cli.datasets import DATASETS
 
 
 def show_help(command: str, function: Callable[..., Any], arguments: Sequence[str]) -> None:
-    """Print the help of a command: of `fit` with the settings of a configuration, of `prepare` with those of the
-    dataset that the arguments name."""
+    """Print the help of a command.
+
+    For `fit` it includes the settings of a configuration, for `prepare` those of the dataset in the arguments.
+    """
     parser: Any = function_parser(f"lra-ssm {command}", function)
     if command == "fit":
         from lra_ssm.cli.config import add_sections
@@ -39,7 +41,7 @@ def _describe_classes() -> str:
     for option, classes in CHOICES.items():
         for cls in classes:
             left = f"  {option if cls is classes[0] else '':<{widths[0]}}  {cls.__name__:<{widths[1]}}  "
-            # A data module and a layer have a file of their own, whose docstring says more.
+            # A data module or a layer has its own file, whose docstring says more.
             of_a_file = option in ("--data", "--model.network.layer")
             about = first_sentence(inspect.getdoc(inspect.getmodule(cls) if of_a_file else cls) or "")
             about = about.replace(" as a LightningDataModule", "").removeprefix(f"{cls.__name__}, ")

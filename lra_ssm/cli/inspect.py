@@ -1,4 +1,4 @@
-"""`lra-ssm inspect`: what a model remembers and where it is unstable, as a figure and a table."""
+"""`lra-ssm inspect`: draw what a model remembers and where it is unstable, and print it as a table."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def inspect(
     for model in models:
         if model.files is not None:
             check_trusted(model.name, model.data, trust)
-    first = models[0].found
+    first = models[0].checkpoint
     out = out or (first.run or first.file.parent if first else Path()) / "inspect.png"
-    # Gradients of a model that forgets are full of denormal numbers, which take a processor 50 times as long.
+    # Gradients of a model that forgets are full of denormal numbers, with which a processor is 50 times slower.
     torch.set_flush_denormal(True)
     try:
         inputs, facts = _random(models, examples) if random else _validation(models, settings, examples)
@@ -76,8 +76,8 @@ def inspect(
 
         with Bar("measuring", sum(count_ticks(model.network, inputs) for model in models)) as bar:
             measures = [
-                measure(model.network, inputs, _title(model), [*_facts(model), *own], lambda: bar.advance(1))
-                for model, own in zip(models, facts, strict=True)
+                measure(model.network, inputs, _title(model), [*_facts(model), *inputs_facts], lambda: bar.advance(1))
+                for model, inputs_facts in zip(models, facts, strict=True)
             ]
     finally:
         torch.set_flush_denormal(False)
@@ -86,18 +86,18 @@ def inspect(
 
 
 def _title(model: NamedNetwork) -> str:
-    if model.found is None:
+    if model.checkpoint is None:
         return model.name
-    if model.found.run is None:
-        return model.found.file.name
-    return " ".join(filter(None, [model.config.get("experiment"), model.found.run.resolve().name]))
+    if model.checkpoint.run is None:
+        return model.checkpoint.file.name
+    return " ".join(filter(None, [model.config.get("experiment"), model.checkpoint.run.resolve().name]))
 
 
 def _facts(model: NamedNetwork) -> list[str]:
     from lra_ssm.analysis.network import layers_of
 
     kinds = Counter(type(layer).__name__ for layer in layers_of(model.network).values())
-    step = f"{model.found.file.name}, step {model.step:,}" if model.found else ""
+    step = f"{model.checkpoint.file.name}, step {model.step:,}" if model.checkpoint else ""
     layers = " and ".join(f"{count} × {kind}" for kind, count in kinds.items())
     return [*filter(None, [layers, f"{model.parameters:,} parameters", step, model.score])]
 
@@ -133,7 +133,7 @@ def _random(models: Sequence[NamedNetwork], count: int) -> tuple[list[Example], 
 
 
 def random_examples(model: NamedNetwork, count: int) -> list[Example]:
-    """Return random inputs of a model's sizes, as long as its data's, with random labels."""
+    """Return random inputs with a model's sizes and the length of its data, with random labels."""
     import torch
 
     from lra_ssm.analysis.inputs import RandomInputs
@@ -144,15 +144,15 @@ def random_examples(model: NamedNetwork, count: int) -> list[Example]:
     size = getattr(import_object(model.data["class_path"]), "image_size", None) if model.data else None
     if not isinstance(size, (tuple, list)):
         size = (settings.get("max_length") or (settings.get("resolution") or 32) ** 2, 1)
-    found = []
+    examples = []
     for _ in range(count):
         inputs, label = draws.draw(1, size[0] * size[1])
         lengths = torch.full(inputs.shape[: draws.per_example], size[0] * size[1])  # (1,), of a pair (1, 2)
         if label is None:
             with torch.no_grad():
                 label = draws.values(*model.network(inputs, lengths).shape)
-        found.append(Example(inputs, lengths, label))
-    return found
+        examples.append(Example(inputs, lengths, label))
+    return examples
 
 
 def _validation(
@@ -169,13 +169,13 @@ def _validation(
 def open_data(models: Sequence[NamedNetwork], settings: Sequence[str]) -> Any:
     """Return the data module of the first model whose configuration names one, changed by the settings.
 
-    Raises InputError if none does, if it cannot be made so, or if it is not prepared; nothing is prepared here.
+    Raises InputError if no model names one, if it cannot be built, or if it is not prepared; this prepares nothing.
     """
     from lra_ssm.cli.config import build_data
     from lra_ssm.datamodules.base import DataModule, PreparedData
 
-    own = [model.data for model in models if model.data]
-    data = build_data(own[0] if own else None, settings)
+    sections = [model.data for model in models if model.data]
+    data = build_data(sections[0] if sections else None, settings)
     if data is None:
         raise InputError(
             f"{models[0].name}: no config.yaml names its training data: give --data=CLASS and its settings"
@@ -200,28 +200,30 @@ def check_fits(model: NamedNetwork, data: Any) -> None:
     manifest, name = data.manifest() if hasattr(data, "manifest") else {}, type(data).__name__
     tokens = data.vocab_size or manifest.get("vocab_size") or len(manifest.get("vocabulary") or ()) or None
     _check_sizes(model, data, name, tokens)
-    theirs, ours = model.recorded.get("vocabulary"), manifest.get("vocabulary")
-    if theirs and ours and list(theirs) != list(ours):
+    model_vocabulary, data_vocabulary = model.recorded.get("vocabulary"), manifest.get("vocabulary")
+    if model_vocabulary and data_vocabulary and list(model_vocabulary) != list(data_vocabulary):
         raise InputError(f"{model.name}: was trained on another vocabulary than {name} has here")
     digest = getattr(data, "tokenizer_digest", None)
     if digest and (model.files is None or model.files.config().get("format") == FORMAT):
-        own = model.tokenizer
-        if own and own.digest != digest:
-            raise InputError(f"{model.name}: its tokenizer is not the data's ({own.digest[:12]}…, {digest[:12]}…)")
+        tokenizer = model.tokenizer
+        if tokenizer and tokenizer.digest != digest:
+            raise InputError(
+                f"{model.name}: its tokenizer is not the data's ({tokenizer.digest[:12]}…, {digest[:12]}…)"
+            )
 
 
 def _check_sizes(model: NamedNetwork, data: Any, name: str, tokens: int | None) -> None:
-    """Compare a model's sizes with those of data, which has `tokens` tokens, and maybe fewer than `data.vocab_size`."""
+    """Compare a model's sizes with those of the data; tokens: how many the data has, at most `data.vocab_size`."""
     sizes = model.specification.get("init_args") or {}
     names = ("d_input", "num_classes", "num_outputs", "per_example")
-    theirs = data.model_sizes() if hasattr(data, "model_sizes") else {key: getattr(data, key) for key in names}
-    theirs = {**theirs, "vocab_size": tokens}
+    data_sizes = data.model_sizes() if hasattr(data, "model_sizes") else {key: getattr(data, key) for key in names}
+    data_sizes = {**data_sizes, "vocab_size": tokens}
     of_tokens = {"vocab_size"} if getattr(data, "pretrain", None) is None else {"vocab_size", "num_outputs"}
-    for key in sorted((theirs.keys() & sizes.keys()) - {"per_example"}):
+    for key in sorted((data_sizes.keys() & sizes.keys()) - {"per_example"}):
         padded = key in of_tokens and tokens and data.vocab_size is None and (sizes[key] or 0) >= tokens
-        if sizes[key] != theirs[key] and not padded:
-            raise InputError(f"{model.name}: its {key} is {sizes[key]}, but {name} has {theirs[key]}")
-    if getattr(model.network, "per_example", theirs["per_example"]) != theirs["per_example"]:
+        if sizes[key] != data_sizes[key] and not padded:
+            raise InputError(f"{model.name}: its {key} is {sizes[key]}, but {name} has {data_sizes[key]}")
+    if getattr(model.network, "per_example", data_sizes["per_example"]) != data_sizes["per_example"]:
         raise InputError(f"{model.name}: takes {model.network.per_example} sequence(s) per example, not {name}'s")
 
 
@@ -239,7 +241,7 @@ def other_data(model: NamedNetwork, data: Any) -> list[str]:
 
 
 def _differ(configured: Any, value: Any) -> bool:
-    """Whether a setting in a configuration and a module's are different: a tuple is a list there, an object a dict."""
+    """Return whether a configured setting differs from a module's: there a tuple is a list, an object a dict."""
     if is_dataclass(type(value)) and isinstance(configured, dict):
         configured, value = asdict(type(value)(**configured)), asdict(value)
     return json.dumps(configured, default=str) != json.dumps(value, default=str)
@@ -252,10 +254,10 @@ def validation_examples(data: Any, count: int) -> list[Example]:
 
     data.setup("validate")
     batch = next(iter(data.val_dataloader()))
-    found = []
+    examples = []
     for i in range(min(count, len(batch.inputs))):
         longest = batch.inputs.shape[1] if batch.lengths is None else int(batch.lengths[i].max())
         one = part_of_batch(batch, slice(i, i + 1), longest)
-        found.append(Example(one.inputs, one.lengths, one.labels if hasattr(one, "labels") else one.targets))
+        examples.append(Example(one.inputs, one.lengths, one.labels if hasattr(one, "labels") else one.targets))
     data.teardown()
-    return found
+    return examples

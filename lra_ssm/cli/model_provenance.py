@@ -1,4 +1,4 @@
-"""Where a saved model comes from, by its run's directory: "source" of its config.json, and a portable config.yaml."""
+"""Collect where a saved model comes from ("source" in config.json), and make its run's config.yaml portable."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from lra_ssm.runs.record import RunRecord, data_digests, read_object
 
 
 def provenance(run: RunRecord, file: Path, model: NamedNetwork) -> dict[str, Any]:
-    """Return "source" of a saved model's config.json: where a run's checkpoint comes from, as far as it is recorded."""
+    """Return "source" for a saved model's config.json: what the run recorded about where the checkpoint comes from."""
     record = run.record
     starts = record.get("starts") or [{}]
     manifest = record.get("data") or {}
@@ -42,7 +42,7 @@ def provenance(run: RunRecord, file: Path, model: NamedNetwork) -> dict[str, Any
 
 
 def _scores(run: RunRecord, file: Path, command: str) -> dict[str, float]:
-    """The metrics of test.json or validate.json, which hold only complete scores, if they are of this checkpoint."""
+    """Return the metrics in test.json or validate.json, which hold only complete scores, if of this checkpoint."""
     scored = read_object(run.path / f"{command}.json")
     same = Path(str(scored.get("checkpoint"))).name == file.name
     return (scored.get("metrics") or {}) if same else {}
@@ -64,7 +64,7 @@ def check_shareable(run: RunRecord, file: Path) -> None:
 
 
 def portable(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's configuration without its machine's folders and loggers; of other paths the last part stays."""
+    """Return a run's configuration without its machine's folders and loggers; other paths keep only their last part."""
     config = _without_folders(config)
     config.pop("runs_dir", None)
     for section, names in {"trainer": ("logger", "default_root_dir"), "data": ("root",)}.items():
@@ -75,7 +75,7 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_folders(value: Any) -> Any:
-    """A copy of a configuration's value; of an absolute path only the last part."""
+    """Return a copy of a configuration's value in which absolute paths keep only their last part."""
     if isinstance(value, dict):
         return {name: _without_folders(each) for name, each in value.items()}
     if isinstance(value, list):

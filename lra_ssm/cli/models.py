@@ -1,4 +1,4 @@
-"""`lra-ssm pull`, `push` and `export`: saved models fetched, shared and written."""
+"""`lra-ssm pull`, `push` and `export` fetch, share and write saved models."""
 
 from __future__ import annotations
 
@@ -78,18 +78,18 @@ def pull(
     print(to_one_line(f"{files.name}: {cls}, {len(paths)} files, {size}"))
     print(to_one_line(str(to or files.folder)))
     flags = ["--allow-pickle"] * allow_pickle + [f"--trust {path}" for path in trust]
-    given = " ".join([shlex.quote(str(to or name)), *flags])
+    arguments = " ".join([shlex.quote(str(to or name)), *flags])
     if cls == "LanguageModel":
-        print(to_one_line(f'use it: lra-ssm generate {given} --prompt "The"'))
+        print(to_one_line(f'use it: lra-ssm generate {arguments} --prompt "The"'))
     elif "config.yaml" in paths:
-        print(to_one_line(f"use it: lra-ssm test {given}"))
+        print(to_one_line(f"use it: lra-ssm test {arguments}"))
     else:
         print(to_one_line(f'use it: {cls}.from_pretrained("{to or name}")'))
     return 0
 
 
 def _known_models() -> str:
-    """A table of the models that come with the package, and the names of those on the Hub that are known."""
+    """Return a table of the models that come with the package, and the known names on the Hub."""
     from rich.filesize import decimal
 
     from lra_ssm.checkpoints import card, sources
@@ -166,7 +166,7 @@ def export(
 
 
 def _average(model: NamedNetwork, files: Sequence[Path]) -> str:
-    """Give the network of the last file the mean of all, summed in float64; return what was done, in one line.
+    """Load the mean of all files' weights, summed in float64, into the last file's network; return a line about it.
 
     Integers (counts of batches) stay the last file's. Raises InputError if the networks or their tokenizers differ.
     """
@@ -174,22 +174,22 @@ def _average(model: NamedNetwork, files: Sequence[Path]) -> str:
 
     from lra_ssm.cli.find_model import load_network, tokenizer_of
 
-    def wide(x: Tensor) -> Tensor:
+    def to_wide(x: Tensor) -> Tensor:
         return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
     last = model.network.state_dict()
-    means = {n: wide(x) / len(files) for n, x in last.items() if x.is_floating_point() or x.is_complex()}
+    means = {n: to_wide(x) / len(files) for n, x in last.items() if x.is_floating_point() or x.is_complex()}
     tokenizer = model.tokenizer
     for file in files[:-1]:
         network, specification, _ = load_network(file)
         if specification != model.specification:
             raise InputError(f"{file} has another network than {files[-1]}: their settings differ")
-        own = tokenizer_of(file)
-        if own and tokenizer and (own.digest, own.end_of_text) != (tokenizer.digest, tokenizer.end_of_text):
+        other = tokenizer_of(file)
+        if other and tokenizer and (other.digest, other.end_of_text) != (tokenizer.digest, tokenizer.end_of_text):
             raise InputError(f"{file} has another tokenizer than {files[-1]}: a mean of their weights means nothing")
         state = network.state_dict()
         for name in means:
-            means[name] += wide(state[name]) / len(files)
+            means[name] += to_wide(state[name]) / len(files)
     model.network.load_state_dict(last | means)
     line = f"mean of {len(files)} checkpoints: {len(means)} tensors"
     if statistics := [name for name in means if name.endswith(("running_mean", "running_var"))]:
@@ -224,11 +224,11 @@ def push(
     Args:
         run: a run's directory
         destination: a folder, owner/name, or wandb:entity/project/name
-        last: last.ckpt instead of best.ckpt
-        license: of the weights, by the Hub's names; default: none is stated
-        unfinished: also a run that is not finished, or not tested
+        last: push last.ckpt instead of best.ckpt
+        license: license of the weights, by its name on the Hub; default: the card names no license
+        unfinished: push a run that is not finished or not tested, too
         force: replace a model in the folder
-        private: a repository that is created is private
+        private: if the repository is created, make it private
 
     Examples:
         lra-ssm push runs/mnist/s4d/38722f686f ./models/s4d --license=apache-2.0
@@ -244,51 +244,53 @@ def push(
     kind, name = _parse_destination(destination)
     if private and kind != "hub":
         raise InputError(f"--private is for a repository of the Hub; {destination} is a {kind}")
-    found = find(run)
-    if found.run is None:
+    checkpoint = find(run)
+    if checkpoint.run is None:
         raise InputError(f"{run} is not a run's directory; `lra-ssm export` takes a .ckpt")
-    file = found.run / "checkpoints" / ("last.ckpt" if last else "best.ckpt")
+    file = checkpoint.run / "checkpoints" / ("last.ckpt" if last else "best.ckpt")
     if not file.is_file():
-        raise InputError(f"{found.run} has no {file.name}{'' if last else ': --last pushes its last.ckpt'}")
+        raise InputError(f"{checkpoint.run} has no {file.name}{'' if last else ': --last pushes its last.ckpt'}")
     if kind == "folder":
         _check_destination(Path(name), force)
-    record = RunRecord.read(found.run)
+    record = RunRecord.read(checkpoint.run)
     if not unfinished:
         check_shareable(record, file)
     model = named_network(str(file))
     with tempfile.TemporaryDirectory(prefix="lra_ssm-push-") as temporary:
         folder = Path(name) if kind == "folder" else Path(temporary) / "model"
         names = {"folder": destination, "hub": name, "wandb": f"wandb:{name}:latest"}
-        use = _write(folder, names[kind], record, file, model, license)
+        command = _write(folder, names[kind], record, file, model, license)
         if kind == "hub":
-            place = _to_hub(folder, name, f"{record.experiment}/{record.path.resolve().name}", private)
+            address = _to_hub(folder, name, f"{record.experiment}/{record.path.resolve().name}", private)
         elif kind == "wandb":
-            place = _to_wandb(folder, name, record)
+            address = _to_wandb(folder, name, record)
         else:
-            place = destination
-    print(to_one_line(f"{place}: use it with {use}" if use else place))
+            address = destination
+    print(to_one_line(f"{address}: use it with {command}" if command else address))
     return 0
 
 
-def _parse_destination(given: str) -> tuple[Literal["folder", "hub", "wandb"], str]:
-    """Return the kind of a destination and its name there. Raises InputError for what could be two of them."""
+def _parse_destination(destination: str) -> tuple[Literal["folder", "hub", "wandb"], str]:
+    """Return the kind of a destination and its name there. Raises InputError if it is ambiguous or malformed."""
     from lra_ssm.checkpoints.sources import HUB, WANDB, is_local, is_repository
 
-    if given.startswith(WANDB):
-        name = given.removeprefix(WANDB)
+    if destination.startswith(WANDB):
+        name = destination.removeprefix(WANDB)
         if name.count("/") not in (1, 2):
-            raise InputError(f"{given}: give wandb:entity/project/name, or wandb:project/name")
+            raise InputError(f"{destination}: give wandb:entity/project/name, or wandb:project/name")
         return "wandb", name
-    name = given.removeprefix(HUB)
+    name = destination.removeprefix(HUB)
     may_be_hub = name.count("/") == 1 and is_repository(name)
-    if given.startswith(HUB):
+    if destination.startswith(HUB):
         if not may_be_hub:
-            raise InputError(f"{given}: a repository of the Hub is owner/name")
+            raise InputError(f"{destination}: a repository of the Hub is owner/name")
         return "hub", name
-    if not may_be_hub or given.startswith("."):
-        return "folder", given
-    if is_local(given):
-        raise InputError(f"{given}: a folder here, or a repository of the Hub? Give ./{given}, or {HUB}{given}")
+    if not may_be_hub or destination.startswith("."):
+        return "folder", destination
+    if is_local(destination):
+        raise InputError(
+            f"{destination}: a folder here, or a repository of the Hub? Give ./{destination}, or {HUB}{destination}"
+        )
     return "hub", name
 
 
@@ -329,7 +331,7 @@ def _to_hub(folder: Path, repository: str, message: str, private: bool) -> str:
         commit = HfApi().upload_folder(
             repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=[*REPLACED, PICKLE]
         )
-    except Exception as error:  # huggingface_hub's, the Hub's answer, the network's
+    except Exception as error:  # of huggingface_hub, the Hub or the network
         raise InputError(f"{repository}: cannot be pushed ({describe_error(error)})") from error
     return str(commit.commit_url)
 
@@ -345,7 +347,7 @@ def _to_wandb(folder: Path, name: str, run: RunRecord) -> str:
             project=project[-1],
             id=(run.record.get("wandb") or {}).get("id") or run.path.resolve().name,
             resume="allow",
-            reinit="create_new",  # next to one of this process that is not finished
+            reinit="create_new",  # allows a second unfinished run in this process
             job_type="push",
             dir=str(run.path.resolve()),
             settings=wandb.Settings(silent=True, console="off"),
@@ -354,7 +356,7 @@ def _to_wandb(folder: Path, name: str, run: RunRecord) -> str:
             logged.log_model(str(folder), artifact)
         finally:
             logged.finish()  # waits until the files are sent
-    except Exception as error:  # wandb's, its server's, the network's
+    except Exception as error:  # of wandb, its server or the network
         raise InputError(f"wandb:{name}: cannot be pushed ({describe_error(error)})") from error
     if logged.offline:
         return f"kept in {run.path / 'wandb'} (WANDB_MODE=offline) until `wandb sync` sends it"

@@ -1,4 +1,4 @@
-"""Weights that a command starts from: a checkpoint's, or a saved model's, whose config may come with it."""
+"""Load the weights that a command starts from: from a checkpoint, or from a saved model, maybe with its config."""
 
 import dataclasses
 from collections.abc import Collection, Sequence
@@ -23,27 +23,27 @@ def options_of(name: str, trust: Collection[str]) -> list[str]:
     """Return the options with which validate, test and predict take a run, or a saved model with its config.
 
     trust: classes that a saved model's config may name. Raises InputError if the model does not exist, or if its config
-    names others (`check_trusted`).
+    names other classes (`check_trusted`).
     """
     if not is_saved(name):
-        found = find(name)
-        if not found.config:
-            raise InputError(f"{name} has no run's config.yaml: give --config, and --ckpt_path={found.file}")
-        return [f"--config={found.run}/config.yaml", f"--ckpt_path={found.file}"]
+        checkpoint = find(name)
+        if not checkpoint.config:
+            raise InputError(f"{name} has no run's config.yaml: give --config, and --ckpt_path={checkpoint.file}")
+        return [f"--config={checkpoint.run}/config.yaml", f"--ckpt_path={checkpoint.file}"]
     files = ModelFiles(name)
     path = files.find(RUN_CONFIG)
     if path is None:
         raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
     config = read_config(path)
     check_trusted(files.name, config, trust, path.parent)
-    # A tokenizer that was a file on the machine of the training is the one that was saved with the model.
-    stated, own = get_nested(config, "data", "init_args").get("tokenizer"), files.tokenizer()
-    tokenizer = [f"--data.tokenizer={own}"] if own and str(stated).endswith(".json") else []
-    return [f"--config={path}", f"--ckpt_path={name}", *tokenizer]
+    # A tokenizer file of the training machine is saved with the model.
+    configured, file = get_nested(config, "data", "init_args").get("tokenizer"), files.tokenizer()
+    tokenizer_option = [f"--data.tokenizer={file}"] if file and str(configured).endswith(".json") else []
+    return [f"--config={path}", f"--ckpt_path={name}", *tokenizer_option]
 
 
 def find_weights(name: str) -> str:
-    """Return what --init_from names: for a run's directory its best or last checkpoint, else the name itself."""
+    """Return the best or last checkpoint if --init_from names a run's directory, else the name itself."""
     return str(find(name).file) if Path(name).is_dir() and not is_saved(name) else name
 
 
@@ -69,7 +69,7 @@ class StartingWeights:
         """Load the weights into a task. Raises InputError if they do not exist or do not fit."""
         if self.files is None:
             path = existing(self.name)
-            state = self._fitted(task.state_dict(), load_checkpoint(path)["state_dict"])
+            state = self.select_weights(task.state_dict(), load_checkpoint(path)["state_dict"])
             check_shapes(task.state_dict(), state, str(path))
             task.load_state_dict(state)
             return
@@ -79,7 +79,7 @@ class StartingWeights:
         named = import_paths(dict(task.hparams))  # these are imported anyway
         trust = {path for path in named if not path.startswith("lra_ssm.")}
         model = load_pretrained(self.files, nn.Module, allow_pickle=self.allow_pickle, trust=trust)
-        weights = self._fitted(network.state_dict(), model.state_dict())
+        weights = self.select_weights(network.state_dict(), model.state_dict())
         check_shapes(network.state_dict(), weights, self.files.name)
         network.load_state_dict(weights)
         print(f"starting from the weights of {to_one_line(self.files.name)}")
@@ -88,38 +88,38 @@ class StartingWeights:
             if differing := differing_settings(task, made_with):
                 print(to_one_line(f"note: {self.files.name} was made with other settings: {differing}"))
 
-    def _fitted(self, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-        """Return their weights, with the task's own where these are to start fresh, and say which they are.
+    def select_weights(self, task_weights: dict[str, Any], loaded_weights: dict[str, Any]) -> dict[str, Any]:
+        """Return the loaded weights, but the task's own for modules in `without`; print which these are.
 
-        An embedding with one more input channel than the task's is a pretraining's, whose last channel says what is
-        hidden: it is left out. Raises InputError if `without` names nothing.
+        A pretrained embedding may have one more input channel, which marks hidden inputs: it is left out. Raises
+        InputError if a name in `without` matches no parameter.
         """
         if not self.without:
-            return theirs
-        fresh: set[str] = set()
+            return loaded_weights
+        initial: set[str] = set()
         for module in self.without:
-            names = {name for name in ours.keys() | theirs.keys() if _is_below(name, module)}
+            names = {name for name in task_weights.keys() | loaded_weights.keys() if _is_below(name, module)}
             if not names:
-                there = sorted({name.removeprefix("network.").partition(".")[0] for name in ours})
-                raise InputError(f"--init_from_without: no parameter below {module!r}; {hint(module, there)}")
-            fresh |= names
-        kept = {name: value for name, value in theirs.items() if name not in fresh}
-        parts = [*self.without]
-        for name, value in kept.items():
-            own = ours.get(name)
-            if own is not None and _is_below(name, "backbone.embedding") and value.dim() == own.dim() == 2:
-                if value.shape == (own.shape[0], own.shape[1] + 1):
-                    kept[name] = value[:, :-1].clone()
-                    parts.append("the mask's input channel, which is left out")
-        taken = len(kept.keys() & ours.keys())
-        print(to_one_line(f"from {self.name}: {taken} of {len(ours)} tensors; not from there: {', '.join(parts)}"))
-        return kept | {name: value for name, value in ours.items() if name in fresh}
+                modules = sorted({name.removeprefix("network.").partition(".")[0] for name in task_weights})
+                raise InputError(f"--init_from_without: no parameter below {module!r}; {hint(module, modules)}")
+            initial |= names
+        selected = {name: value for name, value in loaded_weights.items() if name not in initial}
+        not_loaded = [*self.without]
+        for name, value in selected.items():
+            target = task_weights.get(name)
+            if target is not None and _is_below(name, "backbone.embedding") and value.dim() == target.dim() == 2:
+                if value.shape == (target.shape[0], target.shape[1] + 1):
+                    selected[name] = value[:, :-1].clone()
+                    not_loaded.append("the mask's input channel, which is left out")
+        tensors = f"{len(selected.keys() & task_weights.keys())} of {len(task_weights)} tensors"
+        print(to_one_line(f"from {self.name}: {tensors}; not from there: {', '.join(not_loaded)}"))
+        return selected | {name: value for name, value in task_weights.items() if name in initial}
 
     def check_tokenizer(self, data: Any) -> None:
-        """Check that the data's tokenizer is that of the weights, as far as both name theirs.
+        """Check that the data's tokenizer is the model's, if both have one.
 
-        Raises InputError if a model of ours has another one. Other layouts may write the same tokenizer differently:
-        there it is a warning.
+        Raises InputError if a model of this package has another tokenizer. Other layouts may write the same tokenizer
+        differently: for these it prints a warning.
         """
         if self.files is None:
             check_tokenizer(Path(self.name), data)
@@ -127,11 +127,12 @@ class StartingWeights:
         path = self.files.tokenizer() if hasattr(data, "tokenizer_digest") else None
         if path is None or sha256(path) == data.tokenizer_digest:
             return
-        theirs, ours = (f"{digest[:12]}…" for digest in (sha256(path), data.tokenizer_digest))
-        its = f"its tokenizer ({path.name}, sha256 {theirs}) is not the data's ({data.tokenizer_file}, sha256 {ours})"
+        model_digest, data_digest = (f"{digest[:12]}…" for digest in (sha256(path), data.tokenizer_digest))
+        expected = f"({data.tokenizer_file}, sha256 {data_digest})"
+        problem = f"its tokenizer ({path.name}, sha256 {model_digest}) is not the data's {expected}"
         if self.files.config().get("format") == FORMAT:
-            raise InputError(f"{self.files.name}: {its}: prepare the data with the model's")
-        print(to_one_line(f"warning: {self.files.name}: {its}: the weights fit only if both give the same tokens"))
+            raise InputError(f"{self.files.name}: {problem}: prepare the data with the model's")
+        print(to_one_line(f"warning: {self.files.name}: {problem}: the weights fit only if both give the same tokens"))
 
 
 def _is_below(name: str, module: str) -> bool:
@@ -139,18 +140,18 @@ def _is_below(name: str, module: str) -> bool:
 
 
 def with_own_tokenizer(data: Any, model: ModelFiles | Path, folder: Path) -> Any:
-    """Return data for a model to be scored on, with the model's own tokenizer if the data would train another one.
+    """Return the data to score a model on, with the model's own tokenizer if the data would train another one.
 
-    Prints that it does so. folder: takes the tokenizer's file, which is read until the data is prepared.
+    It prints a line if so. folder: for the tokenizer's file, which must exist until the data is prepared.
     """
     if not isinstance(data, LanguageDataModule) or not data.spec.is_trained:
         return data
-    own = tokenizer_of(model)
-    if own is None or (data.is_prepared() and data.tokenizer_digest == own.digest):
+    tokenizer = tokenizer_of(model)
+    if tokenizer is None or (data.is_prepared() and data.tokenizer_digest == tokenizer.digest):
         return data
-    tokens = f"{data.tokenizer}, {own.vocab_size:,} tokens"
+    tokens = f"{data.tokenizer}, {tokenizer.vocab_size:,} tokens"
     print(to_one_line(f"the text of {data.source} in the model's own tokens: {tokens}"))
-    end = own.end_of_text_name if own.file == TOKENIZER and not own.ends_lines else None
-    made = dataclasses.replace(data, tokenizer=str(own.save(folder)), end_of_text=end)
-    made.spec = dataclasses.replace(made.spec, text="the model's own")  # what is recorded of it
-    return made
+    end = tokenizer.end_of_text_name if tokenizer.file == TOKENIZER and not tokenizer.ends_lines else None
+    new_data = dataclasses.replace(data, tokenizer=str(tokenizer.save(folder)), end_of_text=end)
+    new_data.spec = dataclasses.replace(new_data.spec, text="the model's own")  # the text that runs record
+    return new_data

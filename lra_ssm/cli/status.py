@@ -1,4 +1,4 @@
-"""`lra-ssm status`: how far runs are, of sweeps and of folders, in one table."""
+"""`lra-ssm status`: show the progress of sweeps and folders of runs in one table."""
 
 import glob
 import sys
@@ -17,11 +17,11 @@ from lra_ssm.shipped import name_of
 from lra_ssm.sweeps.submit import FolderRun, SweepFolder, queue_of, ranges
 from lra_ssm.tables import duration, table, terminal_width, wrapped
 
-_MAX_SETTINGS = 4  # shown of a run
+_MAX_SETTINGS = 4  # that the table shows for a run
 
 
 def status(*runs: str, json: bool = False) -> None:
-    """Show how far runs are: of a sweep, or of folders of runs.
+    """Show the progress of the runs of a sweep, or of folders of runs.
 
     A run is waiting, running, done (trained and tested), finished (not tested), failed, stopped by a signal (its step
     is saved), killed, or not started. The runs' directories are read and squeue is asked once. A validation metric
@@ -43,8 +43,8 @@ def status(*runs: str, json: bool = False) -> None:
             queue = {} if sweep is None else queue_of(sweep)
         except InputError as error:
             print(f"{error}; the table is without it", file=sys.stderr)
-        own = [None] * len(records) if sweep is None else sweep.runs
-        states += [State.of(record, run, queue) for record, run in zip(records, own, strict=True)]
+        sweep_runs = [None] * len(records) if sweep is None else sweep.runs
+        states += [State.of(record, run, queue) for record, run in zip(records, sweep_runs, strict=True)]
     if json:
         print(dumps([one.as_json() for one in states], indent=1))
         return
@@ -54,36 +54,37 @@ def status(*runs: str, json: bool = False) -> None:
         if one.reason:
             text = one.reason if one.reason.startswith(one.state) else f"{one.state}: {one.reason}"
             reasons[text].append(one)
-    for text, same in reasons.items():
-        numbers = ranges(one.number for one in same if one.number)
-        print(wrapped(f"{', '.join([numbers] * bool(numbers) + [one.name for one in same if not one.number])} {text}"))
+    for text, affected in reasons.items():
+        numbers = ranges(one.number for one in affected if one.number)
+        names = [numbers] * bool(numbers) + [one.name for one in affected if not one.number]
+        print(wrapped(f"{', '.join(names)} {text}"))
     counts = Counter(one.state for one in states)
     print(f"{len(states)} in all: {', '.join(f'{count} {state}' for state, count in counts.items())}")
 
 
-def collect_runs(given: Iterable[str]) -> Iterator[tuple[SweepFolder | None, list[RunRecord]]]:
+def collect_runs(names: Iterable[str]) -> Iterator[tuple[SweepFolder | None, list[RunRecord]]]:
     """Yield for each argument its sweep, if it is one, and its runs. Raises InputError if there are none."""
-    for name in given:
+    for name in names:
         paths = [Path(name)] if Path(name).exists() else [Path(path) for path in sorted(glob.glob(name))]
         if name_of("sweep", name) or (len(paths) == 1 and (paths[0].is_file() or (paths[0] / "runs.txt").is_file())):
             folder = SweepFolder.find(name)
             yield folder, [run.record for run in folder.runs]
             continue
-        found = [RunRecord.read(run) for path in paths for run in find_runs(path)]
-        if not found:
+        records = [RunRecord.read(run) for path in paths for run in find_runs(path)]
+        if not records:
             raise InputError(f"{name}: no runs there; give run directories, folders of runs, or a sweep")
-        yield None, sorted(found, key=lambda record: (record.experiment, record.path.name))
+        yield None, sorted(records, key=lambda record: (record.experiment, record.path.name))
 
 
 @dataclass(frozen=True)
 class State:
-    """How far a run is, from its directory, its log and Slurm's queue."""
+    """The progress of a run, from its directory, its log and Slurm's queue."""
 
     record: RunRecord
     number: int  # in its sweep; 0 outside of one
     state: str
     reason: str
-    settings: dict[str, Any]  # by which it may differ from others
+    settings: dict[str, Any]  # those that may differ from other runs
 
     @classmethod
     def of(cls, record: RunRecord, run: FolderRun | None, queue: dict[int, str]) -> Self:
@@ -113,7 +114,7 @@ class State:
         return {"run": str(self.record.path), "state": self.state, "reason": self.reason, **how_far}
 
     def cells(self) -> dict[str, str]:
-        """The columns after the settings; empty where there is nothing to say."""
+        """Return the columns after the settings; a cell without information is empty."""
         record, step, planned = self.record, self.record.step, self.record.planned_steps
         rate, metrics = record.progress.get("rate"), {} if record.missing else record.tested.get("metrics") or {}
         tested = [f"test/{name}" for name in ("accuracy", "perplexity", "loss") if f"test/{name}" in metrics]
@@ -145,14 +146,14 @@ def states_table(states: Sequence[State], width: int | None) -> str:
     for one in states:
         groups[one.record.experiment].append(one)
     settings = {}
-    for same in groups.values():
-        differ = differing(one.settings for one in same)
-        short = short_names({key for one in same for key in one.settings})
-        keys = sorted(differ.keys() - {"experiment"}, key=lambda key: (key != SEED, key))
-        for i, one in enumerate(same):
-            values = {key: one.record.all_settings.get(key, differ[key][i]) for key in keys[:_MAX_SETTINGS]}
-            told = [f"{short[key]} {format_value(value)}" for key, value in values.items()]
-            settings[id(one)] = ", ".join(told + ["…"] * (len(keys) > _MAX_SETTINGS))
+    for group in groups.values():
+        differences = differing(one.settings for one in group)
+        short = short_names({key for one in group for key in one.settings})
+        keys = sorted(differences.keys() - {"experiment"}, key=lambda key: (key != SEED, key))
+        for i, one in enumerate(group):
+            values = {key: one.record.all_settings.get(key, differences[key][i]) for key in keys[:_MAX_SETTINGS]}
+            texts = [f"{short[key]} {format_value(value)}" for key, value in values.items()]
+            settings[id(one)] = ", ".join(texts + ["…"] * (len(keys) > _MAX_SETTINGS))
     lines = [
         {"run": one.name, "experiment": one.record.experiment, "settings": settings[id(one)], **one.cells()}
         for one in states

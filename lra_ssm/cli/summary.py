@@ -1,4 +1,4 @@
-"""What is prepared below a data root, as a table. Needs no torch."""
+"""Show what is prepared below a data root as a table, without importing torch."""
 
 import os
 from pathlib import Path
@@ -19,13 +19,13 @@ def prepared_folders(root: Path) -> list[Path]:
 
 
 def unfinished(root: Path) -> list[Path]:
-    """Return what preparations below a data root left that did not end: started again, they go on there."""
+    """Return the files of unfinished preparations below a data root; the same command goes on from them."""
     patterns = (".parts-*", f"{UNFINISHED}*")
     return sorted(path for pattern in patterns for path in root.glob(f"*/{pattern}"))
 
 
 def show_prepared(root: Path, compare: bool = False) -> list[str]:
-    """Print a table of what is prepared below a root, a row per split; return what is damaged.
+    """Print a table of what is prepared below a root, a row per split; return messages about damage.
 
     compare: read all files and compare their digests. Raises InputError if the root cannot be read.
     """
@@ -51,7 +51,7 @@ def show_prepared(root: Path, compare: bool = False) -> list[str]:
 
 
 def _rows(manifest: dict[str, Any], folder: str) -> list[list[str]]:
-    """Return a row per split, of examples or of text for language models."""
+    """Return a row per split: of classification examples, or of text for language models."""
     source, rows = manifest["source"], []
     settings = [source.get("difficulty"), source.get("limit") and f"limit {source['limit']}"]
     settings += ["{} to {}".format(*source["length_bounds"])] if "length_bounds" in source else []

@@ -1,4 +1,4 @@
-"""`lra-ssm submit` and `lra-ssm results`: many runs, from a sweep file to a table."""
+"""`lra-ssm submit` starts the runs of a sweep; `lra-ssm results` makes a table of them."""
 
 import re
 import shlex
@@ -43,13 +43,13 @@ def submit(
     prepared. An interrupted run goes on from its last saved step.
 
     Args:
-        sweep: a sweep file, the name of one of ours, or a sweep's folder
-        template: the script for one run, a file or the name of one of ours (slurm/*.sbatch); copy one and change it
+        sweep: a sweep file, the name of a shipped one, or a sweep's folder
+        template: the script for one run, a file or the name of a shipped one (slurm/*.sbatch); copy one and change it
         sbatch: further options of sbatch, such as "--partition=gpu --time=8:00:00"; they replace the template's
         concurrency: runs at the same time
         dry_run: print the runs and the script, and submit or train nothing
         resume: submit what failed, was stopped or is missing, and is not in the queue
-        local: train the runs here without Slurm, so many at a time
+        local: train the runs here without Slurm, this many at a time
 
     Examples:
         lra-ssm submit lra --dry-run
@@ -62,14 +62,14 @@ def submit(
         folder = SweepFolder(Path(sweep))
         checks = _check_all(sweep, [run.options for run in folder.runs])
     else:
-        found = read_sweep(sweep)
-        checks = _check_all(sweep, [run.options(run.config, found.runs_dir) for run in found.runs])
-        folder = SweepFolder.make(found, [check.directory for check in checks])
-    _say(states_table([State.of(run.record, run, {}) for run in folder.runs], terminal_width(sys.stderr)))
-    _say(f"{len(folder.runs)} runs in {folder.path}")
+        parsed = read_sweep(sweep)
+        checks = _check_all(sweep, [run.options(run.config, parsed.runs_dir) for run in parsed.runs])
+        folder = SweepFolder.make(parsed, [check.directory for check in checks])
+    _log(states_table([State.of(run.record, run, {}) for run in folder.runs], terminal_width(sys.stderr)))
+    _log(f"{len(folder.runs)} runs in {folder.path}")
     left = [run for run in folder.runs if run.record.missing]
     if not left:
-        _say(f"nothing is left to run: lra-ssm results {folder.path}")
+        _log(f"nothing is left to run: lra-ssm results {folder.path}")
         return 0
     ready = _with_data(left, checks)
     if local is not None:
@@ -81,58 +81,58 @@ def submit(
         queued = queue_of(folder)
     indices = [run.index for run in ready if run.index not in queued]
     if not indices:
-        _say(f"no run can be submitted now: lra-ssm status {folder.path}")
+        _log(f"no run can be submitted now: lra-ssm status {folder.path}")
         return int(not dry_run)
     script = write_script(script_of, folder, indices, sbatch, concurrency)
     if dry_run:
         print(script, end="")
-        _say(f"nothing is submitted; the script is {folder.path / 'submit.sbatch'}")
+        _log(f"nothing is submitted; the script is {folder.path / 'submit.sbatch'}")
         return 0
     print(f"job {submit_array(folder, indices)}: {len(indices)} runs; lra-ssm status {folder.path}")
     return int(len(ready) < len(left))
 
 
-def _say(text: str) -> None:
-    """On stderr: stdout is for the script."""
+def _log(text: str) -> None:
+    """Print to stderr: stdout is for the script."""
     print(text, file=sys.stderr)
 
 
 class _Check(NamedTuple):
-    """What `lra-ssm fit` makes of a run's options."""
+    """The results of checking a run's options as `lra-ssm fit` would."""
 
     directory: Path
     unprepared: str  # where its data should be; empty if it is prepared or fit generates it
     data_note: str  # how its data differs from the data of the published row
 
 
-def _check_all(sweep: str, several: Sequence[list[str]]) -> list[_Check]:
-    """Check the options of runs as `lra-ssm fit` does. Raises InputError that names the first run with wrong ones."""
+def _check_all(sweep: str, options_of_runs: Sequence[list[str]]) -> list[_Check]:
+    """Check the options of runs as `lra-ssm fit` does. Raises InputError for the first run with a wrong option."""
     from lra_ssm.cli.config import read_fit_options  # loads torch
     from lra_ssm.results.published import data_differences, row_of
 
     @cache  # the seeds of a config share its check
     def check(*options: str) -> tuple[Any, str, str]:
-        read = read_fit_options(list(options))
-        data, unprepared = read.data(), ""
+        config = read_fit_options(list(options))
+        data, unprepared = config.data(), ""
         if hasattr(data, "is_prepared") and not data.is_prepared() and getattr(data, "source", "") != "generated":
             try:
                 unprepared = str(data.prepared_folder)
-            except InputError as error:  # its source is missing
+            except InputError as error:  # the source is missing
                 unprepared = str(error)
-        run = RunRecord(Path(), config=read.resolved)
-        return read, unprepared, "; ".join(data_differences(run)) if row_of(run) else ""
+        run = RunRecord(Path(), config=config.resolved)
+        return config, unprepared, "; ".join(data_differences(run)) if row_of(run) else ""
 
-    found = []
-    for number, options in enumerate(several, 1):
+    checks = []
+    for number, options in enumerate(options_of_runs, 1):
         seeds = [option for option in options if re.fullmatch(rf"--{SEED}=\d+", option)]
         try:
-            read, unprepared, note = check(*(option for option in options if option not in seeds))
+            config, unprepared, note = check(*(option for option in options if option not in seeds))
         except InputError as error:
             raise InputError(f"sweep {sweep}, run {number} ({' '.join(options[1:])}): {error}") from error
-        resolved = read.resolved | ({SEED: int(seeds[-1].partition("=")[2])} if seeds else {})
-        directory = Path(resolved["runs_dir"], resolved["experiment"], run_identity(resolved, read.neutral))
-        found.append(_Check(directory, unprepared, note))
-    return found
+        resolved = config.resolved | ({SEED: int(seeds[-1].partition("=")[2])} if seeds else {})
+        directory = Path(resolved["runs_dir"], resolved["experiment"], run_identity(resolved, config.neutral))
+        checks.append(_Check(directory, unprepared, note))
+    return checks
 
 
 def _with_data(runs: Sequence[FolderRun], checks: Sequence[_Check]) -> list[FolderRun]:
@@ -147,10 +147,10 @@ def _with_data(runs: Sequence[FolderRun], checks: Sequence[_Check]) -> list[Fold
     for several in unprepared.values():
         command = shlex.join([several[0].options[0], *(o for o in several[0].options if o.startswith("--data"))])
         numbers = ranges(run.index for run in several)
-        _say(wrapped(f"not submitted: {numbers}: their data is missing; lra-ssm prepare {command}"))
+        _log(wrapped(f"not submitted: {numbers}: their data is missing; lra-ssm prepare {command}"))
     for note, several in notes.items():
         if note:
-            _say(wrapped(f"note: {ranges(run.index for run in several)}: {note}"))
+            _log(wrapped(f"note: {ranges(run.index for run in several)}: {note}"))
     return ready
 
 
@@ -167,7 +167,7 @@ def results(
     curves: Path | None = None,
     plot: Path | None = None,
 ) -> None:
-    """Show what runs gave: a row per task, model and settings, mean ± standard deviation over seeds, next to the
+    """Show the results of runs: a row per task, model and settings, mean ± standard deviation over seeds, next to the
     published row.
 
     Task and model are the last two parts of a run's experiment (lra/listops/s4d). Runs with other settings, other data
@@ -179,7 +179,7 @@ def results(
         metric: such as test/loss or val/accuracy; default: the published row's, else the task's
         by: settings that have a column, KEY or KEY,KEY: a dotted name or the end of one (lr)
         grid: models down and tasks across, with LRA's average
-        format: default: text, or what the end of --out says; CSV has a row per run, in numbers
+        format: default: the one that --out ends with, else text; CSV has a row per run, in numbers
         out: a file in place of the screen: .md, .tex, .csv or .txt
         curves: a PNG file: the validation metric over the steps
         plot: a PNG file: the metric over what --by names
@@ -192,21 +192,22 @@ def results(
     """
     if out is not None and format is None and out.suffix not in _FORMATS:
         raise InputError(f"--out {out}: end it with {', '.join(_FORMATS)}, or give --format")
-    form = format or (_FORMATS[out.suffix] if out is not None else "text")
+    output_format = format or (_FORMATS[out.suffix] if out is not None else "text")
     names = list(dict.fromkeys(name for name in (by or "").split(",") if name))
     if plot is not None and len(names) not in (1, 2):
         raise InputError("--plot draws over one setting or two: name them with --by=KEY or --by=KEY,KEY")
     from lra_ssm.results.table import grid_table, groups_of, results_table, runs_csv, runs_frame
 
-    every = [record for _, found in collect_runs(runs or ("runs",)) for record in found]
+    every = [record for _, group in collect_runs(runs or ("runs",)) for record in group]
     records = list({record.path.resolve(): record for record in every}.values())
     frame = runs_frame(records, metric, names)
     groups = groups_of(frame)
-    if form == "csv":
+    if output_format == "csv":
         text = runs_csv(frame)
     else:
-        made = (grid_table if grid else results_table)(groups, records)
-        text = made.text(None if out else terminal_width()) if form == "text" else getattr(made, form)()
+        made_table = (grid_table if grid else results_table)(groups, records)
+        width = None if out else terminal_width()
+        text = made_table.text(width) if output_format == "text" else getattr(made_table, output_format)()
     if out is None:
         print(text.rstrip("\n"))
     else:

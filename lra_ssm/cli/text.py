@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lra_ssm.datamodules.language.windows import TokenWindows
     from lra_ssm.models import LanguageModel
 
-_LENGTH = 2048  # tokens of a window if no run says: what Mamba's public models were trained on
+_LENGTH = 2048  # tokens of a window for a model without a run: Mamba's public models were trained on it
 _TOKENS = 8192  # scored at a time
 
 
@@ -31,7 +31,7 @@ _TOKENS = 8192  # scored at a time
 
 
 def _device(name: str | None) -> torch.device:
-    """The device that --device names. Raises InputError if it does not exist here."""
+    """Return the device that --device names. Raises InputError if it does not exist here."""
     import torch
 
     try:
@@ -44,12 +44,12 @@ def _device(name: str | None) -> torch.device:
 
 
 def _read_input(file: str) -> tuple[str, bytes]:
-    """A file's name in messages and its bytes; - is standard input."""
+    """Return a file's name for messages and its bytes; - is standard input."""
     return ("standard input", sys.stdin.buffer.read()) if file == "-" else (file, Path(file).read_bytes())
 
 
 def _unknown(texts: Iterable[str], tokenizer: TextTokenizer) -> str:
-    """The words or characters of texts that a tokenizer does not know, the first five; empty if it knows all."""
+    """Return the first five words or characters that a tokenizer does not know; empty if it knows all."""
     unknown = list(dict.fromkeys(word for text in texts for word in tokenizer.unknown(text)))
     more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
     return ", ".join(map(repr, unknown[:5])) + more
@@ -118,21 +118,21 @@ def generate(
 
     penalty, top_p_ = repetition_penalty, None if top_p == 1 else top_p
     settings: Any = dict(temperature=temperature, top_k=top_k or None, top_p=top_p_, repetition_penalty=penalty)
-    drawn = random.SystemRandom().randint(0, MAX_SEED) if seed is None else seed
+    base_seed = random.SystemRandom().randint(0, MAX_SEED) if seed is None else seed
     try:
         check_settings(**settings)
-        seeds = row_seeds(drawn, len(prompts) * num_samples)  # so that a text does not depend on its batch
+        seeds = row_seeds(base_seed, len(prompts) * num_samples)  # so that a text does not depend on its batch
     except ValueError as error:
         raise InputError(f"--{str(error).replace('_', '-', 1)}") from error
     place = _device(device)
     loaded = load_language_model(model, tokenizer, allow_pickle, trust)
-    for number, given in enumerate(prompts, 1):
-        if unknown := _unknown([given], loaded.tokenizer):
+    for number, prompt_text in enumerate(prompts, 1):
+        if unknown := _unknown([prompt_text], loaded.tokenizer):
             raise InputError(f"prompt {number}: the model's vocabulary has no {unknown}")
     texts = [text for text in prompts for _ in range(num_samples)]
     ids = [_prompt_ids(text, loaded, begin_document) for text in texts]
     loaded.model.to(place)
-    live, began, made = len(texts) == 1, time.perf_counter(), 0
+    live, began, num_tokens = len(texts) == 1, time.perf_counter(), 0
     if live:
         _show(texts[0])
     for begin in range(0, len(texts), batch_size):
@@ -141,14 +141,14 @@ def generate(
             loaded.model, loaded.tokenizer, ids[batch], max_new_tokens, end_tokens=loaded.stop, stops=stop,
             show=_show if live else None, seed=seeds[batch], **settings,
         )  # fmt: skip
-        made += sum(text.count for text in continued)
-        for number, (given, text) in enumerate(zip(texts[batch], continued, strict=True), begin + 1):
+        num_tokens += sum(text.count for text in continued)
+        for number, (prompt_text, text) in enumerate(zip(texts[batch], continued, strict=True), begin + 1):
             if not live:
-                _show(f"{chr(10) * (number > 1)}=== {number} of {len(texts)} ===\n{given}{text.text}")
+                _show(f"{chr(10) * (number > 1)}=== {number} of {len(texts)} ===\n{prompt_text}{text.text}")
             _show("\n")
     seconds = time.perf_counter() - began
-    speed = f"{made:,} tokens in {seconds:.2f} s ({made / seconds:,.0f} tokens/s)"
-    print(f"{speed}; seed {drawn}" if temperature else speed, file=sys.stderr)
+    speed = f"{num_tokens:,} tokens in {seconds:.2f} s ({num_tokens / seconds:,.0f} tokens/s)"
+    print(f"{speed}; seed {base_seed}" if temperature else speed, file=sys.stderr)
     return 0
 
 
@@ -172,7 +172,7 @@ def _prompt_ids(prompt: str, loaded: LoadedLanguageModel, begin_document: bool |
 
 
 def _show(text: str) -> None:
-    """Write a text to the standard output; a terminal must not obey what it says."""
+    """Write a text to the standard output; control characters are escaped for a terminal."""
     if sys.stdout.isatty():
         text = "".join(c if c in "\n\t" else printable(c) for c in text)
     print(text, end="", flush=True)
@@ -192,7 +192,7 @@ def score(
     """Say how well a language model predicts texts.
 
     Prints the loss in nats per token, the perplexity, and bits per byte of UTF-8, which compares across tokenizers.
-    Each file is one text. All its tokens are scored, the first as that of a document; an end is not.
+    Each file is one text. Every token is scored, the first one as the start of a document; an end-of-text token is not.
 
     A text longer than the model's window is scored as `lra-ssm validate` scores a split: with --data.evaluation of the
     model's run, windows each by itself, windows that slide, or the state carried on. A model without a run slides
@@ -244,7 +244,7 @@ def score(
 
 
 class _Tokens(NamedTuple):
-    """A text as tokens (n,), how many bytes of UTF-8 it has, and what of it the tokenizer does not know."""
+    """A text as tokens (n,), its size in bytes of UTF-8, and the words that the tokenizer does not know."""
 
     name: str
     tokens: Any
@@ -253,7 +253,7 @@ class _Tokens(NamedTuple):
 
 
 def _tokenized(name: str, data: bytes, tokenizer: TextTokenizer) -> _Tokens:
-    """Raises InputError, naming the line, if it is not UTF-8."""
+    """Tokenize a text. Raises InputError with the line if it is not UTF-8."""
     from lra_ssm.datamodules.language.corpus import ReadOptions, read_text, segments
 
     documents = read_text(io.BytesIO(data), name, "file", "test")
@@ -263,8 +263,8 @@ def _tokenized(name: str, data: bytes, tokenizer: TextTokenizer) -> _Tokens:
 
 
 def _windows(tokens: Any, loaded: LoadedLanguageModel) -> tuple[TokenWindows, bool, str]:
-    """Windows over a text as in the validation of the model's run, whether the state goes on from one to the next, and
-    this in words."""
+    """Return windows over a text as in the validation of the model's run, whether the state is carried from one to the
+    next, and a text that describes the windows."""
     import numpy as np
 
     from lra_ssm.datamodules.language.windows import Streams, Windows
@@ -283,7 +283,7 @@ def _windows(tokens: Any, loaded: LoadedLanguageModel) -> tuple[TokenWindows, bo
 
 
 def _loss(model: LanguageModel, windows: TokenWindows, carries: bool, device: torch.device, bar: Any) -> float:
-    """−log p of all tokens, in nats."""
+    """Return −log p of all tokens, in nats."""
     import numpy as np
     import torch
 
@@ -306,7 +306,7 @@ def _loss(model: LanguageModel, windows: TokenWindows, carries: bool, device: to
 
 
 def _cells(name: str, nll: float, tokens: int, size: int) -> tuple[str, ...]:
-    """A row of the table; nll: −log p of all tokens in nats."""
+    """Return a row of the table. nll: −log p of all tokens in nats."""
     loss = nll / tokens
     perplexity = math.exp(loss) if loss < 700 else math.inf  # beyond it the exponential overflows
     per_byte = nll / (size * math.log(2))

@@ -1,4 +1,4 @@
-"""What `predict` writes: a callback that makes a CSV file of the predictions of a data module's split."""
+"""A callback that writes the predictions of a data module's split into a CSV file, for `predict`."""
 
 import os
 from pathlib import Path
@@ -33,7 +33,7 @@ class WritePredictions(BasePredictionWriter):
 
     Classes have the data module's names for them (`class_names`), else numbers. A batch is (inputs, labels) or
     (inputs, lengths, labels), labels (B,) integers; other batches have no label. For a task whose `predicts_classes`
-    is false the rows are the predicted values, one row per position if there are some at each.
+    is false the rows are the predicted values, one row per position if it predicts each position.
     """
 
     def __init__(self, path: Path) -> None:

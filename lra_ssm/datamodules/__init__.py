@@ -1,4 +1,4 @@
-"""Datasets, a file or a folder each, over what they share: base, sequences, images, batches, loader, storage, download.
+"""Data modules: a file or a folder for each dataset; base, sequences, images, batches, loader, storage are shared.
 
 Data modules are imported on first use. A dataset of your own is a `SequenceData` (docs/extending.md).
 """

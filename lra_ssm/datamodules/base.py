@@ -1,6 +1,7 @@
 """Data modules: settings that say what they affect, data that is prepared once, loaders that resume.
 
-`DataModule` loads batches in an order of seed and epoch; `PreparedData` first stores the arrays that they are made of.
+`DataModule` loads batches in an order that depends on seed and epoch. `PreparedData` first stores the arrays from which
+batches are made.
 """
 
 import hashlib
@@ -48,11 +49,11 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
         eval_batch_size: the same for validation, test and prediction; None for batch_size.
         shuffle_seed: decides the order of training examples; None for the run's seed (seed_everything), else 0.
         num_workers: processes that load ahead; 0 is enough for most models.
-        pin_memory: copy batches to pinned memory; None for yes if a CUDA device exists.
+        pin_memory: copy batches to pinned memory; None copies them if a CUDA device exists.
         pretrain: predict the inputs themselves, hidden or shifted, in place of the labels; see `Pretraining`.
 
     Raises:
-        InputError: invalid settings.
+        InputError: a setting is invalid.
     """
 
     batch_size: int = setting(default=32, affects="order")
@@ -73,21 +74,21 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
     inputs: str = field(default="tokens", init=False)  # tokens, characters, bytes; of pixels unit, normalized, …
     shuffles: bool = field(default=True, init=False)  # whether training examples come in another order in every epoch
     pads: bool = field(default=False, init=False)  # whether sequences have different lengths
-    predict_split: str = field(default="val", init=False)  # what `predict` takes; test only if it is asked for
-    bucket_batches: int = field(default=1, init=False)  # a setting where examples have different lengths
+    predict_split: str = field(default="val", init=False)  # what `predict` loads; test only on request
+    bucket_batches: int = field(default=1, init=False)  # a setting of datasets whose examples differ in length
 
     def __post_init__(self) -> None:
         LightningDataModule.__init__(self)
         self.dataset = self.dataset or type(self).__name__.lower()
         self._datasets: dict[str, BatchDataset] = {}
-        self._loaders: WeakSet[ResumableLoader] = WeakSet()  # those that are still in use
+        self._loaders: WeakSet[ResumableLoader] = WeakSet()  # loaders that are still in use
         for each in fields(self):
             if get_origin(each.type) is Literal and each.init:
                 known = ", ".join(map(str, get_args(each.type)))
                 self.require(getattr(self, each.name) in get_args(each.type), each.name, f"must be one of {known}")
-        for name, least in {"batch_size": 1, "eval_batch_size": 1, "bucket_batches": 1, "num_workers": 0}.items():
+        for name, minimum in {"batch_size": 1, "eval_batch_size": 1, "bucket_batches": 1, "num_workers": 0}.items():
             value = getattr(self, name)
-            self.require(value is None or value >= least, name, f"must be at least {least}")
+            self.require(value is None or value >= minimum, name, f"must be at least {minimum}")
 
     @abstractmethod
     def open_split(self, name: str) -> BatchDataset:
@@ -137,10 +138,10 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
         return None
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the splits of a stage, or all. Raises InputError if one is not prepared, or does not exist."""
+        """Open the splits of a stage, or all splits. Raises InputError if one is not prepared or does not exist."""
         stages = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": (self.predict_split,)}
         for name in stages[stage] if stage else ("train", "val", "test"):
-            self._opened(name)
+            self._get_dataset(name)
 
     def teardown(self, stage: str | None = None) -> None:
         """End the worker processes of all loaders."""
@@ -160,7 +161,7 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
 
     def sample(self, count: int) -> AnyBatch:
         """Return the first training examples, at most a batch of them."""
-        train = self._opened("train")
+        train = self._get_dataset("train")
         return train.batch(np.arange(min(count, self.batch_size, len(train))), 0)
 
     def largest_batch(self) -> AnyBatch:
@@ -178,38 +179,38 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
         return self.pretrain.with_targets(batch, SPLITS.index("train"), np.arange(self.batch_size), 0, pixels)
 
     def train_batches(self, world_size: int = 1) -> int:
-        """Return the number of batches of an epoch, once prepared. Raises InputError if devices cannot share them."""
-        return len(EpochBatches(len(self._opened("train")), self.batch_size, world_size=world_size))
+        """Return the number of batches of an epoch of prepared data. Raises InputError if devices cannot share them."""
+        return len(EpochBatches(len(self._get_dataset("train")), self.batch_size, world_size=world_size))
 
     def train_dataloader(self) -> ResumableLoader:
         """Load every example once per epoch, in an order of (shuffle_seed, epoch); see `ResumableLoader`."""
         seed = None
         # Overfitting means the same batches in every epoch, and in the same order.
         if self.shuffles and not getattr(self.trainer, "overfit_batches", 0):
-            of_run = int(os.environ.get("PL_GLOBAL_SEED", 0))
-            seed = of_run if self.shuffle_seed is None else self.shuffle_seed
+            run_seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
+            seed = run_seed if self.shuffle_seed is None else self.shuffle_seed
         trained = self._batches_trained if self.trainer is not None else None
-        return self._loader(self._opened("train"), self.batch_size, self.bucket_batches, seed, trained)
+        return self._loader(self._get_dataset("train"), self.batch_size, self.bucket_batches, seed, trained)
 
     def val_dataloader(self) -> ResumableLoader:
         """Load every validation example once: in order, or with bucket_batches the longest first."""
-        return self._loader(self._opened("val"), self.evaluation_batch_size, self.bucket_batches)
+        return self._loader(self._get_dataset("val"), self.evaluation_batch_size, self.bucket_batches)
 
     def test_dataloader(self) -> ResumableLoader:
         """Load every test example once, in the same way."""
-        return self._loader(self._opened("test"), self.evaluation_batch_size, self.bucket_batches)
+        return self._loader(self._get_dataset("test"), self.evaluation_batch_size, self.bucket_batches)
 
     def predict_dataloader(self) -> ResumableLoader:
         """Load every example of `predict_split` once, in order."""
-        return self._loader(self._opened(self.predict_split), self.evaluation_batch_size)
+        return self._loader(self._get_dataset(self.predict_split), self.evaluation_batch_size)
 
-    def _opened(self, split: str) -> BatchDataset:
+    def _get_dataset(self, split: str) -> BatchDataset:
         if split not in self._datasets:
             self._datasets[split] = self.for_pretraining(self.open_split(split), split)
         return self._datasets[split]
 
     def for_pretraining(self, dataset: BatchDataset, split: str) -> BatchDataset:
-        """Return the dataset of a split with what `pretrain` makes of it."""
+        """Return the dataset of a split; with `pretrain`, its targets are the inputs."""
         return dataset if self.pretrain is None else PretrainingDataset(dataset, self.pretrain, SPLITS.index(split))
 
     def _loader(
@@ -270,14 +271,14 @@ class PreparedData(DataModule):
             InputError: the path does not exist.
         """
         path = self.source_path()
-        found = [path] if path.is_file() else visible_files(path)
-        prepared = {each.parent for each in found if each.name == MANIFEST}  # where the root is below the source
-        return [each for each in found if each.parent not in prepared]
+        files = [path] if path.is_file() else visible_files(path)
+        prepared = {each.parent for each in files if each.name == MANIFEST}  # the root may lie below the source
+        return [each for each in files if each.parent not in prepared]
 
     def missing(self, what: str, command: str = "", how: str = "downloads them") -> InputError:
         """Return the error for missing source files, with the `lra-ssm prepare` command that gets them."""
-        own = self.kind == "files"
-        where, source = (self.source_path(), self.sources[-1]) if own else (self.data_root, self.source)
+        is_path = self.kind == "files"
+        where, source = (self.source_path(), self.sources[-1]) if is_path else (self.data_root, self.source)
         command = f"lra-ssm prepare {command or type(self).__name__.lower()} --source={source} --root={self.data_root}"
         return InputError(f"{where}: no {what} below it; `{command}` {how}")
 
@@ -311,8 +312,8 @@ class PreparedData(DataModule):
     @property
     def prepared_folder(self) -> Path:
         """The folder of the prepared data, existing or not. Raises InputError if the user's files are missing."""
-        decisive = [FORMAT, self.content_version, self.record()["data"], self.source_digests()]
-        digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+        identity = [FORMAT, self.content_version, self.record()["data"], self.source_digests()]
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         return self.data_root / self.dataset / f"{self.kind}-{digest[:12]}"
 
     @property
@@ -331,7 +332,7 @@ class PreparedData(DataModule):
         """Generate or read the data into `prepared_folder`, once; other processes wait for it.
 
         Raises:
-            InputError: the root cannot be used, files are missing or not as published, or invalid settings.
+            InputError: the root cannot be used, files are missing or not as published, or a setting is invalid.
         """
         prepare(self.data_root, self.dataset, self.prepared_folder.name, self.build)
         shutil.rmtree(self.parts_folder, ignore_errors=True)

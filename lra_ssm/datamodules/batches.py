@@ -1,4 +1,4 @@
-"""Batches as models take them, made from the memory-mapped arrays of a split.
+"""Batches in the form that models take, made from the memory-mapped arrays of a split.
 
 B batch, L length of the longest sequence, C features per position, K targets.
 """
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from lra_ssm.datamodules.storage import Array, IntArray
 
-SPLITS = ("train", "val", "test")  # a split's place is a part of what its random numbers depend on
+SPLITS = ("train", "val", "test")  # random numbers depend on a split's index here
 NOT_SCORED = -100  # the target where nothing is scored: torch's cross entropy ignores it by default
 
 
@@ -28,7 +28,7 @@ class TokenBatch(NamedTuple):
     """Tokens with a target each. Padding, on the right, has token 0 and target NOT_SCORED (−100)."""
 
     inputs: torch.Tensor  # (B, L) int64 tokens, or (B, L, C) float32 features
-    # What is to be predicted at each position: (B, L) int64, NOT_SCORED where nothing is; or (B, L, C) float32, NaN
+    # The target of each position: (B, L) int64, or (B, L, C) float32; NOT_SCORED or NaN where there is none
     targets: torch.Tensor
     reset: torch.Tensor | None  # (B, L) bool, true where a document starts; None if each row is one
     lengths: torch.Tensor | None  # (B,) int64, None if all have the length L
@@ -38,7 +38,7 @@ AnyBatch = Batch | TokenBatch
 
 
 class BatchIndex(NamedTuple):
-    """What the loader asks a dataset for."""
+    """The examples and the epoch of a batch, which the loader requests from a dataset."""
 
     examples: list[int]
     epoch: int

@@ -1,8 +1,8 @@
 """Texts as tokens for LRA's Text and Retrieval: the characters of the S4 code, or the bytes of the original LRA code.
 
 "characters" (state-spaces/s4, src/dataloaders/lra.py at e757cef): a text is cut to max_length − 1 characters, `<eos>`
-follows. Ids are `<pad>` 0, `<unk>` 1, `<eos>` 2, then the characters that the cut training texts hold at least min_freq
-times, the most frequent first and equally frequent ones by code point: the order of torchtext's
+follows. Ids are `<pad>` 0, `<unk>` 1, `<eos>` 2, then the characters that occur at least min_freq times in the cut
+training texts, the most frequent first and equally frequent ones by code point: the order of torchtext's
 build_vocab_from_iterator (torchtext.vocab.vocab_factory).
 
 "bytes" (google-research/long-range-arena at cd31e5c, {text_classification,matching}/input_pipeline.py): the UTF-8 bytes
@@ -41,10 +41,10 @@ class Characters:
         counts = Counter[str]()
         for text in texts:
             counts.update(text[: max_length - 1])
-        kept = sorted((c for c in counts if counts[c] >= min_freq), key=lambda c: (-counts[c], c))
-        self.vocabulary = (*SPECIALS, *kept)
+        frequent = sorted((c for c in counts if counts[c] >= min_freq), key=lambda c: (-counts[c], c))
+        self.vocabulary = (*SPECIALS, *frequent)
         self._ids = np.full(_CODE_POINTS, UNK_ID, dtype=np.uint32)
-        self._ids[[ord(character) for character in kept]] = np.arange(len(SPECIALS), len(self.vocabulary))
+        self._ids[[ord(character) for character in frequent]] = np.arange(len(SPECIALS), len(self.vocabulary))
 
     def encode(self, text: str) -> npt.NDArray[np.uint32]:
         """Return the tokens of a text (at most max_length,), ended by `<eos>`."""
@@ -84,8 +84,8 @@ class CharacterData(SequenceData):
     def encoder(self, texts: Iterable[str]) -> Characters | Bytes:
         """Return the encoder of texts, and set `vocabulary`; training texts are read only for "characters"."""
         if self.inputs == "characters":
-            made: Characters | Bytes = Characters(texts, self.min_freq, self.max_length)
+            encoder: Characters | Bytes = Characters(texts, self.min_freq, self.max_length)
         else:
-            made = Bytes(self.max_length)
-        self.vocabulary = made.vocabulary
-        return made
+            encoder = Bytes(self.max_length)
+        self.vocabulary = encoder.vocabulary
+        return encoder

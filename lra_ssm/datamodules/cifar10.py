@@ -39,7 +39,7 @@ RGB_MEAN, RGB_STD = (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)
 
 
 class Cifar10(PublishedImages):
-    """The files and splits of CIFAR-10; `Image` and `SCIFAR` say what becomes of the pixels."""
+    """The files and splits of CIFAR-10; `Image` and `SCIFAR` decide how pixels become inputs."""
 
     dataset = "cifar10"
     class_names = CLASS_NAMES
@@ -49,7 +49,7 @@ class Cifar10(PublishedImages):
     columns = ("img", "label")
     mode = "RGB"
     published_size = (32, 32)
-    # Where `prepare` downloads to, torchvision's place, the public S4 code's.
+    # The folder that `prepare` downloads to, torchvision's, the public S4 code's.
     places = ("cifar10/download", "cifar10", "cifar", "")
     markers = (ARCHIVE.name, FOLDER)
 
@@ -67,12 +67,12 @@ class Cifar10(PublishedImages):
     def read(self, path: Path) -> dict[str, Labelled] | None:
         for folder in (path / FOLDER, path):
             if files := [folder / name for name in BATCHES if (folder / name).is_file()]:
-                return _joined(((str(file), file.read_bytes()) for file in files), folder)
+                return _join_batches(((str(file), file.read_bytes()) for file in files), folder)
         archive = path if path.is_file() else path / ARCHIVE.name
         if not archive.is_file():
             return None
         members = read_archive(archive, lambda name: PurePosixPath(name).name in BATCHES)
-        return _joined(((f"{archive}: {name}", data) for name, data in members), archive)
+        return _join_batches(((f"{archive}: {name}", data) for name, data in members), archive)
 
     def convert(self, images: Pixels) -> Pixels:
         if self.pixels != "rgb":
@@ -114,8 +114,8 @@ class SCIFAR(Cifar10):
     Args:
         source: "original", "huggingface", or an archive or folder, as for `Image`.
         grayscale: one channel, as in LRA Image.
-        resolution: 32, or 16 or 8 for trials: pixels are means over 2 × 2 or 4 × 4, sequences that much shorter.
-        std: of each channel, instead of the one above; StableSSM's public code has (.2023, .1994, .2010).
+        resolution: 32, or 16 or 8 for trials: pixels are means over 2 × 2 or 4 × 4, in shorter sequences.
+        std: std of each channel, instead of the one above; StableSSM's public code has (.2023, .1994, .2010).
     """
 
     inputs = "normalized"
@@ -129,9 +129,11 @@ class SCIFAR(Cifar10):
         self.pixels = "gray" if self.grayscale else "rgb"
         self.d_input = 1 if self.grayscale else 3
         self.std = None if self.std is None else tuple(map(float, self.std))
-        each = f"must be {self.d_input} finite number{'s' * (not self.grayscale)} greater than 0, one for each channel"
+        message = (
+            f"must be {self.d_input} finite number{'s' * (not self.grayscale)} greater than 0, one for each channel"
+        )
         valid = self.std is None or (len(self.std) == self.d_input and all(0 < value < math.inf for value in self.std))
-        self.require(valid, "std", each)
+        self.require(valid, "std", message)
 
     def transform(self) -> PixelSequence:
         mean, std = (GRAY_MEAN, GRAY_STD) if self.grayscale else (RGB_MEAN, RGB_STD)
@@ -140,31 +142,31 @@ class SCIFAR(Cifar10):
 
 # -- Toronto's pickles -------------------------------------------------------------------------------------------------
 
-# What the pickle of an array names, by what this numpy calls it.
-_NAMES: dict[tuple[str, str], Any] = {
+# The names in the pickle of an array, and what they are in this numpy.
+_PICKLE_NAMES: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # how Python 3 writes bytes into old protocols
 }
 for _core in ("core", "_core"):  # numpy 1, numpy 2
-    _NAMES[f"numpy.{_core}.multiarray", "_reconstruct"] = np.empty(0).__reduce__()[0]
-    _NAMES[f"numpy.{_core}.numeric", "_frombuffer"] = np.empty(0).__reduce_ex__(5)[0]
+    _PICKLE_NAMES[f"numpy.{_core}.multiarray", "_reconstruct"] = np.empty(0).__reduce__()[0]
+    _PICKLE_NAMES[f"numpy.{_core}.numeric", "_frombuffer"] = np.empty(0).__reduce_ex__(5)[0]
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Loads pickles of numpy arrays, as any Python and numpy wrote them, and refuses all else."""
+    """Loads pickles of numpy arrays, written by any Python and numpy, and refuses all else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _NAMES:
+        if (module, name) not in _PICKLE_NAMES:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which does not belong in such a file")
-        return _NAMES[module, name]
+        return _PICKLE_NAMES[module, name]
 
 
 def _read_batch(data: bytes, name: str) -> Labelled:
     """Return images and labels of a pickled dict: `data` (n, 3072) uint8, planes of red, green and blue, and `labels`.
 
     Raises:
-        InputError: it is not such a dict, or is damaged; begins with `name`.
+        InputError: the data is damaged or is not such a dict; the message begins with `name`.
     """
     try:
         batch = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
@@ -176,8 +178,8 @@ def _read_batch(data: bytes, name: str) -> Labelled:
     return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
 
-def _joined(files: Iterable[tuple[str, bytes]], where: Path) -> dict[str, Labelled]:
-    """Return train and test of (path, content) of the six batches. Raises InputError if one is missing or damaged."""
+def _join_batches(files: Iterable[tuple[str, bytes]], where: Path) -> dict[str, Labelled]:
+    """Return train and test from (path, content) of the six batches. Raises InputError if one is missing or damaged."""
     batches = {PurePosixPath(path).name: _read_batch(data, path) for path, data in files}
     if missing := [batch for batch in BATCHES if batch not in batches]:
         raise InputError(f"{where}: {missing[0]} is missing; CIFAR-10 is {', '.join(BATCHES)}")

@@ -1,4 +1,4 @@
-"""Any folder of text for language models: files of .txt, .jsonl and .parquet; IMDb's reviews."""
+"""Any folder of .txt, .jsonl and .parquet files for language models; IMDb's reviews."""
 
 import io
 from collections.abc import Iterator
@@ -74,8 +74,8 @@ class Corpus(LanguageDataModule):
         if self.splits == "tail":
             return self._head_and_tail(path, reviews)
         if reviews is not None:
-            below = (path for label in CLASSES for path in sorted(reviews.glob(f"t*/{label}/*.txt")))
-            files = [reviews] if reviews.is_file() else [*below]
+            review_files = (path for label in CLASSES for path in sorted(reviews.glob(f"t*/{label}/*.txt")))
+            files = [reviews] if reviews.is_file() else [*review_files]
             return [Input(files, partial(self._reviews, reviews))]
         if path.is_file():
             if not path.name.endswith(FORMS):
@@ -90,27 +90,29 @@ class Corpus(LanguageDataModule):
         fetch_reviews(self.data_root)
 
     def _with_splits(self, folder: Path, files: list[tuple[Path, str | None]]) -> list[Input]:
-        """Return the inputs of files whose names state splits, do not, or are ignored ("hash")."""
-        options, named = self._options, {split for _, split in files}
-        if self.splits == "hash" or named == {None}:
+        """Return the inputs of files and the splits that their names state; splits="hash" ignores names."""
+        options, stated = self._options, {split for _, split in files}
+        if self.splits == "hash" or stated == {None}:
             files = [(name, None) for name, _ in files]
         else:
             advice = 'splits="hash" ignores names'
-            if None in named:
-                without = next(name for name, split in files if split is None)
-                other = next(name for name, split in files if split is not None)
-                raise InputError(f"{without}: names no split (train, val or test), but {other.name} does; {advice}")
-            if "train" not in named:
-                found = " and ".join(sorted(filter(None, named)))
-                raise InputError(f"{folder}: its files name the splits {found} but not train; {advice}")
-            if "val" not in named:  # held out from train
+            if None in stated:
+                unnamed = next(name for name, split in files if split is None)
+                named_file = next(name for name, split in files if split is not None)
+                raise InputError(
+                    f"{unnamed}: names no split (train, val or test), but {named_file.name} does; {advice}"
+                )
+            if "train" not in stated:
+                named_splits = " and ".join(sorted(filter(None, stated)))
+                raise InputError(f"{folder}: its files name the splits {named_splits} but not train; {advice}")
+            if "val" not in stated:  # held out from train
                 files = [(name, None if split == "train" else split) for name, split in files]
             options = replace(options, test_fraction=0.0)
-        keyed = [name for name, split in files if split is None]
-        one_document = len(keyed) == 1 and keyed[0].suffix == ".txt" and self.documents == "file"
+        undecided = [name for name, split in files if split is None]
+        one_document = len(undecided) == 1 and undecided[0].suffix == ".txt" and self.documents == "file"
         if one_document and (options.val_fraction or options.test_fraction):
             raise InputError(
-                f"{keyed[0]}: is one document, which cannot be divided among splits: make several of it"
+                f"{undecided[0]}: is one document, which cannot be divided among splits: make several of it"
                 " (documents=paragraph, or line), hold out its end (splits=tail), or give files of their own (train*,"
                 " val*, test*)"
             )
@@ -119,14 +121,14 @@ class Corpus(LanguageDataModule):
     def _head_and_tail(self, path: Path, reviews: Path | None) -> list[Input]:
         """Divide one text: its beginning for training, then validation, its end for testing.
 
-        It is cut where the shares of its bytes end, or after the character there: nanoGPT's way, for ASCII to the byte.
-        A document that is cut becomes one in either part.
+        The text is cut where the shares of its bytes end, or after the character there; for ASCII as in nanoGPT, to the
+        byte. A document that is cut becomes a document on both sides.
         """
-        names = [path] if path.is_file() or reviews else find_files(path)
-        if len(names) != 1 or names[0].suffix != ".txt":
-            found = "IMDb's reviews" if reviews else names[0].name if len(names) == 1 else f"{len(names)} files"
-            raise InputError(f"{path}: splits=tail holds out the end of one text, a .txt file; this is {found}")
-        return [Input(names, partial(self._cut_text, names[0]))]
+        files = [path] if path.is_file() or reviews else find_files(path)
+        if len(files) != 1 or files[0].suffix != ".txt":
+            content = "IMDb's reviews" if reviews else files[0].name if len(files) == 1 else f"{len(files)} files"
+            raise InputError(f"{path}: splits=tail holds out the end of one text, a .txt file; this is {content}")
+        return [Input(files, partial(self._cut_text, files[0]))]
 
     def _cut_text(self, path: Path) -> Iterator[Segment]:
         data, begin = path.read_bytes(), 0
@@ -138,15 +140,15 @@ class Corpus(LanguageDataModule):
             end = int(share * len(data))
             while end < len(data) and data[end] & 0xC0 == 0x80:  # within a character
                 end += 1
-            found = read_text(io.BytesIO(data[begin:end]), f"{path} ({split})", self.documents, split)
-            yield from segments(found, self._options)
+            documents = read_text(io.BytesIO(data[begin:end]), f"{path} ({split})", self.documents, split)
+            yield from segments(documents, self._options)
             begin = end
 
     def _reviews(self, path: Path) -> Iterator[Segment]:
-        """Yield IMDb's reviews, each a document. Validation is held out from its train split; or ("hash") validation
-        and test from all reviews."""
-        named = self.splits == "auto"
-        options = replace(self._options, test_fraction=0.0) if named else self._options
+        """Yield IMDb's reviews, each as a document. Validation is held out from the train split; with splits="hash",
+        validation and test are held out from all reviews."""
+        keeps_test = self.splits == "auto"
+        options = replace(self._options, test_fraction=0.0) if keeps_test else self._options
         for split, reviews in read_published(path).items():
-            of_split = "test" if named and split == "test" else None
-            yield from segments((Document(text, str(path), of_split) for text, _ in reviews), options)
+            published_split = "test" if keeps_test and split == "test" else None
+            yield from segments((Document(text, str(path), published_split) for text, _ in reviews), options)

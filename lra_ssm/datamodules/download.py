@@ -23,7 +23,7 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class Remote:
-    """A published file: its address, name here, digest ("md5:…" or "sha256:…", None if none is published), bytes."""
+    """A published file: URL, local name, digest ("md5:…" or "sha256:…", None if not published), size in bytes."""
 
     url: str
     name: str
@@ -32,7 +32,7 @@ class Remote:
 
 
 def download(file: Remote, root: Path, below: str = "") -> Path:
-    """Return <root>/<below>/<name>, downloaded if it is missing or wrong, with its published digest.
+    """Return <root>/<below>/<name>, downloaded if it is missing or differs from what was published.
 
     A broken download continues where it stopped (`<name>.part`). Only one process downloads; the others wait.
 
@@ -44,7 +44,7 @@ def download(file: Remote, root: Path, below: str = "") -> Path:
     path = root / below / file.name
     part = path.with_name(f"{file.name}.part")
     with locked(path.with_name(f"{file.name}.lock"), "downloads this file"):
-        if path.is_file() and not _wrong(file, path):
+        if path.is_file() and not _mismatch(file, path):
             return path
         for attempt in range(_TRIES):
             try:
@@ -57,15 +57,15 @@ def download(file: Remote, root: Path, below: str = "") -> Path:
                 if attempt == _TRIES - 1 or code in (401, 403, 404, 410):
                     raise InputError(f"{file.url}: cannot be downloaded to {path} ({error})") from error
                 time.sleep(2**attempt)
-        if wrong := _wrong(file, part):
+        if mismatch := _mismatch(file, part):
             part.unlink()
-            raise InputError(f"{file.url}: {wrong}; the download was removed, start again")
+            raise InputError(f"{file.url}: {mismatch}; the download was removed, start again")
         part.replace(path)
     return path
 
 
 def _receive(file: Remote, part: Path) -> None:
-    """Append what is missing of a file to its part."""
+    """Append the missing bytes of a file to its partial download."""
     start = part.stat().st_size if part.exists() else 0
     request = Request(file.url, headers={"Range": f"bytes={start}-"} if start else {})
     with urlopen(request, timeout=30) as response:
@@ -79,8 +79,8 @@ def _receive(file: Remote, part: Path) -> None:
         raise ConnectionError(f"cut off after {part.stat().st_size:,} of {total:,} bytes")
 
 
-def _wrong(file: Remote, path: Path) -> str:
-    """Return what is wrong with a downloaded file; empty if nothing is."""
+def _mismatch(file: Remote, path: Path) -> str:
+    """Return how a downloaded file differs from the published one; empty if it does not."""
     if file.size is not None and path.stat().st_size != file.size:
         return f"has {path.stat().st_size:,} bytes instead of the published {file.size:,}"
     if file.digest is not None:
@@ -101,7 +101,7 @@ def _open_archive(archive: Path) -> Iterator[tuple[tarfile.TarFile, Iterator[tar
 
     def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         while (member := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined]  # of LRA's archive it would keep millions
+            tar.members.clear()  # type: ignore[attr-defined]  # else it keeps all, millions in LRA's archive
             bar.advance(file.tell() - bar.n)
             yield member
 
@@ -152,7 +152,7 @@ def unpack(archive: Path, below: str, target: Path) -> None:
 
 @dataclass(frozen=True)
 class Hub:
-    """Files of a public dataset of the Hub at one commit, kept in <root>/<folder>/<repository>-<revision>.
+    """Files of a public dataset of the Hub at one commit, stored in <root>/<folder>/<repository>-<revision>.
 
     Args:
         repository: "owner/name".
@@ -167,7 +167,7 @@ class Hub:
     folder: str
 
     def path(self, root: Path) -> Path:
-        """Return where the files are, or will be."""
+        """Return the folder of the files, existing or not."""
         return root / self.folder / f"{self.repository.replace('/', '-')}-{self.revision[:12]}"
 
     def is_complete(self, root: Path) -> bool:
@@ -175,7 +175,7 @@ class Hub:
         return self.path(root).is_dir()
 
     def fetch(self, root: Path) -> Path:
-        """Download the files if they are not complete. Raises InputError: offline, or no such files."""
+        """Download the files if they are not complete. Raises InputError if that fails."""
         from huggingface_hub import snapshot_download
 
         ensure_root(root)
@@ -183,13 +183,13 @@ class Hub:
         part = folder.with_name(f"{folder.name}.part")
         with locked(folder.with_name(f"{folder.name}.lock"), "downloads this dataset"):
             if not folder.is_dir():
-                of, wanted = self.revision, list(self.patterns)
+                commit, patterns = self.revision, list(self.patterns)
                 try:
                     snapshot_download(
-                        self.repository, repo_type="dataset", revision=of, allow_patterns=wanted, local_dir=part
+                        self.repository, repo_type="dataset", revision=commit, allow_patterns=patterns, local_dir=part
                     )
                     part.rename(folder)
-                except Exception as error:  # huggingface_hub's, or of the libraries below it
+                except Exception as error:  # from huggingface_hub, or the libraries below it
                     name = f"{self.repository}@{self.revision[:12]}"
                     raise InputError(f"{name}: cannot be downloaded ({describe_error(error)})") from error
         return folder
@@ -201,7 +201,7 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
 
 
 def read_parquet(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ("FILE: row N", the values by column) of each row; of a column "a.b" the value of a has only b.
+    """Yield ("FILE: row N", the values by column) for each row; for a column "a.b" the value of a has only b.
 
     Raises:
         InputError: the file is missing or damaged, or has no such column.
@@ -222,7 +222,7 @@ def read_parquet(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any
             begin += len(batch)
     except InputError:
         raise
-    except Exception as error:  # pyarrow's own kinds
+    except Exception as error:  # pyarrow raises errors of many kinds
         raise InputError(f"{path}: cannot be read, or is cut off or damaged ({describe_error(error)})") from error
 
 
@@ -230,13 +230,13 @@ def read_parquet(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any
 
 # No digest or size is published.
 LRA = Remote("https://storage.googleapis.com/long-range-arena/lra_release.gz", "lra_release.gz")
-LRA_DOWNLOAD = "downloads LRA's archive (more than 7 GB)"  # of a `lra-ssm prepare` command
+LRA_DOWNLOAD = "downloads LRA's archive (more than 7 GB)"  # what `lra-ssm prepare` does, for messages
 # The archive has some folders twice, below lra_release/ and lra_release/lra_release/; the inner ones are complete.
 LRA_INNER = "lra_release/lra_release"
 
 
 def fetch_lra(root: Path, folder: str) -> None:
-    """Download the archive to the root, where it stays, and unpack one folder of it to lra_release/lra_release/.
+    """Download the archive to the root, keep it there, and unpack one folder from it to lra_release/lra_release/.
 
     Raises:
         InputError: it cannot be downloaded or unpacked.
@@ -253,7 +253,7 @@ def find_lra(root: Path, folder: str, names: Sequence[str], others: Sequence[str
     """Return the first folder below `root` that has one of the names: as unpacked, as users move it, or the root.
 
     Raises:
-        InputError: it has some of the names and lacks others; says which is missing.
+        InputError: a folder has only some of the names; the message says which is missing.
     """
     for place in (f"{LRA_INNER}/{folder}", f"lra_release/{folder}", folder, *others, ""):
         missing = [name for name in names if not (root / place / name).exists()]

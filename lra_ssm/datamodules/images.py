@@ -1,4 +1,4 @@
-"""What the datasets of images share: splits, stored images as sequences of pixels.
+"""The base of image datasets: splits, and stored images as sequences of pixels.
 
 B batch, H height, W width, C channels, L = H · W pixels in row-major order.
 """
@@ -68,7 +68,7 @@ class PublishedImages(ImageData):
     mode: ClassVar[Literal["L", "RGB"]]  # of the published images
     published_size: ClassVar[tuple[int, int]]
     places: ClassVar[tuple[str, ...]]  # below the data root: where `fetch` downloads to, and other usual places
-    markers: ClassVar[tuple[str, ...]]  # names that a place with the original files has
+    markers: ClassVar[tuple[str, ...]]  # names that show that a folder has the original files
     num_classes = 10
 
     source: str = "original"
@@ -89,29 +89,31 @@ class PublishedImages(ImageData):
     def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
         read = self._read()
         images, labels = read["train"]
-        kept = int(len(labels) * 0.9)  # as in the public S4 code
-        parts = dict(zip(("train", "val"), random_split([kept, len(labels) - kept], self.split_seed), strict=True))
-        chosen = {name: (images[part[: self.limit]], labels[part[: self.limit]]) for name, part in parts.items()}
-        chosen["test"] = tuple(array[: self.limit] for array in read["test"])  # type: ignore[assignment]
-        return {name: {"images": self.convert(i), "labels": j.astype(np.int64)} for name, (i, j) in chosen.items()}
+        num_train = int(len(labels) * 0.9)  # as in the public S4 code
+        parts = dict(
+            zip(("train", "val"), random_split([num_train, len(labels) - num_train], self.split_seed), strict=True)
+        )
+        splits = {name: (images[part[: self.limit]], labels[part[: self.limit]]) for name, part in parts.items()}
+        splits["test"] = tuple(array[: self.limit] for array in read["test"])  # type: ignore[assignment]
+        return {name: {"images": self.convert(i), "labels": j.astype(np.int64)} for name, (i, j) in splits.items()}
 
     def _read(self) -> dict[str, Labelled]:
         if self.kind == "files":
             path = self.source_path()
-            if (found := self.read(path)) is not None:
-                return found
+            if (splits := self.read(path)) is not None:
+                return splits
             if parquet_files(path, "train"):
                 return self._read_hub(path)
             raise InputError(f"{path}: holds no files of {type(self).__name__}; see data/README.md for their layout")
         if self.source == "huggingface" and self.hub.is_complete(self.data_root):
             return self._read_hub(self.hub.path(self.data_root))
         for place in self.places if self.source == "original" else ():
-            if (found := self.read(self.data_root / place)) is not None:
-                return found
+            if (splits := self.read(self.data_root / place)) is not None:
+                return splits
         raise self.missing(f"files of {type(self).__name__}")
 
     def _read_hub(self, folder: Path) -> dict[str, Labelled]:
-        found = {}
+        splits = {}
         for split in ("train", "test"):
             images, labels, (image, label) = list[Pixels](), list[int](), self.columns
             with Bar(f"reading {split}") as bar:
@@ -122,14 +124,14 @@ class PublishedImages(ImageData):
                         bar.advance(1)
             if not images:
                 raise InputError(f"{folder}: has no parquet files of {split}")
-            found[split] = np.stack(images), np.array(labels)
-        return found
+            splits[split] = np.stack(images), np.array(labels)
+        return splits
 
     def fetch(self) -> None:
         if self.source == "huggingface":
             self.hub.fetch(self.data_root)
-        own = (self.data_root / place / marker for place in self.places[1:] for marker in self.markers)
-        if self.source == "original" and not any(file.exists() for file in own):
+        originals = (self.data_root / place / marker for place in self.places[1:] for marker in self.markers)
+        if self.source == "original" and not any(file.exists() for file in originals):
             for file in self.downloads:
                 download(file, self.data_root, self.places[0])
 
@@ -158,7 +160,7 @@ class ImageDataset(BatchDataset):
 
 
 def random_split(sizes: Sequence[int], seed: int) -> list[npt.NDArray[np.int64]]:
-    """Return parts of these sizes of 0 … sum(sizes) − 1 in random order, as the public S4 code's.
+    """Return parts of these sizes of 0 … sum(sizes) − 1 in random order, as the public S4 code does.
 
     It uses torch.utils.data.random_split, which cuts torch.randperm(num) with a generator of that seed into consecutive
     parts. Source: state-spaces/s4, src/dataloaders/base.py and lra.py.
@@ -168,7 +170,7 @@ def random_split(sizes: Sequence[int], seed: int) -> list[npt.NDArray[np.int64]]
 
 
 def decode_image(data: bytes, mode: Literal["L", "RGB"], size: tuple[int, int], name: str) -> Pixels:
-    """Return the pixels (height, width, C) of a PNG or JPEG file; `name` is what errors call it.
+    """Return the pixels (height, width, C) of a PNG or JPEG file; errors call it `name`.
 
     Raises:
         InputError: it is not such a file, is damaged, or has another size.
@@ -176,7 +178,7 @@ def decode_image(data: bytes, mode: Literal["L", "RGB"], size: tuple[int, int], 
     height, width = size
     try:
         image = Image.open(io.BytesIO(data), formats=("PNG", "JPEG")).convert(mode)
-    except Exception as error:  # of many kinds, with Pillow's versions
+    except Exception as error:  # the kind depends on Pillow's version
         raise InputError(f"{name}: is not a PNG or JPEG image, or is damaged") from error
     if image.size != (width, height):
         raise InputError(f"{name}: is an image of {image.height} x {image.width} pixels instead of {height} x {width}")
@@ -187,10 +189,10 @@ class PixelSequence:
     """Turns stored images into inputs; it is pickled to worker processes.
 
     Args:
-        mean: of pixels in [0, 1], by channel. A value is (pixel / 255 − mean) / std in float32, as torchvision's
+        mean: mean of pixels in [0, 1], by channel. A value is (pixel / 255 − mean) / std in float32, as torchvision's
             ToTensor and Normalize compute it, looked up in a table. None for tokens: the pixels' integers.
-        std: the same.
-        permutation: (L,); position l is given pixel permutation[l]. None for row-major order.
+        std: their standard deviation, by channel.
+        permutation: (L,); position l has pixel permutation[l]. None for row-major order.
     """
 
     def __init__(
@@ -221,7 +223,7 @@ class PixelSequence:
         return inputs
 
     def ordered(self, images: Pixels) -> Pixels:
-        """Images (B, H, W, C) to pixels (B, L, C) in the order of the sequence."""
+        """Return the pixels (B, L, C) of images (B, H, W, C) in the order of the sequence."""
         B, H, W, C = images.shape
         pixels = images.reshape(B, H * W, C)
         return pixels if self.permutation is None else pixels[:, self.permutation]

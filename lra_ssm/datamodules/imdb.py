@@ -58,30 +58,30 @@ def read_published(path: Path) -> dict[str, Reviews]:
     Raises:
         InputError: a class has no reviews, or a text is not UTF-8; names the file.
     """
-    found: dict[str, dict[tuple[int, str], str]] = {"train": {}, "test": {}}
-    members = read_archive(path, lambda name: bool(_MEMBER.search(name))) if path.is_file() else _folder(path)
+    texts_by_split: dict[str, dict[tuple[int, str], str]] = {"train": {}, "test": {}}
+    members = read_archive(path, lambda name: bool(_MEMBER.search(name))) if path.is_file() else _read_folder(path)
     for name, data in members:
         matched = _MEMBER.search(name)
         assert matched is not None
         try:
-            found[matched[1]][CLASSES.index(matched[2]), matched[3]] = data.decode()
+            texts_by_split[matched[1]][CLASSES.index(matched[2]), matched[3]] = data.decode()
         except UnicodeDecodeError as error:
             raise InputError(f"{path}: {name}: is not UTF-8 (byte {data[error.start]:#04x})") from None
-    reviews = {split: [(texts[key], key[0]) for key in sorted(texts)] for split, texts in found.items()}
+    reviews = {split: [(texts[key], key[0]) for key in sorted(texts)] for split, texts in texts_by_split.items()}
     check_classes(reviews, path)
     return reviews
 
 
 def check_classes(reviews: dict[str, Reviews], path: Path) -> None:
     """Raise InputError unless both splits have reviews of both classes."""
-    for split, of_split in reviews.items():
-        if {label for _, label in of_split} != {0, 1}:
+    for split, split_reviews in reviews.items():
+        if {label for _, label in split_reviews} != {0, 1}:
             raise InputError(
                 f"{path}: no reviews of both classes in {split}; expected aclImdb or the Hub's parquet files"
             )
 
 
-def _folder(path: Path) -> Iterator[tuple[str, bytes]]:
+def _read_folder(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the reviews of an unpacked archive."""
     files = sorted(path.glob("t*/*/[!.]*.txt"))
     for file in with_bar(files, f"reading {path}", len(files)):

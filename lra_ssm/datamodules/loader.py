@@ -65,7 +65,7 @@ class EpochBatches:
 
     @property
     def sampler(self) -> "EpochBatches":
-        """Itself: Lightning calls `batch_sampler.sampler.set_epoch` at every epoch."""
+        """This object: Lightning calls `batch_sampler.sampler.set_epoch` at every epoch."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
@@ -125,13 +125,13 @@ def _sizes(num_examples: int, batch_size: int, world_size: int) -> list[int]:
         return [*sizes, tail] if tail else sizes
     if not tail:
         return sizes
-    left = sizes.pop() + tail
-    half = left // 2
-    return [*sizes, left - half, half] if half >= world_size else [*sizes, left]
+    rest = sizes.pop() + tail
+    half = rest // 2
+    return [*sizes, rest - half, half] if half >= world_size else [*sizes, rest]
 
 
 class _EpochSampler:
-    """The batches of one epoch's length from batch number `first` of the run on, as a batch sampler."""
+    """Yields as many batches as an epoch has, from batch number `first` of the run on."""
 
     def __init__(self, batches: EpochBatches) -> None:
         self.batches, self.first = batches, 0
@@ -144,8 +144,8 @@ class _EpochSampler:
             yield BatchIndex(examples, epoch + 1)
 
 
-def _unchanged(batch: Any) -> AnyBatch:
-    return cast(AnyBatch, batch)  # __getitems__ has already made a batch of it
+def _identity(batch: Any) -> AnyBatch:
+    return cast(AnyBatch, batch)  # __getitems__ has already made the batch
 
 
 def _ignore_signals(worker: int) -> None:
@@ -204,18 +204,18 @@ class ResumableLoader:
             batch_sampler=self._epoch,  # type: ignore[arg-type]  # DataLoader only iterates over it
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
-            collate_fn=_unchanged,
+            collate_fn=_identity,
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             worker_init_fn=_ignore_signals,
-            generator=torch.Generator(),  # its own: DataLoader draws a seed for its workers at every start
+            generator=torch.Generator(),  # a separate one: DataLoader draws a seed for its workers at every start
         )
         self._loader = self._new_loader()
 
     def close(self) -> None:
         """End the worker processes; the next pass starts new ones.
 
-        Left to the garbage collector, which finds loaders in cycles with a trainer, torch waits five seconds for each
-        worker: the collector closes their queues first, and the workers are never told to end.
+        If the garbage collector ends them (loaders form cycles with a trainer), torch waits five seconds for each
+        worker: the collector closes their queues first, and nothing tells the workers to end.
         """
         self._loader = self._new_loader()
 
@@ -228,14 +228,14 @@ class ResumableLoader:
         self.batch_sampler.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[AnyBatch]:
-        # A generator: nothing happens before the first batch is asked for. Lightning creates the iterator of the
+        # A generator: nothing happens before the first batch is requested. Lightning creates the iterator of the
         # first epoch (and of the one it resumes in) before its counts are right.
         batches = self.batch_sampler
         trained = self.trained() if self.trained is not None else None
         if trained is None:
             trained = batches.epoch * len(batches)
             if batches.seed is not None:
-                batches.set_epoch(batches.epoch + 1)  # of the next pass, unless somebody sets another
+                batches.set_epoch(batches.epoch + 1)  # for the next pass, unless set_epoch chooses another
         self._epoch.first = trained
         self._passes += 1
         number = self._passes
@@ -245,14 +245,14 @@ class ResumableLoader:
                 raise RuntimeError("a new pass over this loader has begun: its workers serve only one at a time")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides the batches that the trainer counts. Lightning stores it in every checkpoint."""
+        """Return the settings that decide the trainer's batches. Lightning stores them in every checkpoint."""
         return {**self.batch_sampler.settings(), **self.dataset.settings()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Check that the checkpoint's run had the same batches.
 
         Raises:
-            InputError: another dataset, batch size or order.
+            InputError: the dataset, the batch size or the order differs.
         """
         for key, value in self.state_dict().items():
             if state.get(key, value) != value:

@@ -3,8 +3,8 @@
     {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]    the published files
     {train,test}-*.parquet                               the Hub's ylecun/mnist
 
-An idx file is the magic number 0x0801 (labels) or 0x0803 (images), each dimension, all big-endian 32-bit integers, and
-the values, one byte each.
+An idx file holds the magic number 0x0801 (labels) or 0x0803 (images), each dimension, all big-endian 32-bit integers,
+and the values, one byte each.
 
 Sources: LeCun, Cortes and Burges, "The MNIST database of handwritten digits" (1998); Le, Jaitly and Hinton, "A simple
 way to initialize recurrent networks of rectified linear units" (2015); splits of the public S4 code (state-spaces/s4).
@@ -58,7 +58,7 @@ class MNIST(PublishedImages):
     columns = ("image", "label")
     mode = "L"
     image_size = published_size = (28, 28)
-    places = ("mnist/download", "mnist", "MNIST/raw", "mnist/MNIST/raw")  # of `prepare`, and torchvision's
+    places = ("mnist/download", "mnist", "MNIST/raw", "mnist/MNIST/raw")  # `prepare`'s and torchvision's
     markers = (*MD5, *(name.removesuffix(".gz") for name in MD5))
     d_input = 1
 
@@ -89,19 +89,19 @@ class MNIST(PublishedImages):
         return images
 
     def read(self, path: Path) -> dict[str, Labelled] | None:
-        found = {name: _find(path, name) for name in MD5}
-        missing = [name for name, file in found.items() if file is None]
+        files = {name: _find(path, name) for name in MD5}
+        missing = [name for name, file in files.items() if file is None]
         if len(missing) == len(MD5):
             return None
         if missing:
             raise InputError(f"{path / missing[0]}: is missing; MNIST is the four files {', '.join(MD5)}")
-        return {"train": _read_pair(found, "train"), "test": _read_pair(found, "t10k")}
+        return {"train": _read_pair(files, "train"), "test": _read_pair(files, "t10k")}
 
 
 def bitreversal_permutation(num: int) -> npt.NDArray[np.int64]:
     """Return the pixels 0 … num − 1 in the order of their reversed bits (num,): the public S4 code's `permute: True`.
 
-    If num is not a power of 2, the permutation of the next one is taken without the numbers from num on.
+    If num is not a power of 2, the permutation of the next power is used without the numbers from num on.
     Source: state-spaces/s4, src/utils/permutations.py.
     """
     bits = max(num - 1, 0).bit_length()

@@ -26,7 +26,7 @@ class Parts:
     """The parts of a preparation; it is pickled to worker processes.
 
     Args:
-        folder: of all parts; created with the first.
+        folder: folder of all parts; created with the first one.
         count: parts are 0 … count − 1.
     """
 
@@ -36,15 +36,15 @@ class Parts:
     def missing(self, shard: tuple[int, int] = (1, 1)) -> list[int]:
         """Return the parts that do not exist yet: of shard i/n those whose number modulo n is i − 1."""
         index, shards = shard
-        return [n for n in range(index - 1, self.count, shards) if not (self._part(n) / RECORD).is_file()]
+        return [n for n in range(index - 1, self.count, shards) if not (self._part_folder(n) / RECORD).is_file()]
 
     def write(self, number: int, make: Callable[[int], tuple[dict[str, Array], dict[str, Any]]]) -> None:
         """Write a part, atomically, unless it exists: `make(number)` returns its arrays and its record."""
-        if (self._part(number) / RECORD).is_file():
+        if (self._part_folder(number) / RECORD).is_file():
             return
         arrays, record = make(number)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with new_folder(self._part(number)) as folder:
+        with new_folder(self._part_folder(number)) as folder:
             for name, array in arrays.items():
                 np.save(folder / f"{name}.npy", array)
             write_json(folder / RECORD, record)
@@ -55,12 +55,12 @@ class Parts:
             raise InputError(
                 f"{self.folder}: {len(missing)} of {self.count} parts are missing, the first is {missing[0]}"
             )
-        return [json.loads((self._part(n) / RECORD).read_text()) for n in range(self.count)]
+        return [json.loads((self._part_folder(n) / RECORD).read_text()) for n in range(self.count)]
 
     def mapped(self, name: str, numbers: Sequence[int] | None = None) -> list[Array]:
         """Return an array of every part, or of some in this order, memory-mapped."""
-        chosen = range(self.count) if numbers is None else numbers
-        return [np.load(self._part(n) / f"{name}.npy", mmap_mode="r").view(np.ndarray) for n in chosen]
+        selected = range(self.count) if numbers is None else numbers
+        return [np.load(self._part_folder(n) / f"{name}.npy", mmap_mode="r").view(np.ndarray) for n in selected]
 
     def join(self, path: Path, name: str, numbers: Sequence[int] | None = None) -> Array:
         """Concatenate an array of the parts, or of some in this order, into a new .npy file; return it, mapped."""
@@ -68,5 +68,5 @@ class Parts:
         shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
         return write_array(path, arrays[0].dtype, shape, arrays)
 
-    def _part(self, number: int) -> Path:
+    def _part_folder(self, number: int) -> Path:
         return self.folder / f"{number:06d}"

@@ -1,4 +1,4 @@
-"""Self-pretraining: what a network predicts of a dataset's own inputs, in place of the labels.
+"""Self-pretraining: a network predicts a dataset's inputs in place of the labels.
 
 Source: Amos, Berant & Gupta 2024, "Never Train from Scratch", section 3, and its public code, IdoAmos/not-from-scratch,
 src/dataloaders/base.py (MaskedSequenceDatasetWrapper).
@@ -19,13 +19,13 @@ from lra_ssm.datamodules.counter_random import counter_random
 from lra_ssm.datamodules.storage import IntArray
 from lra_ssm.errors import InputError
 
-MASK_TOKEN = 0  # what a hidden token becomes: here the padding token; the public code has one for the mask only
+MASK_TOKEN = 0  # replaces a hidden token: here the padding token; the public code has one for the mask only
 PIXEL_VALUES = 256
 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """What is predicted of the inputs.
+    """Which parts of the inputs a network predicts.
 
     Args:
         objective: "masked": hidden positions are predicted from the others. "causal": each position predicts the next.
@@ -33,7 +33,7 @@ class Pretraining:
             pixels, 0.15 of text, 0.1 of ListOps.
         span: positions that are hidden together; `share` stays the expected share.
         targets: "classes": the token, or one of 256 values of a pixel. "values": the features as numbers.
-        seed: of what is hidden. Which positions are hidden depends on it, the split, the example and the epoch only;
+        seed: seed of the hidden positions, which depend only on it, the split, the example and the epoch;
             in validation and test they are the same in every epoch.
 
     Raises:
@@ -53,7 +53,7 @@ class Pretraining:
             raise InputError(f"pretrain.span is {self.span}; it must be at least 1")
 
     def hidden(self, split: int, sequences: IntArray, epoch: int, length: int) -> npt.NDArray[np.bool_]:
-        """Return which positions are hidden: (B, length) bool. A position does not depend on the length.
+        """Return which positions are hidden: (B, length) bool. They do not depend on the length.
 
         A span starts at each position with probability q, so a position is seen with probability (1 − q)^span.
         """
@@ -61,8 +61,8 @@ class Pretraining:
         # Two's complement makes large numbers of the starts before position 0.
         words = counter_random(self.seed, split, sequences[:, None], epoch, starts.astype(np.uint64))
         q = 1 - (1 - self.share) ** (1 / self.span)
-        begun = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 < q
-        return np.logical_or.reduce(sliding_window_view(begun, self.span, axis=1), axis=-1)
+        is_start = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 < q
+        return np.logical_or.reduce(sliding_window_view(is_start, self.span, axis=1), axis=-1)
 
     def with_targets(
         self, batch: AnyBatch, split: int, examples: IntArray, epoch: int, pixels: torch.Tensor | None
@@ -70,7 +70,7 @@ class Pretraining:
         """Return the batch with targets in place of its labels.
 
         Hidden tokens become token 0. Hidden features become 0, and a further feature is 1 where they are hidden. Each
-        sequence of a pair is an example of its own.
+        sequence of a pair becomes a separate example.
 
         split, examples (B,), epoch: what decides which positions are hidden.
         pixels: (B, L) int64, the pixels of feature inputs as one of 256 values; None for other inputs.
@@ -99,19 +99,19 @@ class Pretraining:
         return TokenBatch(inputs, _masked_fill(targets, ~hidden, ignored), reset, lengths)
 
     def _targets(self, inputs: torch.Tensor, pixels: torch.Tensor | None) -> torch.Tensor:
-        """(B, L) int64 or (B, L, C) float32."""
-        is_float, asks = inputs.is_floating_point(), self.targets
-        if asks == "values" and not is_float:
+        """Return targets: (B, L) int64 or (B, L, C) float32."""
+        is_float, kind = inputs.is_floating_point(), self.targets
+        if kind == "values" and not is_float:
             raise InputError("pretrain.targets is 'values', but the inputs are tokens: use 'classes'")
-        if asks == "classes" and is_float and pixels is None:
+        if kind == "classes" and is_float and pixels is None:
             raise InputError(
                 "pretrain.targets is 'classes', but the inputs are not pixels of one channel: use 'values'"
             )
-        return inputs if not is_float or asks == "values" else pixels  # type: ignore[return-value]
+        return inputs if not is_float or kind == "values" else pixels  # type: ignore[return-value]
 
 
 class PretrainingDataset(BatchDataset):
-    """Another dataset's inputs, some of them hidden, with these as targets: `TokenBatch`.
+    """Another dataset's inputs, some of them hidden, with the original inputs as targets: `TokenBatch`.
 
     Args:
         dataset: whose inputs are predicted.
@@ -140,5 +140,5 @@ class PretrainingDataset(BatchDataset):
 
 
 def _masked_fill(x: torch.Tensor, where: torch.Tensor, value: float) -> torch.Tensor:
-    """x (B, L) or (B, L, C), where (B, L)."""
+    """Return x (B, L) or (B, L, C) with a value at the positions `where` (B, L)."""
     return x.masked_fill(where if x.dim() == 2 else where[..., None], value)

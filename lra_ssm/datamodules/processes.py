@@ -41,7 +41,7 @@ def ordered_map(
 
     Raises:
         InputError: a process was killed.
-        Exception: what the function raised for the first item for which it did.
+        Exception: what the function raised for the first item that failed.
     """
     workers = workers or min(available_cores(), MAX_WORKERS)
     if workers == 1:
@@ -49,15 +49,15 @@ def ordered_map(
         return
     # Spawned: fork would copy torch's threads and the locks that this process holds.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
-    begun: deque[Future[Result]] = deque()
+    futures: deque[Future[Result]] = deque()
     try:
         for item in items:
             with _no_main_module():
-                begun.append(pool.submit(function, item))
-            if len(begun) == _AHEAD * workers:
-                yield begun.popleft().result()
-        while begun:
-            yield begun.popleft().result()
+                futures.append(pool.submit(function, item))
+            if len(futures) == _AHEAD * workers:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
     except BrokenProcessPool as error:
         raise InputError("a worker process was killed, perhaps because memory ran out; start again") from error
     finally:
@@ -82,7 +82,10 @@ def _start_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """A worker that waits for work would not notice that its parent was killed: it holds both ends of the queue."""
+    """End with the parent.
+
+    A worker that waits for work would not notice that its parent was killed: it holds both ends of the queue.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -32,14 +32,14 @@ class SequenceData(ArrayData):
     `vocab_size`), or `d_input` for real features; `num_classes`, or `num_outputs` for real targets.
 
     Args:
-        bucket_batches: batches of sequences of similar length, by sorting within pools of this many; 1 does not.
+        bucket_batches: batches of sequences of similar length, by sorting within pools of this many; 1 does not sort.
     """
 
     pads = True
 
     bucket_batches: int = setting(default=1, affects="order")
     vocabulary: tuple[str, ...] | None = field(default=None, init=False)
-    max_length: int | None = field(default=None, init=False)  # a setting of most
+    max_length: int | None = field(default=None, init=False)  # a setting of most datasets
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,7 +87,7 @@ class SequenceData(ArrayData):
 
 
 class _SequenceWriter:
-    """Collects the examples of a split and checks each of them."""
+    """Collects the examples of a split and checks each one."""
 
     def __init__(self, data: SequenceData, folder: Path, split: str) -> None:
         self.data, self.split = data, split
@@ -99,7 +99,7 @@ class _SequenceWriter:
         self.ends, self.answers = [0], list[Any]()
 
     def add(self, sequences: tuple[Any, ...], answer: Any) -> None:
-        """Append an example. Raises InputError, naming it, for values that cannot be."""
+        """Append an example. Raises InputError, which names the example, if a value is invalid."""
         for values in map(np.asarray, sequences):
             if not len(values):
                 raise self.error("an empty sequence")

@@ -27,7 +27,7 @@ class SettingsDataclass:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         dataclass(kw_only=True, eq=False, repr=False)(cls)
-        # A setting that a subclass declares again affects what it affected.
+        # A setting that a subclass declares again keeps what it affects.
         inherited = ChainMap(*(base.__dict__.get("affects", {}) for base in cls.__mro__[1:]))
         settings = [each for each in fields(cls) if each.init]  # type: ignore[arg-type]
         cls.affects = {each.name: each.metadata.get("affects") or inherited.get(each.name, "data") for each in settings}

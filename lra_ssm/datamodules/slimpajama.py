@@ -1,7 +1,7 @@
 """SlimPajama: web text of seven sources, for language models.
 
     data/{train,validation,test}-*.parquet      the Hub's sample of 6 billion tokens, DKYoon/SlimPajama-6B
-    {train,validation,test}/…/*.jsonl.zst       as Cerebras has the whole; or these splits in any form that is read
+    {train,validation,test}/…/*.jsonl.zst       Cerebras' layout of the whole; or these splits in any supported form
 
 The authors of B2S6 trained on it; tokenizer and window are those of their language code (AnnanYu/mamba-bare), and 96
 windows a step are derived from their figure 7: about 28,830 steps an epoch. Source: Soboleva et al., "SlimPajama: A

@@ -38,8 +38,8 @@ _MAX_DEPTH = 32  # folders; the system follows about 40 links
 
 def resolve_root(root: str | os.PathLike[str] | None = None) -> Path:
     """Return the data root as an absolute path: `root`, else LRA_SSM_DATA, else ./data. Creates nothing."""
-    chosen = os.fspath(root or os.environ.get(ENVIRONMENT_VARIABLE) or "data")
-    return Path(os.path.abspath(os.path.expanduser(chosen)))
+    path = os.fspath(root or os.environ.get(ENVIRONMENT_VARIABLE) or "data")
+    return Path(os.path.abspath(os.path.expanduser(path)))
 
 
 def ensure_root(root: Path) -> None:
@@ -72,7 +72,7 @@ def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) 
         root: the data root; created if only it is missing.
         dataset: the dataset's folder below it.
         name: the prepared folder below that.
-        build: fills the folder it is given, its manifest last.
+        build: fills an empty folder, and writes the manifest last.
 
     Raises:
         InputError: the root cannot be used, or `build` raised it; nothing new is left behind.
@@ -95,7 +95,7 @@ def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) 
         except BaseException:
             if [entry.name for entry in folder.iterdir()] == [LOCK]:
                 (folder / LOCK).unlink()
-                with suppress(OSError):  # not empty: a process that has just come put its own lock there
+                with suppress(OSError):  # not empty: another process has just put its lock there
                     folder.rmdir()
                     if created:
                         root.rmdir()
@@ -120,7 +120,7 @@ class Growing:
     """An array that grows, in a temporary file in a folder, where memory may not hold it.
 
     Args:
-        folder: where the file is, without a name: it goes with the process.
+        folder: folder of the file, which has no name and disappears with the process.
         dtype: of the array.
         row: the shape of one row.
     """
@@ -148,7 +148,7 @@ class Growing:
 def save_split(folder: Path, name: str, arrays: Mapping[str, Array]) -> dict[str, Any]:
     """Write the arrays of a split as <name>_<array>.npy and return their entries for the manifest.
 
-    An array that is already mapped from its own file there (`write_array`) is not written again.
+    An array that is already mapped from that file (`write_array`) is not written again.
     """
     entries = {}
     for key, array in arrays.items():
@@ -207,7 +207,7 @@ class Split(dict[str, Array]):
     """
 
     def __init__(self, folder: Path, entry: dict[str, Any]) -> None:
-        # The same memory as a plain array: memmap's own indexing is several times slower.
+        # A plain array over the same memory: indexing a memmap is several times slower.
         super().__init__(
             (key, np.load(folder / array["file"], mmap_mode="r").view(np.ndarray))
             for key, array in entry["arrays"].items()
@@ -303,13 +303,13 @@ def visible_files(folder: Path) -> list[Path]:
         InputError: a link leads back to a folder above it.
         OSError: a folder cannot be read.
     """
-    found = list[Path]()
-    for place, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+    files = list[Path]()
+    for folder_path, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(place, name) for name in names if not name.startswith(".")]
-        if len(Path(place).relative_to(folder).parts) > _MAX_DEPTH:
-            raise InputError(f"{place}: is too many folders deep; does a link lead back to a folder above it?")
-    return sorted(found)
+        files += [Path(folder_path, name) for name in names if not name.startswith(".")]
+        if len(Path(folder_path).relative_to(folder).parts) > _MAX_DEPTH:
+            raise InputError(f"{folder_path}: is too many folders deep; does a link lead back to a folder above it?")
+    return sorted(files)
 
 
 def _raise(error: OSError) -> None:
@@ -329,7 +329,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
         InputError: the file has no lines.
         OSError: it cannot be read.
     """
-    from lra_ssm.bars import Bar  # loads tqdm, which commands that only list do without
+    from lra_ssm.bars import Bar  # loads tqdm, which commands that only list data do not need
 
     number = 0
     with open(path, "rb") as file, Bar(f"reading {path.name}", path.stat().st_size, in_bytes=True) as bar:

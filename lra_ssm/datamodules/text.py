@@ -83,7 +83,7 @@ class Text(CharacterData):
         return super().unused_settings() | ({"val_fraction", "split_seed"} if self.validation == "test" else set())
 
     def examples(self) -> Iterator[tuple[str, Any, int]]:
-        reviews = {split: _mixed(found) for split, found in read_reviews(self._found()).items()}
+        reviews = {split: _shuffle(published) for split, published in read_reviews(self._find_source()).items()}
         encoder = self.encoder(text for text, _ in reviews["train"])
         splits = {"train": reviews["train"], "val": reviews["test"], "test": reviews["test"]}
         if self.validation == "held_out":
@@ -111,7 +111,7 @@ class Text(CharacterData):
         return held_out
 
     def files(self) -> list[Path]:
-        path = self._found()
+        path = self._find_source()
         folders = [path / split / label for split in ("train", "test") for label in CLASSES]
         return folders if all(map(Path.is_dir, folders)) else super().files()
 
@@ -121,15 +121,15 @@ class Text(CharacterData):
         if self.source == "huggingface":
             HUB.fetch(self.data_root)
 
-    def _found(self) -> Path:
+    def _find_source(self) -> Path:
         """Return the archive, the folder aclImdb, or a folder with parquet files."""
         if self.kind == "files":
             path = self.source_path()
             return path / "aclImdb" if (path / "aclImdb").is_dir() else path
         if self.source == "original":
-            if (found := find_reviews(self.data_root)) is None:
+            if (reviews := find_reviews(self.data_root)) is None:
                 raise self.missing(REVIEWS)
-            return found
+            return reviews
         if not HUB.is_complete(self.data_root):
             raise self.missing(f"copy of the Hub's {HUB.repository}")
         return HUB.path(self.data_root)
@@ -159,7 +159,7 @@ def text_keys(texts: list[str], seed: int) -> npt.NDArray[np.uint64]:
     return np.frombuffer(b"".join(digests), dtype="<u8")
 
 
-def _mixed(reviews: Reviews) -> Reviews:
+def _shuffle(reviews: Reviews) -> Reviews:
     """Sort reviews by random keys; labels decide between copies of a text."""
     keys = text_keys([text for text, _ in reviews], ORDER_SEED)
     return [reviews[number] for number in np.lexsort((np.array([label for _, label in reviews]), keys))]

@@ -3,8 +3,8 @@
     wikitext-103{,-raw}-v1.zip, or its folder with wiki.{train,valid,test}.{tokens,raw}
     wikitext-103{,-raw}-v1/{train,validation,test}-*.parquet    the Hub's Salesforce/wikitext, one line per row
 
-WikiText-2 the same. Lines stay as the files have them, blank ones (" \\n") too, so that a line end for each makes
-the published numbers of tokens. By words as in state-spaces/s4 and transformer-xl: split at white space, a
+WikiText-2 has the same layout. Lines stay as in the files, blank ones (" \\n") too, so that a line end for each gives
+the published numbers of tokens. Words are as in state-spaces/s4 and transformer-xl: split at white space, a
 vocabulary of the training split (267,735 of WikiText-103). Source: Merity et al., "Pointer Sentinel Mixture Models"
 (2016), section 4.3.
 """
@@ -23,7 +23,7 @@ from lra_ssm.errors import InputError, describe_error
 DOWNLOADS = "wikitext/download"
 PLACES = ("", "wikitext", DOWNLOADS)  # below the data root
 SPLITS = {"train": ("train", "train"), "val": ("valid", "validation"), "test": ("test", "test")}  # published, the Hub's
-_BLANK = " \n"  # what the Hub's files have as an empty row
+_BLANK = " \n"  # the blank line that is an empty row in the Hub's files
 
 # The publisher's own address does not answer any more; this is the first author's. Sizes and digests as Hugging Face's
 # loading script recorded them; torchtext's md5 of the two by words agree.
@@ -48,7 +48,7 @@ class WikiText(LanguageDataModule):
         source: "original" for the published archive or its folder below the root (there, or in wikitext or
             wikitext/download); "huggingface" for the Hub's Salesforce/wikitext; or a path to either.
         version: "103", or the small "2"; both have the same validation and test splits.
-        level: "word", where rare words are <unk>, or "raw". A perplexity says which.
+        level: "word", where rare words are <unk>, or "raw". State it with a perplexity.
         documents: "article" for end-of-text after each article; "line" for one after each line that is not blank, as
             in code that takes the Hub's rows for documents. States are dropped at articles in both.
     """
@@ -80,51 +80,51 @@ class WikiText(LanguageDataModule):
         return Hub("Salesforce/wikitext", revision, (f"{name}/*.parquet",), f"{DOWNLOADS}/{name}")
 
     def corpus(self) -> list[Input]:
-        path = self.source_path() if self.kind == "files" else self._found()
+        path = self.source_path() if self.kind == "files" else self._find_published()
         if path is None:
             raise self.missing(
                 f"{self.folder}-v1.zip, its folder, or copy of the Hub's wikitext",
                 f"{self.dataset} --level={self.level}",
             )
         if path.is_file():
-            return [Input([path], partial(self._of_archive, path, split)) for split in SPLITS]
+            return [Input([path], partial(self._read_archive, path, split)) for split in SPLITS]
         inputs = []
         for split, (_, name) in SPLITS.items():
             folder = next(
                 (path / below for below in (f"{self.folder}-v1", self.folder) if (path / below).is_dir()), path
             )
-            files = [*folder.glob(self._file_of(split)), *sorted(folder.glob(f"{name}-*.parquet"))]
+            files = [*folder.glob(self._file_name(split)), *sorted(folder.glob(f"{name}-*.parquet"))]
             if not files:
-                raise InputError(f"{folder}: has no {self._file_of(split)}, nor the Hub's {name}-*.parquet")
+                raise InputError(f"{folder}: has no {self._file_name(split)}, nor the Hub's {name}-*.parquet")
             # The Hub's rows are lines, and an article may continue in the next file.
-            inputs.append(Input(files, partial(self._of_files, files, split)))
+            inputs.append(Input(files, partial(self._read_files, files, split)))
         return inputs
 
     def fetch_files(self) -> None:
         if self.source == "huggingface":
             self.hub.fetch(self.data_root)
-        elif self._found() is None:
+        elif self._find_published() is None:
             download(ARCHIVES[f"{self.folder}-v1.zip"], self.data_root, DOWNLOADS)
 
     def expected_splits(self) -> set[str]:
         return {*SPLITS}
 
-    def _found(self) -> Path | None:
+    def _find_published(self) -> Path | None:
         """Return the Hub's files, or the published folder or archive, below the data root; None for none."""
         if self.source == "huggingface":
             return self.hub.path(self.data_root) if self.hub.is_complete(self.data_root) else None
         paths = (self.data_root / place / name for place in PLACES for name in (self.folder, f"{self.folder}-v1.zip"))
         return next((path for path in paths if path.exists()), None)
 
-    def _file_of(self, split: str) -> str:
+    def _file_name(self, split: str) -> str:
         """Return the name of a split's published file."""
         return f"wiki.{SPLITS[split][0]}.{'raw' if self.level == 'raw' else 'tokens'}"
 
     def _options(self) -> ReadOptions:
         return ReadOptions("article", end_lines=self.documents == "line")
 
-    def _of_archive(self, path: Path, split: str) -> Iterator[Segment]:
-        member = f"{self.folder}/{self._file_of(split)}"
+    def _read_archive(self, path: Path, split: str) -> Iterator[Segment]:
+        member = f"{self.folder}/{self._file_name(split)}"
         try:
             with zipfile.ZipFile(path) as archive, archive.open(member) as file:
                 documents = read_text(cast(BinaryIO, file), f"{path}: {member}", "article", split)
@@ -134,7 +134,7 @@ class WikiText(LanguageDataModule):
         except Exception as error:  # damaged archives give errors of many kinds
             raise InputError(f"{path}: {member} cannot be read ({describe_error(error)})") from error
 
-    def _of_files(self, files: list[Path], split: str) -> Iterator[Segment]:
+    def _read_files(self, files: list[Path], split: str) -> Iterator[Segment]:
         if files[0].suffix == ".parquet":
             lines = (row["text"] or _BLANK for file in files for _, row in read_parquet(file, "text"))
             yield from segments(text_documents(lines, str(files[0]), "article", split), self._options())

@@ -1,7 +1,7 @@
 """Sequence layers, modules that map (B, L, D) to (B, L, D), and the blocks around them.
 
-Your own layer only needs `forward(x, lengths=None)`; what else a feature needs (`optim_roles`, `step`, `initial_state`,
-`reset`) is named in an error if it is missing. `RecurrentLayer` adds all of it to a causal recurrence. See
+Your own layer only needs `forward(x, lengths=None)`. If a feature needs more (`optim_roles`, `step`, `initial_state`,
+`reset`), an error names what is missing. `RecurrentLayer` adds all of it to a causal recurrence. See
 docs/extending.md.
 """
 

@@ -172,10 +172,10 @@ class Attention(nn.Module):
         frequencies = self.rope_base ** -torch.arange(0, 1, 2 / self.d_head, dtype=torch.float64, device=x.device)
         angles = (at[..., None, None] * frequencies).to(torch.promote_types(x.dtype, torch.float32))
         cosine, sine = angles.cos(), angles.sin()
-        return _rotated(q, cosine, sine), _rotated(k, cosine, sine), v
+        return _rotate(q, cosine, sine), _rotate(k, cosine, sine), v
 
     def _mask(self, x: Tensor, lengths: Tensor | None, document: Tensor | None, cache: Cache | None) -> Tensor | None:
-        """Return which keys each query sees, (1 or B, 1, L, T + L) bool, or None if that is only a matter of causality.
+        """Return which keys each query sees, (1 or B, 1, L, T + L) bool, or None if only causality limits them.
 
         Padding is on the right, where a causal query does not look. A query always sees itself, also at padding: a
         softmax over no keys would be NaN.
@@ -190,8 +190,8 @@ class Attention(nn.Module):
             seen = seen & (distance.abs() < self.window)
         seen = seen[None]
         if document is not None:
-            of_keys = torch.cat([document.new_zeros(B, T), document], 1)
-            seen = seen & (of_keys[:, None] == document[:, :, None])
+            key_documents = torch.cat([document.new_zeros(B, T), document], 1)
+            seen = seen & (key_documents[:, None] == document[:, :, None])
         if cache is not None:
             filled = torch.cat([cache[2] >= 0, torch.ones(B, L, dtype=torch.bool, device=x.device)], 1)
             seen = seen & filled[:, None]
@@ -227,19 +227,19 @@ class Attention(nn.Module):
         if cache is not None:
             at = torch.cat([cache[2], at], 1)
         if document is not None:  # only the last real position's document
-            of_keys = F.pad(document, (at.shape[1] - L, 0))
-            last = torch.where(at >= 0, of_keys, 0).amax(1, keepdim=True)
-            at = torch.where(of_keys == last, at, -1)
+            key_documents = F.pad(document, (at.shape[1] - L, 0))
+            last = torch.where(at >= 0, key_documents, 0).amax(1, keepdim=True)
+            at = torch.where(key_documents == last, at, -1)
         if lengths is not None:  # padding moves from the end of the row to its beginning
             slots = torch.arange(at.shape[1], device=at.device) - (L - lengths[:, None].long())
             index = slots.clamp(min=0)
             at = torch.where(slots < 0, -1, at.gather(1, index))
             rows = torch.arange(B, device=at.device)[:, None]
             keys, values = keys[rows, index], values[rows, index]
-        kept = at.shape[1] if self.window is None else min(self.window, at.shape[1])
+        cached_length = at.shape[1] if self.window is None else min(self.window, at.shape[1])
         if document is not None or lengths is not None:  # what is seen is at the end of every row
-            kept = min(kept, int((at >= 0).sum(1).max()))
-        first = at.shape[1] - kept
+            cached_length = min(cached_length, int((at >= 0).sum(1).max()))
+        first = at.shape[1] - cached_length
         return keys[:, first:], values[:, first:], at[:, first:]
 
     @torch.no_grad()
@@ -256,7 +256,7 @@ class Attention(nn.Module):
         return f"n_heads={self.n_heads}, n_kv_heads={self.n_kv_heads}, causal={self.causal}, window={self.window}"
 
 
-def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate x (B, L, heads, K), its halves as real and imaginary parts, by cosine and sine (1 or B, L, 1, K/2)."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1).to(x.dtype)

@@ -146,7 +146,7 @@ class B2S6(RecurrentLayer):
         return F.softplus(self._delta(x.unflatten(-1, (self.H, self.P))).flatten(-2) + self.delta_bias)
 
     def _selection(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return B without its bias and C, (batch, H, N, L), real or complex, of blocks (batch, L, H, P)."""
+        """Return B without its bias and C, (batch, H, N, L), real or complex, from blocks (batch, L, H, P)."""
         B, C = block_linear(blocks, self.B_weight, self.C)
         if self.complex_state:
             B = as_complex(B.unflatten(-1, (self.N, 2)))

@@ -35,8 +35,8 @@ def supported_kwargs(
 ) -> dict[str, Any]:
     """Return the keyword arguments for a layer's, block's or network's call, without those that are not needed.
 
-    So a user's module only has to take what is used. Raises ValueError naming the class and the argument that its
-    `forward` lacks.
+    So a user's module only has to take the arguments that are used. Raises InputError naming the class and the argument
+    that its `forward` lacks.
     """
     needed = {"reset": reset, "initial_state": initial_state, "return_last_state": return_last_state or None}
     needed = {name: value for name, value in needed.items() if value is not None}
@@ -109,7 +109,7 @@ def apply_linear(linear: nn.Module, x: Tensor) -> Tensor:
 
 
 def _is_plain(module: nn.Module | None, kind: type[M]) -> TypeGuard[M]:
-    """Whether calling the module does nothing but what its parameters determine."""
+    """Return whether calling the module only does what its parameters determine."""
     return type(module) is kind and not module._forward_hooks and not module._forward_pre_hooks
 
 
@@ -126,7 +126,7 @@ class Block(nn.Module):
     The output is 0 at padding, unless the norm counts padding (see `counts_padding`). A block of another form
     overrides `body`, for example one of several sublayers.
 
-    `stateful` names the parts that keep a state. The block's state is theirs: the state of the only part, or a tuple in
+    `stateful` names the parts that keep a state. The block's state is the state of the only such part, or a tuple in
     the order of `stateful`, empty if it names no part.
     """
 
@@ -156,12 +156,12 @@ class Block(nn.Module):
         return self.sublayer(x, self.norm, lambda u: self.mixer(u, run_part), lengths)
 
     def sublayer(
-        self, x: Tensor, norm: nn.Module | None, f: Callable[[Tensor], Tensor], lengths: Tensor | None = None
+        self, x: Tensor, norm: nn.Module | None, mixer: Callable[[Tensor], Tensor], lengths: Tensor | None = None
     ) -> Tensor:
-        """Return x + f(norm(x)) with `prenorm`, norm(x + f(x)) without; a norm that is None is the identity."""
+        """Return x + mixer(norm(x)) with `prenorm`, norm(x + mixer(x)) without; a norm that is None is the identity."""
         if norm is None:
-            return x + f(x)
-        return x + f(norm(x, lengths)) if self.prenorm else norm(x + f(x), lengths)
+            return x + mixer(x)
+        return x + mixer(norm(x, lengths)) if self.prenorm else norm(x + mixer(x), lengths)
 
     def forward(
         self,
@@ -194,7 +194,7 @@ class Block(nn.Module):
 
         y = self.body(x, run_part, lengths)
         y = y if self.counts_padding else mask_padding(y, lengths)
-        return (y, self._joined(after)) if return_last_state else y
+        return (y, self._join_states(after)) if return_last_state else y
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         """Advance by one position: x_t (B, D), state -> (y_t (B, D), state)."""
@@ -204,11 +204,11 @@ class Block(nn.Module):
             y, after[name] = require_method(self._part(name), "step")(u, before[name])
             return y
 
-        return self.body(x_t, run_part), self._joined(after)
+        return self.body(x_t, run_part), self._join_states(after)
 
     def initial_state(self, batch_size: int) -> State:
         """Return the state before the first position."""
-        return self._joined(
+        return self._join_states(
             {name: require_method(self._part(name), "initial_state")(batch_size) for name in self.stateful}
         )
 
@@ -224,7 +224,7 @@ class Block(nn.Module):
             return {}
         return dict(zip(self.stateful, [state] if len(self.stateful) == 1 else state, strict=True))
 
-    def _joined(self, states: dict[str, State]) -> State:
+    def _join_states(self, states: dict[str, State]) -> State:
         """Return the block's state; the inverse of `_states_by_name`. Raises ValueError for a part that did not run."""
         for name in self.stateful:
             if name not in states:

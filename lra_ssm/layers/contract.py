@@ -13,44 +13,44 @@ from lra_ssm.errors import InputError, defined_at
 
 def check_call(module: Any, kind: str, *arguments: str) -> None:
     """Check that it is an nn.Module that takes these positional arguments. Raises InputError."""
-    name, where = _named(module)
+    name, where = _class_and_place(module)
     if not isinstance(module, nn.Module):
         raise InputError(f"{name} is not a torch.nn.Module, and a {kind} has to be one{where}")
     if type(module).forward is nn.Module.forward:
         raise InputError(f"{name} has no forward: a {kind} is called with ({', '.join(arguments)}){where}")
     try:
-        taken = inspect.signature(module.forward)
+        signature = inspect.signature(module.forward)
     except (ValueError, TypeError):  # TorchScript has no signature
         return
     try:
-        taken.bind(*arguments)
+        signature.bind(*arguments)
     except TypeError:
-        takes, called = ", ".join(taken.parameters), ", ".join(arguments)
-        raise InputError(f"{name}.forward takes ({takes}): a {kind} is called with ({called}){where}") from None
+        parameters, call = ", ".join(signature.parameters), ", ".join(arguments)
+        raise InputError(f"{name}.forward takes ({parameters}): a {kind} is called with ({call}){where}") from None
 
 
-def check_output(module: nn.Module, out: Any, shape: tuple[int, ...], given: Tensor, rule: str) -> None:
+def check_output(module: nn.Module, out: Any, shape: tuple[int, ...], inputs: Tensor, rule: str) -> None:
     """Check that `out`, returned for `given`, is a floating tensor of this shape. Raises InputError, stating `rule`."""
     if not (isinstance(out, Tensor) and out.shape == shape and out.is_floating_point()):
-        raise wrong_output(module, out, given, rule)
+        raise wrong_output(module, out, inputs, rule)
 
 
-def wrong_output(module: nn.Module, out: Any, given: Tensor, rule: str, argument: str = "x") -> InputError:
+def wrong_output(module: nn.Module, out: Any, inputs: Tensor, rule: str, argument: str = "x") -> InputError:
     """Return the error that names the module, what it returned for which argument, and the rule that this breaks."""
-    name, where = _named(module)
-    return InputError(f"{name} returned {_described(out)} for {argument} {tuple(given.shape)}: {rule}{where}")
+    name, where = _class_and_place(module)
+    return InputError(f"{name} returned {_describe(out)} for {argument} {tuple(inputs.shape)}: {rule}{where}")
 
 
-def _named(module: Any) -> tuple[str, str]:
+def _class_and_place(module: Any) -> tuple[str, str]:
     """Return the import path of a module's class, and where it is defined."""
     cls = type(getattr(module, "_orig_mod", module))  # inside torch.compile
     return f"{cls.__module__}.{cls.__qualname__}", defined_at(cls)
 
 
-def _described(out: Any) -> str:
+def _describe(out: Any) -> str:
     """Describe an output: (4, 100, 32) for a tensor, with its dtype if that is wrong; a tuple's parts."""
     if isinstance(out, Tensor):
         return f"{tuple(out.shape)}" + ("" if out.is_floating_point() else f" {out.dtype}")
     if isinstance(out, tuple):
-        return f"a tuple of {' and '.join(map(_described, out)) or 'nothing'}"
+        return f"a tuple of {' and '.join(map(_describe, out)) or 'nothing'}"
     return "None" if out is None else f"a {type(out).__name__}"

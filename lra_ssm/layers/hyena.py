@@ -43,10 +43,10 @@ class HyenaBlock(MLPBlock):
     The operator is mixer(x) = out_proj(q · φ(Γ(k · v) + D k · v)) with (q, k, v) = conv(in_proj(x)); Γ, the long
     filter, is any layer. The MLP is fc2(GELU(fc1(x))) with GELU in its tanh form, as in the public code.
 
-    Wang & Li use S5 with real weights as the filter. `StableSSM(form="real", readout="identity")` is that: linear, with
-    states that all channels share. With it and activation="gelu" this is the block of S5's public code for WikiText-103
-    (lindermanlab/S5, branch development), whose settings theirs resemble; `skip` is S5's D. For associative recall that
-    code has "half_glu2" around `S5`, which has its own D.
+    Wang & Li use S5 with real weights as the filter: `StableSSM(form="real", readout="identity")`, which is linear and
+    has states that all channels share. With it and activation="gelu" this is the block of S5's public code for
+    WikiText-103 (lindermanlab/S5, branch development), which their settings resemble; `skip` is S5's D. For
+    associative recall that code has "half_glu2" around `S5`, which has its own D.
 
     Args:
         d_model: D.

@@ -1,4 +1,4 @@
-"""A convolution of limited width: what a model can do that only ever looks at its neighborhood.
+"""A convolution of limited width, to measure what a model can do that only looks at neighboring positions.
 
 Shapes: B batch, L length, D channels, W width.
 Source: Miralles-González et al. 2025, "On the locality bias and results in the Long Range Arena", section 5: freely

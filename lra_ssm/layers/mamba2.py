@@ -1,7 +1,7 @@
 """Mamba-2's block.
 
-Shapes: B batch, L length, D channels, E = expand · D inner channels, W taps of the convolution; S and H features that
-the block makes for the layer, through the convolution and past it.
+Shapes: B batch, L length, D channels, E = expand · D inner channels, W taps of the convolution; S features that the
+block makes for the layer through the convolution, and H features that bypass it.
 """
 
 import torch

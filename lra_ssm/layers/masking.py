@@ -21,8 +21,7 @@ def check_lengths(lengths: Tensor | None, x: Tensor, minimum: int = 0) -> None:
 
     Length 0 is a sequence that has ended in an earlier slice: its state does not change. A caller that needs one
     vector or label per sequence passes `minimum=1`. The values are only read on the CPU, because reading them on a GPU
-    would wait for it; there they are what they were when the batch was made, and `tasks` checks them before the batch
-    is moved.
+    would wait for it; `tasks` checks them before the batch is moved to a GPU.
     """
     if lengths is None:
         return

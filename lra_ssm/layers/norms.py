@@ -61,7 +61,7 @@ class BatchNorm(nn.Module):
     def _packed(self, x: Tensor, valid: Tensor) -> Tensor:
         """Normalize only the real positions, valid (B, L).
 
-        Their number depends on data: on a GPU this would wait for it, in a compiled graph break it.
+        Their number depends on data: reading it would wait for a GPU, and would break a compiled graph.
         """
         rows = self._normalize(x[valid])
         return torch.zeros_like(x, dtype=rows.dtype).index_put((valid,), rows)
@@ -90,7 +90,7 @@ class BatchNorm(nn.Module):
 def _batch_norm(norm: nn.BatchNorm1d, rows: Tensor, valid: Tensor | None = None) -> Tensor:
     """Apply `norm` in training to the rows (…, D) of all processes together (torch's SyncBatchNorm needs a GPU).
 
-    valid: (…, 1), the rows that count, the others give 0; None for all.
+    valid: (…, 1), the rows that count; the output is 0 at the others. None for all.
     """
     y, mean, variance, count = _Normalized.apply(rows, norm.weight, norm.bias, valid, norm.eps)
     if _frozen:
@@ -107,7 +107,7 @@ def _batch_norm(norm: nn.BatchNorm1d, rows: Tensor, valid: Tensor | None = None)
 class _Normalized(torch.autograd.Function):
     """Return y, and the mean (D,), variance (D,) and number () of all processes' rows.
 
-    Of tensors of x's size it only keeps x for backward.
+    The only tensor of x's size that it keeps for backward is x.
 
     With x̂ = (x − mean) / σ and means over the rows: ∂x = weight / σ (∂y − mean(∂y) − x̂ mean(∂y x̂)).
     """
@@ -116,15 +116,15 @@ class _Normalized(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, valid: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        over = tuple(range(x.dim() - 1))
+        dims = tuple(range(x.dim() - 1))
         y = _where_valid(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, valid)
-        taken = y.new_ones(()) if valid is None else valid.to(y.dtype)
-        count = _all_reduce(y.new_tensor(x.numel() // x.shape[-1]) if valid is None else taken.sum())
-        mean = _all_reduce(y.sum(over)) / count
-        y = y.sub(mean) if valid is None else y.sub_(mean).mul_(taken)
-        variance = _all_reduce(torch.linalg.vector_norm(y, dim=over).square()) / count
+        counted = y.new_ones(()) if valid is None else valid.to(y.dtype)
+        count = _all_reduce(y.new_tensor(x.numel() // x.shape[-1]) if valid is None else counted.sum())
+        mean = _all_reduce(y.sum(dims)) / count
+        y = y.sub(mean) if valid is None else y.sub_(mean).mul_(counted)
+        variance = _all_reduce(torch.linalg.vector_norm(y, dim=dims).square()) / count
         scale = (variance + eps).rsqrt()
-        y = y.mul_(scale * weight).add_(bias) if valid is None else y.mul_(scale * weight).addcmul_(taken, bias)
+        y = y.mul_(scale * weight).add_(bias) if valid is None else y.mul_(scale * weight).addcmul_(counted, bias)
         ctx.save_for_backward(x, weight, valid, mean, scale, count)
         ctx.mark_non_differentiable(mean, variance, count)
         return y.to(x.dtype), mean, variance, count
@@ -133,13 +133,13 @@ class _Normalized(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, valid, mean, scale, count = ctx.saved_tensors
-        over = tuple(range(x.dim() - 1))
+        dims = tuple(range(x.dim() - 1))
         grad = _where_valid(grad.to(mean.dtype), valid)
-        grad_bias = grad.sum(over)
+        grad_bias = grad.sum(dims)
         slope = torch.addcmul(-mean * scale, x.to(mean.dtype), scale)  # x̂, overwritten below by x's gradient
-        grad_weight = (grad * slope).sum(over)
-        of_x, of_one = (_all_reduce(sums.clone()) / count for sums in (grad_weight, grad_bias))
-        slope = slope.mul_(-of_x).add_(grad).sub_(of_one).mul_(scale * weight)
+        grad_weight = (grad * slope).sum(dims)
+        x_term, mean_term = (_all_reduce(sums.clone()) / count for sums in (grad_weight, grad_bias))
+        slope = slope.mul_(-x_term).add_(grad).sub_(mean_term).mul_(scale * weight)
         slope = slope if valid is None else slope.masked_fill_(~valid, 0)
         return slope.to(x.dtype), grad_weight.to(weight.dtype), grad_bias.to(weight.dtype), None, None
 
@@ -166,7 +166,7 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(d_model)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return super().forward(_in_precision_of(self.weight, x))
+        return super().forward(_to_model_precision(self.weight, x))
 
     def width_roles(self) -> dict[str, WidthRole]:
         return {"weight": "vector", "bias": "vector"}
@@ -179,7 +179,7 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(d_model, eps=eps)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return super().forward(_in_precision_of(self.weight, x))
+        return super().forward(_to_model_precision(self.weight, x))
 
     def width_roles(self) -> dict[str, WidthRole]:
         return {"weight": "vector"}
@@ -215,7 +215,7 @@ class GatedRMSNorm(nn.Module):
         return {"weight": "vector"}
 
 
-def _in_precision_of(weight: Tensor, x: Tensor) -> Tensor:
+def _to_model_precision(weight: Tensor, x: Tensor) -> Tensor:
     """Return a float32 residual x in the lower precision of the model, in which its layers go on, as in Mamba's code.
 
     The sums of a normalization are float32 in any precision.

@@ -18,14 +18,14 @@ from lra_ssm.ops import linear_scan
 
 
 class ScanContext(NamedTuple):
-    """What a causal recurrence is told besides its input.
+    """The arguments of a causal recurrence other than its input.
 
     valid: (B, L, 1) bool. Where it is false the state does not change, whatever x is: a layer with step sizes makes
         them 0 there, a layer with x_t = a_t x_{t-1} + b_t has a_t = 1 and b_t = 0. It is only given together with
         return_last_state, because padding on the right changes nothing else that is read from the left.
     reset: (B, L) bool, true where a new document starts: the state before that position is dropped.
     initial_state: (B, *state_shape), the state before position 0; None is zero.
-    return_last_state: whether the state after position L - 1 is wanted.
+    return_last_state: whether to return the state after position L - 1.
     """
 
     valid: Tensor | None = None

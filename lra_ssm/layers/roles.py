@@ -83,20 +83,21 @@ def width_roles(model: nn.Module) -> dict[str, tuple[WidthKind, float]]:
 def _declared(model: nn.Module, method: str) -> Iterator[tuple[str, str, Any]]:
     """Yield (full name as declared, the parameter's first name, role), a parent's before its children's."""
     first = {id(p): name for name, p in model.named_parameters()}  # a shared parameter has several names but one role
-    same = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
-    fixed = {name for name, _ in model.named_buffers(remove_duplicate=False)}  # such as parameters that are not learned
+    canonical = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    # Buffers may be parameters that are not learned, such as S4D's B.
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     # named_modules lists a parent before its children, so that a child's declaration replaces its parent's.
     for prefix, module in model.named_modules():
         declare = getattr(module, method, None)
         for name, role in declare().items() if callable(declare) else ():
             full = f"{prefix}.{name}" if prefix else name
-            if full in fixed:
+            if full in buffers:
                 continue
-            if full not in same:
+            if full not in canonical:
                 raise ValueError(
                     f"{method} of {prefix or type(model).__name__} names {name!r}, which is not one of its parameters"
                 )
-            yield full, same[full], role
+            yield full, canonical[full], role
 
 
 def linear_roles(**maps: tuple[nn.Module | None, WidthRole]) -> dict[str, WidthRole]:

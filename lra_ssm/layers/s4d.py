@@ -49,8 +49,8 @@ class S4D(RecurrentLayer):
         discretization: how Ā and B̄ follow from A, B and Δ (`ops.discretization`): "zoh", or "bilinear" as in
             state-spaces/s4 up to v3.
         parameterization: f of Re A = f(w), `ops.parameterization`: "exp", or a name or {name, a, b} of continuous time.
-        learn_B: whether B is trained. If not, it stays 1 and is a buffer. Nothing is lost by that: y only depends on
-            the product of B and C, and C has as many parameters.
+        learn_B: whether B is trained. If not, it stays 1 and is a buffer, which loses nothing: y only depends on the
+            product of B and C, and C has as many parameters.
 
     Raises:
         ValueError: d_state is odd, f does not reach an initial Re A, or there is no such discretization.

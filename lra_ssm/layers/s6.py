@@ -110,7 +110,7 @@ class S6(RecurrentLayer):
         return eigenvalues(self.A_log, parameterization=self.parameterization)
 
     def _projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return Δ before its bias and softplus (batch, L, D), and B and C (batch, L, N), of x (batch, L, D).
+        """Return Δ before its bias and softplus (batch, L, D), and B and C (batch, L, N), from x (batch, L, D).
 
         All maps of x are one matrix product: three narrow products take half as long again, forward and backward.
         """

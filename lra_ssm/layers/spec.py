@@ -48,29 +48,36 @@ class ModuleSpec:
 
     def __init__(self, class_or_path: Callable[..., nn.Module] | str, /, **init_args: Any) -> None:
         self.cls = import_object(class_or_path, self.kind) if isinstance(class_or_path, str) else class_or_path
-        given = self.builder_gives or ()
+        builder_args = self.builder_gives or ()
         if not (inspect.isclass(self.cls) or inspect.isroutine(self.cls)):  # an instance, a partial, another spec
             raise ValueError(
                 f"a {self.kind} is built by its model, once or more: give {type(self).__name__}(Class, …), the class or"
                 f" function itself, not a {type(self.cls).__name__}"
             )
         parameters = list(inspect.signature(self.cls).parameters.values())
-        first = annotations(self.cls).get(parameters[1].name) if "layer" in given and len(parameters) > 1 else None
-        if len(parameters) < len(given) or first in (int, float, bool, str):  # S4D(d_model, d_state) is not a block
-            takes = f" that takes {' and '.join(given)} first" if given else ""
+        first = (
+            annotations(self.cls).get(parameters[1].name) if "layer" in builder_args and len(parameters) > 1 else None
+        )
+        if len(parameters) < len(builder_args) or first in (
+            int,
+            float,
+            bool,
+            str,
+        ):  # S4D(d_model, d_state) is not a block
+            takes = f" that takes {' and '.join(builder_args)} first" if builder_args else ""
             raise ValueError(f"{class_or_path!r} is not a {self.kind}: it must be a class or function{takes}")
         self.class_path = public_path(self.cls)
-        rest = parameters[len(given) :]
-        taken = {p.name: p.default for p in rest if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        for key in init_args if len(taken) == len(rest) else ():
-            if key not in taken:
-                raise ValueError(f"{self.class_path} takes no argument {key!r}; {hint(key, taken, 'it takes')}")
+        own_parameters = parameters[len(builder_args) :]
+        defaults = {p.name: p.default for p in own_parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        for key in init_args if len(defaults) == len(own_parameters) else ():
+            if key not in defaults:
+                raise ValueError(f"{self.class_path} takes no argument {key!r}; {hint(key, defaults, 'it takes')}")
         self.init_args = init_args
-        self._defaults = {key: default for key, default in taken.items() if default is not inspect.Parameter.empty}
+        self._defaults = {key: default for key, default in defaults.items() if default is not inspect.Parameter.empty}
 
     @classmethod
     def of(cls, spec: "ModuleSpec | Mapping[str, Any] | Callable[..., nn.Module] | str") -> Self:
-        """Make a specification from what may stand for one: a specification, its plain dict, or a class or path."""
+        """Make a specification from a specification, its plain dict, or a class or its path."""
         if isinstance(spec, cls):
             return spec
         if isinstance(spec, ModuleSpec):
@@ -83,7 +90,7 @@ class ModuleSpec:
 
     @classmethod
     def each(cls, specs: Any, count: int) -> list[Self]:
-        """Return `count` specifications of one, or of a list that is repeated: [S6, S6, Attention] for 6 is it twice.
+        """Return `count` specifications from one, or from a repeated list: 6 from [S6, S6, Attention] are it twice.
 
         Raises ValueError for an empty list.
         """
@@ -107,15 +114,17 @@ class ModuleSpec:
         hints, stored = annotations(self.cls), {}
         for key, value in (defaults | self.init_args).items():
             try:
-                stored[key] = _stored(value, hints.get(key), f"{self.class_path}, argument {key}")
+                stored[key] = _to_plain(value, hints.get(key), f"{self.class_path}, argument {key}")
             except ValueError:
                 if key in self.init_args:  # a default that is not a plain value stays the class's own
                     raise
         return {"class_path": self.class_path, "init_args": stored}
 
-    def __call__(self, *given: Any) -> nn.Module:
+    def __call__(self, *builder_args: Any) -> nn.Module:
         hints = annotations(self.cls)
-        built = self.cls(*given, **{key: _passed(value, hints.get(key)) for key, value in self.init_args.items()})
+        built = self.cls(
+            *builder_args, **{key: _resolve(value, hints.get(key)) for key, value in self.init_args.items()}
+        )
         if self.called_with:
             check_call(built, self.kind, *self.called_with)
         return built
@@ -185,9 +194,9 @@ def annotations(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def wants_specification(hint: Any) -> bool:
-    """Whether an argument of this annotation is a specification that its receiver builds, or a list of such."""
+    """Return whether an argument of this annotation is a specification that its receiver builds, or a list of such."""
     members = _members(hint) if hint is not None else ()
-    return any(get_origin(one) is Callable or wants_specification(_item_of(one)) for one in members)
+    return any(get_origin(member) is Callable or wants_specification(_item_of(member)) for member in members)
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
@@ -197,7 +206,7 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 def _item_of(hint: Any) -> Any:
     """Return the annotation of the items of a list, tuple or dict of this annotation."""
-    items = (get_args(one) for one in _members(hint) if get_origin(one) in (list, tuple, dict))
+    items = (get_args(member) for member in _members(hint) if get_origin(member) in (list, tuple, dict))
     return next((args[-1] if args[-1] is not ... else args[0] for args in items if args), None)
 
 
@@ -210,32 +219,32 @@ def _specification(value: Any, hint: Any) -> ModuleSpec:
     """Return a nested specification of the kind that the annotation names."""
     if isinstance(value, ModuleSpec) and value.builder_gives is not None:
         return value
-    return next((_NESTED[one] for one in _members(hint) if one in _NESTED), ModuleSpec).of(value)
+    return next((_NESTED[member] for member in _members(hint) if member in _NESTED), ModuleSpec).of(value)
 
 
-def _passed(value: Any, hint: Any) -> Any:
+def _resolve(value: Any, hint: Any) -> Any:
     """Return an argument in the form that the class takes."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_passed(item, _item_of(hint)) for item in value)
+        return type(value)(_resolve(item, _item_of(hint)) for item in value)
     if isinstance(value, dict) and not _is_spec(value):
-        return {key: _passed(item, _item_of(hint)) for key, item in value.items()}
-    wants_module = any(inspect.isclass(one) and issubclass(one, nn.Module) for one in _members(hint))
+        return {key: _resolve(item, _item_of(hint)) for key, item in value.items()}
+    wants_module = any(inspect.isclass(member) and issubclass(member, nn.Module) for member in _members(hint))
     if _is_spec(value) or wants_module and inspect.isclass(value):
         spec = _specification(value, hint)
-        if any(get_origin(one) is type for one in _members(hint)):
+        if any(get_origin(member) is type for member in _members(hint)):
             return spec.cls
         return spec() if wants_module else spec
     return value
 
 
-def _stored(value: Any, hint: Any, where: str) -> Any:
+def _to_plain(value: Any, hint: Any, where: str) -> Any:
     """Return an argument as plain values."""
     if _is_spec(value) or inspect.isclass(value) or inspect.isfunction(value) or inspect.ismethod(value):
         return _specification(value, hint).as_dict()
     if isinstance(value, (list, tuple)):
-        return type(value)(_stored(item, _item_of(hint), where) for item in value)
+        return type(value)(_to_plain(item, _item_of(hint), where) for item in value)
     if isinstance(value, dict):
-        return {key: _stored(item, _item_of(hint), where) for key, item in value.items()}
+        return {key: _to_plain(item, _item_of(hint), where) for key, item in value.items()}
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise ValueError(f"{where} is a {type(value).__name__}; only plain values and specifications can be stored")

@@ -133,7 +133,7 @@ class SSD(RecurrentLayer):
         return x, B, C, delta
 
     def _softplus(self, delta: Tensor) -> Tensor:
-        """Return Δ of its projection: (…, H) -> (…, H), in at least single precision."""
+        """Return Δ from its projection: (…, H) -> (…, H), in at least single precision."""
         work = torch.promote_types(delta.dtype, torch.float32)
         return F.softplus(delta.to(work) + self.delta_bias.to(work))
 

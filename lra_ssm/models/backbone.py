@@ -1,4 +1,4 @@
-"""The part that all networks share: from a sequence to a vector at each of its positions.
+"""The part that all networks share: it maps a sequence to a vector at each of its positions.
 
 Shapes: B batch, L length, D channels, V vocabulary.
 """
@@ -174,7 +174,7 @@ class Backbone(nn.Module):
         return {"embedding.weight": "embedding"} if isinstance(self.embedding, nn.Embedding) else {}
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """A linear map of features starts by the number of features, so its bias is the same at every width too."""
+        """Return the embedding's roles; a linear map of features starts the same at every width, bias included."""
         if isinstance(self.embedding, nn.Linear):
             return {"embedding.weight": "embedding", "embedding.bias": "vector"}
         return {"embedding.weight": "embedding"} if isinstance(self.embedding, nn.Embedding) else {}

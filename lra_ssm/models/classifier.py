@@ -64,10 +64,12 @@ class Classifier(Pretrained):
         )  # fmt: skip
         self.pooling = PoolingSpec.of(pooling)(d_model)
         self.head = HeadSpec.of(head or type(self).default_head)(d_model, num_classes)
-        takes = getattr(self.head, "per_example", self.per_example)
-        if takes != self.per_example:
-            mine, its = type(self).__name__, type(self.head).__name__
-            raise ValueError(f"{mine} has {self.per_example} vector(s) per example, {its} takes {takes}")
+        head_takes = getattr(self.head, "per_example", self.per_example)
+        if head_takes != self.per_example:
+            network_name, head_name = type(self).__name__, type(self.head).__name__
+            raise ValueError(
+                f"{network_name} has {self.per_example} vector(s) per example, {head_name} takes {head_takes}"
+            )
         check_call(self.head, "head", *("x", "y")[: self.per_example])
         self.d_model, self.num_classes = d_model, num_classes
 

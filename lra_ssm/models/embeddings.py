@@ -81,7 +81,7 @@ class PositionEmbedding(nn.Embedding):
             self.register_buffer("positions", sinusoids(M, d_model), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Raises ValueError for more than max_length ids."""
+        """Embed ids and add positions. Raises ValueError for more than max_length ids."""
         if ids.shape[1] > self.max_length:
             raise ValueError(f"inputs have {ids.shape[1]} positions, and max_length is {self.max_length}")
         x = super().forward(ids)
@@ -114,7 +114,7 @@ class FeaturePositionEmbedding(nn.Linear):
         self.register_buffer("positions", sinusoids(max_length, d_model), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Raises ValueError for more than max_length positions."""
+        """Map features and add positions. Raises ValueError for more than max_length positions."""
         if (L := features.shape[1]) > len(self.positions):
             raise ValueError(f"inputs have {L} positions, and max_length is {len(self.positions)}")
         return super().forward(features) + self.positions[:L]

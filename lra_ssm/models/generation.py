@@ -75,15 +75,19 @@ class Generation(Iterator[Tensor]):
         self._padded = lengths is not None and bool((self._prompt_lengths < L).any())
         self._real = torch.arange(L, device=ids.device) < self._prompt_lengths[:, None]
         self._prompt = ids.long().masked_fill(~self._real, 0)
-        wrong = (self._prompt < 0) | (self._prompt >= V)
-        _require(not wrong.any(), f"ids: {self._prompt[wrong][:1].tolist()} among them; the model knows 0 to {V - 1}")
+        invalid = (self._prompt < 0) | (self._prompt >= V)
+        _require(
+            not invalid.any(), f"ids: {self._prompt[invalid][:1].tolist()} among them; the model knows 0 to {V - 1}"
+        )
         self._model, self._state, self._count = model, None, 0
         self._temperature, self._top_k, self._top_p = temperature, top_k, top_p
         self._penalty = repetition_penalty
-        known = isinstance(stop, Sequence) and all(isinstance(token, int) and 0 <= token < V for token in stop)
-        _require(known, f"stop is {stop}; expected tokens, 0 to {V - 1}, such as (3,)")
+        valid_stop = isinstance(stop, Sequence) and all(isinstance(token, int) and 0 <= token < V for token in stop)
+        _require(valid_stop, f"stop is {stop}; expected tokens, 0 to {V - 1}, such as (3,)")
         self._stop = torch.tensor(stop, dtype=torch.int64, device=ids.device)
-        self._generators = [torch.Generator().manual_seed(one) for one in _seeds(seed, B)] if temperature else []
+        self._generators = (
+            [torch.Generator().manual_seed(row_seed) for row_seed in _seeds(seed, B)] if temperature else []
+        )
         self._new = torch.full((B, max_new_tokens), -1, device=ids.device)
         self._seen: Tensor | None = None
         if repetition_penalty != 1:  # (B, V) for any length; padding marks the row's first token, which it has anyway
@@ -149,7 +153,9 @@ class Generation(Iterator[Tensor]):
     def _uniform(self) -> Tensor:
         """Return the next uniform number in [0, 1) of each row's own generator, (B,) float64."""
         if self._count % _STEPS_PER_DRAW == 0:
-            rows = [torch.rand(_STEPS_PER_DRAW, dtype=torch.float64, generator=one) for one in self._generators]
+            rows = [
+                torch.rand(_STEPS_PER_DRAW, dtype=torch.float64, generator=generator) for generator in self._generators
+            ]
             self._drawn = torch.stack(rows).to(self._new.device)
         return self._drawn[:, self._count % _STEPS_PER_DRAW]
 
@@ -179,18 +185,18 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     probabilities, V = logits.softmax(-1), logits.shape[-1]
     for count in (min(_CANDIDATES, V), V):
         largest, order = probabilities.topk(count)
-        kept = largest.cumsum(-1) - largest < p
-        kept[:, 0] = True  # whatever p is in float32
-        if not kept[:, -1].any():
+        included = largest.cumsum(-1) - largest < p
+        included[:, 0] = True  # whatever p is in float32
+        if not included[:, -1].any():
             break
-    return logits.masked_fill(~torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, kept), -torch.inf)
+    return logits.masked_fill(~torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, included), -torch.inf)
 
 
 def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     """Draw one token per row by inverting its distribution function: logits (B, V), uniform (B,) in [0, 1)."""
-    below = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
-    wanted = uniform[:, None].clamp(max=1 - 2**-52) * below[:, -1:]  # below the sum, which rounding may reach
-    return torch.searchsorted(below, wanted, right=True).squeeze(1)
+    cumulative = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
+    target = uniform[:, None].clamp(max=1 - 2**-52) * cumulative[:, -1:]  # below the sum, which rounding may reach
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1)
 
 
 def row_seeds(seed: int, rows: int) -> list[int]:
@@ -206,11 +212,11 @@ def _seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
     if not isinstance(seed, Sequence):
         return row_seeds(seed, rows)
     _require(len(seed) == rows, f"seed: {len(seed)} of them; expected one number, or one for each of {rows} rows")
-    for one in seed:
-        _require(0 <= one <= MAX_SEED, f"seed: {one} among them; each must be 0 to {MAX_SEED}")
+    for row_seed in seed:
+        _require(0 <= row_seed <= MAX_SEED, f"seed: {row_seed} among them; each must be 0 to {MAX_SEED}")
     return list(seed)
 
 
-def _require(holds: bool, otherwise: str) -> None:
+def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise ValueError(otherwise)
+        raise ValueError(message)

@@ -85,7 +85,7 @@ class LanguageModel(Pretrained):
 
     @property
     def head_weight(self) -> Tensor:
-        """The head's weight (padded V, D)."""
+        """Return the head's weight (padded V, D)."""
         weight = (self.backbone.embedding if self.head is None else self.head).weight
         assert isinstance(weight, Tensor)
         return weight

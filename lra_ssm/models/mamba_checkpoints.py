@@ -18,7 +18,7 @@ from torch import Tensor
 from lra_ssm.errors import InputError
 from lra_ssm.models.mamba_kinds import KINDS, MAMBA, MAMBA2, Kind
 
-# Theirs -> ours.
+# Name in the public checkpoints -> our name.
 _TOP = {
     "backbone.norm_f.weight": "backbone.norm.weight",
     "backbone.norm_f.bias": "backbone.norm.bias",
@@ -34,7 +34,7 @@ _STATE_SPACES = {
 
 
 def network_of_mamba(config: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """Return the `LanguageModel`'s specification for a config.json of either layout, or None for other layouts.
+    """Return the `LanguageModel`'s specification for a config.json of either layout, or None for another layout.
 
     Raises InputError for a setting that such a model cannot have, naming it.
     """
@@ -75,7 +75,7 @@ def _from_transformers(config: Mapping[str, Any], kind: Kind, where: str) -> dic
     _require(values, where, layer_norm_epsilon=1e-5, **kind.hf_needed)
     if values["hidden_act"] not in ("silu", "swish"):
         raise InputError(f"{where}: hidden_act is {values['hidden_act']!r}; only 'silu' can be read")
-    renamed = {ours: values[theirs] for ours, theirs in kind.hf_names.items()}
+    renamed = {name: values[hf_name] for name, hf_name in kind.hf_names.items()}
     inner = {"d_inner": config["intermediate_size"]} if kind is MAMBA and "intermediate_size" in config else {}
     return {**kind.ssm_cfg, **values, **renamed, **inner, "rms_norm": True, "pad_vocab_size_multiple": 1}
 
@@ -84,28 +84,28 @@ def _from_state_spaces(config: Mapping[str, Any], where: str) -> tuple[Kind, dic
     """Return the kind and the settings of a state-spaces config.json."""
     values = _settings(config, _STATE_SPACES, where, strict=True)
     _require(values, where, d_intermediate=0, attn_layer_idx=[])
-    layer, inside = values["ssm_cfg"].get("layer", MAMBA.ssm_layer), f"{where}: ssm_cfg"
+    layer, ssm_cfg_where = values["ssm_cfg"].get("layer", MAMBA.ssm_layer), f"{where}: ssm_cfg"
     kind = next((kind for kind in KINDS if kind.ssm_layer == layer), None)
     if kind is None:
         known = " and ".join(repr(kind.ssm_layer) for kind in KINDS)
-        raise InputError(f"{inside}: layer is {layer!r}; only {known} can be read")
-    values |= _settings(values["ssm_cfg"], kind.ssm_cfg, inside, strict=True)
-    _require(values, inside, **kind.ssm_needed)
+        raise InputError(f"{ssm_cfg_where}: layer is {layer!r}; only {known} can be read")
+    values |= _settings(values["ssm_cfg"], kind.ssm_cfg, ssm_cfg_where, strict=True)
+    _require(values, ssm_cfg_where, **kind.ssm_needed)
     return kind, values
 
 
-def _settings(given: Any, defaults: Mapping[str, Any], where: str, strict: bool) -> dict[str, Any]:
+def _settings(config: Any, defaults: Mapping[str, Any], where: str, strict: bool) -> dict[str, Any]:
     """Fill in a configuration's defaults; strict: an unknown setting is an error instead of being ignored."""
-    if not isinstance(given, Mapping):
-        raise InputError(f"{where} is a {type(given).__name__}, not settings by name")
-    for name, value in given.items():
+    if not isinstance(config, Mapping):
+        raise InputError(f"{where} is a {type(config).__name__}, not settings by name")
+    for name, value in config.items():
         if name not in defaults and strict:
             raise InputError(f"{where} has a setting {name!r} ({value!r:.40}) that this version does not know")
         kind = type(defaults.get(name, value))
         fits = isinstance(value, (int, float) if kind is float or name == "expand" else kind) or name == "conv_init"
         if name in defaults and not fits and not (defaults[name] == "auto" and isinstance(value, int)):
             raise InputError(f"{where}: {name} is {value!r:.40}; expected the type of {defaults[name]!r}")
-    return {name: given.get(name, default) for name, default in defaults.items()}
+    return {name: config.get(name, default) for name, default in defaults.items()}
 
 
 def _require(values: Mapping[str, Any], where: str, **needed: Any) -> None:
@@ -125,9 +125,9 @@ def to_mamba(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     The tensors may be on the meta device, for their shapes.
     """
     kind = _kind_of(state)
-    top, block = ({ours: theirs for theirs, ours in names.items()} for names in (_TOP, kind.names))
+    top, block = ({local: public for public, local in names.items()} for names in (_TOP, kind.names))
     top[_EMBEDDING] = _EMBEDDING_HF
-    joined = {parts[0]: theirs for theirs, parts in kind.joined.items()}
+    joined = {parts[0]: public for public, parts in kind.joined.items()}
     later = {part for parts in kind.joined.values() for part in parts[1:]}
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -178,7 +178,7 @@ def hf_config(network: Mapping[str, Any], end_of_text: int | None, where: str) -
     """
     arguments = network["init_args"]
     layer, block = arguments.get("layer") or {}, arguments.get("block") or {}
-    paths = [given.get("class_path") for given in (layer, block) if isinstance(given, Mapping)]
+    paths = [spec.get("class_path") for spec in (layer, block) if isinstance(spec, Mapping)]
     kind = MAMBA2 if {MAMBA2.layer, MAMBA2.block} & {*paths} else MAMBA
     reason = _unsupported_reason(kind, network, layer, block)
     if reason:
@@ -209,10 +209,10 @@ def hf_config(network: Mapping[str, Any], end_of_text: int | None, where: str) -
 
 
 def _unsupported_reason(kind: Kind, network: Mapping[str, Any], layer: Any, block: Any) -> str:
-    """Say what of a specification transformers' class does not support; "" if it supports everything."""
-    for given, needed in ((network, "lra_ssm.models.LanguageModel"), (layer, kind.layer), (block, kind.block)):
-        if not isinstance(given, Mapping) or given.get("class_path") != needed:
-            path = given.get("class_path") if isinstance(given, Mapping) else "several kinds of layers or blocks"
+    """Return what in a specification transformers' class does not support; "" if it supports everything."""
+    for spec, needed in ((network, "lra_ssm.models.LanguageModel"), (layer, kind.layer), (block, kind.block)):
+        if not isinstance(spec, Mapping) or spec.get("class_path") != needed:
+            path = spec.get("class_path") if isinstance(spec, Mapping) else "several kinds of layers or blocks"
             return f"it has {path}, not {needed}"
     for values, needed_here in ((layer["init_args"], kind.layer_needed), (block["init_args"], kind.block_needed)):
         for name, value in needed_here.items():

@@ -18,19 +18,19 @@ class Kind(NamedTuple):
     model_type: str  # transformers'
     hf_class: str
     ssm_layer: str  # state-spaces': `layer` of ssm_cfg
-    layer: str  # ours, by class path
+    layer: str  # class path of our layer
     block: str
     ssm_cfg: dict[str, Any]  # state-spaces' settings with their defaults
     hf: dict[str, Any]  # transformers'
     hf_names: dict[str, str]  # state-spaces' name -> transformers'
-    ssm_needed: dict[str, Any]  # of ssm_cfg: the only values that can be read
+    ssm_needed: dict[str, Any]  # in ssm_cfg: the only values that can be read
     hf_needed: dict[str, Any]
     layer_arguments: Callable[[dict[str, Any], str], dict[str, Any]]  # from settings by state-spaces' names
     hf_arguments: Callable[[Mapping[str, Any], int], dict[str, Any]]  # from the layer's arguments and E
-    layer_needed: dict[str, Any]  # of ours: the only values that transformers has
+    layer_needed: dict[str, Any]  # arguments of our layer: the only values that transformers has
     block_needed: dict[str, Any]
-    names: dict[str, str]  # theirs -> ours, within a block
-    joined: dict[str, tuple[str, ...]]  # their name -> ours, which are concatenated
+    names: dict[str, str]  # name in transformers -> our name, within a block
+    joined: dict[str, tuple[str, ...]]  # name in transformers -> our names, whose tensors are concatenated
 
 
 _SAME = ("conv1d.weight", "conv1d.bias", "out_proj.weight", "out_proj.bias")

@@ -59,7 +59,7 @@ class PlainNetwork(Pretrained):
         elif d_input is not None:
             self.encoder = nn.Linear(d_input, d_model, bias=False)
         self.blocks = nn.ModuleList(
-            PlainBlock(d_model, one, nonlinearity, bias) for one in LayerSpec.each(layer, n_layers)
+            PlainBlock(d_model, spec, nonlinearity, bias) for spec in LayerSpec.each(layer, n_layers)
         )
         self.pooling = None if pooling is None else PoolingSpec.of(pooling)(d_model)
         self.decoder = nn.Linear(d_model, num_outputs, bias=False)

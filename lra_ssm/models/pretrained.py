@@ -152,17 +152,17 @@ def _read(
     """Return the network without its weights, the weights by its own names, and whether it has foreign classes."""
     config = files.config()
     where = files.name  # known only now: it includes the commit
-    ours = "format" in config
-    network = _network_of(config, trust, where) if ours else network_of_mamba(config, where)
+    is_own_format = "format" in config
+    network = _network_of(config, trust, where) if is_own_format else network_of_mamba(config, where)
     if network is None:
         content = f"model_type {config['model_type']!r}" if "model_type" in config else f"keys {sorted(config)[:5]}"
         raise InputError(f"{where}: its {CONFIG} has no known layout: {content}")
     foreign = any(path in trust for path in import_paths(network))
     tensors = files.weights(allow_pickle)
-    model = _built(network, kind, foreign, where)
-    model._apply(lambda x: x.to(_as_wide(x.dtype, dtype)))
+    model = _build(network, kind, foreign, where)
+    model._apply(lambda x: x.to(_loaded_dtype(x.dtype, dtype)))
     sizes = model.state_dict()
-    if ours:
+    if is_own_format:
         check_shapes(untied(sizes), tensors, where)
     else:  # compare by the file's names, because its owner knows those
         tensors = normalized(tensors, "head.weight" not in sizes, where)
@@ -209,10 +209,10 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def is_known(path: str, kinds: tuple[type, ...] = (nn.Module,)) -> bool:
-    """Whether the path names a class of these kinds that lra_ssm, lightning, torch or torchmetrics defines.
+    """Return whether the path names a class of these kinds that lra_ssm, lightning, torch or torchmetrics defines.
 
-    Not something that their files import (lra_ssm.files.os.system), nor their other classes or functions
-    (torch.hub.load), which may run anything.
+    It is False for something that their files import (lra_ssm.files.os.system), and for their other classes or
+    functions (torch.hub.load), which may run anything.
     """
     package = path.partition(".")[0]
     try:
@@ -227,14 +227,14 @@ def one_of_known() -> str:
     return f"{', '.join(KNOWN[:-1])} or {KNOWN[-1]}"
 
 
-def _as_wide(own: torch.dtype, wanted: torch.dtype) -> torch.dtype:
+def _loaded_dtype(current: torch.dtype, target: torch.dtype) -> torch.dtype:
     """Return a parameter's or buffer's dtype in a network of dtype `wanted`: complex stays complex, integers stay."""
-    if own.is_complex:
-        return torch.promote_types(wanted, torch.float32).to_complex()
-    return wanted if own.is_floating_point else own
+    if current.is_complex:
+        return torch.promote_types(target, torch.float32).to_complex()
+    return target if current.is_floating_point else current
 
 
-def _built(network: dict[str, Any], kind: type[_Network], foreign: bool, where: str) -> _Network:
+def _build(network: dict[str, Any], kind: type[_Network], foreign: bool, where: str) -> _Network:
     """Build the network, without memory for its weights, which are loaded next.
 
     With foreign classes, or buffers that are computed instead of saved (sinusoidal positions), it is built in full.

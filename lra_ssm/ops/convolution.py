@@ -35,12 +35,12 @@ def _working_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def _fft_length(L: int) -> int:
-    """The smallest power of two >= 2L: no wrap-around, and several times faster than 2L - 1."""
+    """Return the smallest power of two >= 2L: no wrap-around, and several times faster than 2L - 1."""
     return 2 << (L - 1).bit_length()
 
 
 def _pieces(u: Tensor, n: int) -> tuple[list[slice], list[slice]]:
-    """Ranges of channels, and of batch items, that make up one piece; of an empty batch none: MKL transforms none."""
+    """Yield ranges of channels and of batch items, piece by piece; nothing for an empty batch, which MKL refuses."""
     (batch, D, _), budget = u.shape, _PIECE_BYTES // (4 * n)
     if u.device.type != "cpu" or not batch:
         return [slice(0, D)], [slice(0, batch)][:batch]
@@ -52,7 +52,7 @@ def _pieces(u: Tensor, n: int) -> tuple[list[slice], list[slice]]:
 
 
 class _CircularConvolution(torch.autograd.Function):
-    """u (B, D, L) with kernels (D, M) on a circle of n >= L, M points; the first L points of the result.
+    """Convolve u (B, D, L) with kernels (D, M) on a circle of n >= L, M points; return the first L points.
 
     Backward computes the spectra again, one transform of six: they are twice as large as u.
     """
@@ -98,7 +98,7 @@ class _CircularConvolution(torch.autograd.Function):
 
 
 def causal_convolution(u: Tensor, k: Tensor) -> Tensor:
-    """y_t = sum over s <= t of k_{t-s} u_s (S4, eq. 4-5).
+    """Return y_t = sum over s <= t of k_{t-s} u_s (S4, eq. 4-5).
 
     u (B, D, L), k (D, L), both real; y has u's shape and dtype.  float64 if either is, otherwise computed in float32.
     The gradient is not differentiable a second time.  Raises ValueError for a shape or dtype that does not fit.
@@ -111,7 +111,7 @@ def causal_convolution(u: Tensor, k: Tensor) -> Tensor:
 
 
 def bidirectional_convolution(u: Tensor, k_forward: Tensor, k_backward: Tensor) -> Tensor:
-    """y_t = sum_{s<=t} k_forward_{t-s} u_s + sum_{s>t} k_backward_{s-t-1} u_s, in one transform.
+    """Return y_t = sum_{s<=t} k_forward_{t-s} u_s + sum_{s>t} k_backward_{s-t-1} u_s, in one transform.
 
     The present step belongs to the forward kernel only, so the backward one starts at the next step: the convention
     of the public S4 code (models/functional/fftconv, kernel = pad(k0, (0, L)) + pad(flip(k1), (L, 0))).

@@ -34,7 +34,7 @@ def _chunk_bytes(device: torch.device) -> int:
 
 
 def _parts(n: int, V: int, chunk_bytes: int) -> Iterator[slice]:
-    """Parts of the positions of about the same size, whose logits take no more than chunk_bytes in float32."""
+    """Yield parts of the positions, of similar size, whose logits take at most chunk_bytes in float32."""
     count = max(1, math.ceil(n * V * 4 / chunk_bytes))
     size = max(1, math.ceil(n / count))
     for start in range(0, n, size):
@@ -48,16 +48,16 @@ class _Head:
         self.x, self.weight, self.bias = x.to(product), weight.to(product), bias
         self.exact = torch.promote_types(product, torch.float32)  # of the softmax, sums and losses
         self.product, self.logits = product, x.new_empty(0)
-        # Of a part: as they come from the product where one kernel makes of them all that is asked for.
-        self.kept = product if bias is None and triton_losses.supports(x) else self.exact
+        # The dtype of a part's logits: the product's if one kernel computes losses and gradients from them.
+        self.logits_dtype = product if bias is None and triton_losses.supports(x) else self.exact
 
     def part(self, rows: slice) -> Tensor:
-        """Logits (rows, V) in `kept`; the memory is the next part's too."""
+        """Return the logits (rows, V) in `logits_dtype`; the memory is the next part's too."""
         count, V = rows.stop - rows.start, len(self.weight)
         if len(self.logits) < count:
-            self.logits = self.x.new_empty(count, V, dtype=self.kept)
+            self.logits = self.x.new_empty(count, V, dtype=self.logits_dtype)
         logits = self.logits[:count]
-        if self.product == self.kept:
+        if self.product == self.logits_dtype:
             torch.mm(self.x[rows], self.weight.t(), out=logits)
         else:
             logits.copy_(self.x[rows] @ self.weight.t())
@@ -66,14 +66,14 @@ class _Head:
         return logits
 
     def gradients(self, needs: tuple[bool, ...]) -> Gradients:
-        """Zeros to add to, in `exact` but for x's, which a part writes once."""
+        """Return zeros to add to, in `exact` except for x's gradient, which a part writes once."""
         x = torch.zeros_like(self.x) if needs[0] else None
         weight = torch.zeros_like(self.weight, dtype=self.exact) if needs[1] else None
         bias = torch.zeros_like(self.bias, dtype=self.exact) if needs[2] and self.bias is not None else None
         return x, weight, bias
 
     def add(self, gradients: Gradients, rows: slice, slope: Tensor) -> None:
-        """Adds what the logits' gradient (rows, V) of a part gives."""
+        """Add the contribution of a part's logits' gradient (rows, V)."""
         grad_x, grad_weight, grad_bias = gradients
         if grad_bias is not None:
             grad_bias += slope.sum(0)
@@ -87,7 +87,7 @@ class _Head:
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
-    """Rows of a part that fit into a CPU's cache together; all on a GPU."""
+    """Return the number of a part's rows that fit into a CPU's cache; all of them on a GPU."""
     size = len(logits)
     if logits.device.type == "cpu":
         size = max(1, _CACHE_BYTES // (logits.shape[1] * logits.element_size()))
@@ -96,8 +96,10 @@ def _blocks(logits: Tensor) -> Iterator[slice]:
 
 
 def _losses(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tensor | None = None) -> Tensor:
-    """-log softmax(logits)[target], 0 where ignored; with scale (rows,), which is 0 there too, the logits become the
-    gradient of sum(scale · losses)."""
+    """Return -log softmax(logits)[target], 0 where ignored.
+
+    With scale (rows,), which is 0 there too, logits are overwritten with the gradient of sum(scale · losses).
+    """
     if triton_losses.supports(logits):
         return triton_losses.softmax_losses(logits, targets, ignored, scale)
     losses = logits.new_empty(len(logits))
@@ -128,14 +130,14 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignored: Tensor,
-        product: torch.dtype, chunk_bytes: int, summed: bool,
+        product: torch.dtype, chunk_bytes: int, sum_losses: bool,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, weight, bias, targets, ignored)
         ctx.product, ctx.chunk_bytes = product, chunk_bytes
         scale = (~ignored).to(torch.promote_types(product, torch.float32))
-        at_once = summed and any(ctx.needs_input_grad)
+        at_once = sum_losses and any(ctx.needs_input_grad)
         losses, ctx.gradients = _run(ctx, x, weight, bias, targets, ignored, scale if at_once else None)
-        return losses.sum() if summed else losses
+        return losses.sum() if sum_losses else losses
 
     @staticmethod
     @once_differentiable
@@ -155,7 +157,7 @@ class _Losses(torch.autograd.Function):
 def _run(
     ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignored: Tensor, scale: Tensor | None
 ) -> tuple[Tensor, Gradients | None]:
-    """(losses (n,), gradients of x, weight and bias for those of the losses, scale (n,), if it is given)."""
+    """Return the losses (n,), and with scale (n,), their gradient, the gradients of x, weight and bias."""
     head = _Head(x, weight, bias, ctx.product)
     losses = x.new_empty(len(x), dtype=head.exact)
     gradients = None if scale is None else head.gradients(ctx.needs_input_grad)
@@ -209,7 +211,7 @@ def linear_cross_entropy(
     reduction: Literal["none", "sum"] = "none",
     chunk_bytes: int | None = None,
 ) -> Tensor:
-    """-log softmax(x weightᵀ + bias)[target] of every position, in nats, without all logits at once.
+    """Return -log softmax(x weightᵀ + bias)[target] of every position, in nats, without all logits at once.
 
     Args:
         x: (…, D), real floating.
@@ -218,8 +220,8 @@ def linear_cross_entropy(
         bias: (V,).
         ignore_index: targets that are not scored.
         reduction: "none" gives the losses (…), 0 where ignored, and makes the logits again in backward. "sum" gives
-            their sum (); where gradients are asked for it makes them in forward, of the same logits: three matrix
-            products in all, nothing computed twice. (For the mean divide the sum.)
+            their sum (); if gradients are needed, forward computes them from the same logits: three matrix products
+            in all, nothing computed twice. (For the mean divide the sum.)
         chunk_bytes: float32 logits at a time, at least one position's; None for 64 MiB on a CPU, on a GPU for a
             128th of its memory where that is more.
 

@@ -25,25 +25,25 @@ class OneLayer(NamedTuple):
 
 
 def one_layer(eigenvalues: Tensor, B: Tensor, C: Tensor) -> OneLayer:
-    """The K layers as one of M = K N states, A lower triangular (eq. 7-8); the states are those of the layers."""
+    """Return the K layers as one of M = K N states, A lower triangular (eq. 7-8); the layers' states are its states."""
     K, N = eigenvalues.shape[-2:]
     rows: list[Tensor] = []  # of A, (..., N, M) a layer
     inputs: list[Tensor] = []  # (..., N) a layer
     for k in range(K):
-        own = torch.nn.functional.pad(torch.diag_embed(eigenvalues[..., k, :]), (k * N, (K - 1 - k) * N))
+        diagonal = torch.nn.functional.pad(torch.diag_embed(eigenvalues[..., k, :]), (k * N, (K - 1 - k) * N))
         if k == 0:
-            rows.append(own)
+            rows.append(diagonal)
             inputs.append(B[..., 0, :])
         else:  # what comes in is C_{k-1} x^(k-1)_t, of which the rows above say how it comes from t - 1
             above = B[..., k, :, None] * C[..., k - 1, None, :]
-            rows.append(own + above @ rows[-1])
+            rows.append(diagonal + above @ rows[-1])
             inputs.append((above @ inputs[-1].unsqueeze(-1)).squeeze(-1))
     outputs = torch.nn.functional.pad(C[..., -1, :], ((K - 1) * N, 0))
     return OneLayer(torch.cat(rows, -2), torch.cat(inputs, -1), outputs)
 
 
 def eigenvectors(eigenvalues: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """P (..., M, M) with A P = P diag(eigenvalues) for the A of `one_layer`, scaled as the paper's: C P = (1, …, 1).
+    """Return P (..., M, M), A P = P diag(eigenvalues) for the A of `one_layer`, scaled as the paper's: C P = (1, …, 1).
 
     For N = 1 and B = C = 1, P_ik = Π_{m=i+1..K} (λ_k - λ_m)/λ_k where i >= k, else 0 (eq. 10 with its signs put right).
     Raises ValueError where no such P exists: an eigenvalue of two layers, or a mode that never reaches the output.
@@ -69,7 +69,7 @@ def eigenvectors(eigenvalues: Tensor, B: Tensor, C: Tensor) -> Tensor:
 
 
 def diagonal(eigenvalues: Tensor, B: Tensor, C: Tensor) -> OneLayer:
-    """The one layer in its eigenbasis (eq. 9): A (..., M), the eigenvalues of all layers; B = P⁻¹B, C = C P = 1.
+    """Return the one layer in its eigenbasis (eq. 9): A (..., M), the eigenvalues of all layers; B = P⁻¹B, C = C P = 1.
 
     Raises ValueError as `eigenvectors` does.
     """

@@ -40,7 +40,7 @@ def _check_devices(u: Tensor, **others: Tensor | None) -> None:
 def check_depthwise_inputs(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None
 ) -> torch.dtype:
-    """The arithmetic's dtype; ValueError, naming the argument, for what does not fit."""
+    """Return the arithmetic's dtype. Raises ValueError, naming the argument, for what does not fit."""
     check_dense(weight=weight, bias=bias)
     if weight.dim() != 2 or weight.shape[1] < 1 or not weight.is_floating_point():
         got = f"shape {tuple(weight.shape)}, dtype {weight.dtype}"
@@ -57,7 +57,7 @@ def check_depthwise_inputs(
 
 
 class _Native(torch.autograd.Function):
-    """The convolution, and SiLU if so asked, in C++; keeps only its inputs."""
+    """The convolution, with `silu` followed by SiLU, in C++; it keeps only its inputs."""
 
     @staticmethod
     def forward(
@@ -79,7 +79,7 @@ class _Native(torch.autograd.Function):
 def _shifted_products(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """A sum over taps, by operations that torch.compile makes one pass of."""
+    """Sum over taps, by operations that torch.compile fuses into one pass."""
     (batch, D, L), W = u.shape, weight.shape[1]
     before = u.new_zeros(batch, D, W - 1) if initial is None else initial
     past = torch.cat([before.to(dtype), u.to(dtype)], dim=-1)
@@ -103,7 +103,7 @@ def causal_depthwise_convolution(
     reset: Tensor | None = None,
     silu: bool = False,
 ) -> Tensor:
-    """y_t = bias + sum over j < W of weight[:, W-1-j] u_{t-j}: the last tap is the present, as in torch's conv1d.
+    """Compute y_t = bias + sum over j < W of weight[:, W-1-j] u_{t-j}, whose last tap is the present, as in conv1d.
 
     Args:
         u: (B, D, L), real, of any strides; y has its shape, dtype and memory layout.
@@ -118,8 +118,8 @@ def causal_depthwise_convolution(
     gradient has its input's dtype and, by C++ or Triton, is not differentiable a second time.  Raises ValueError, one
     line naming the argument, for a shape, dtype or device that does not fit.
 
-    On a GPU one Triton kernel forward and one backward. On a CPU, of one dtype and up to four taps whose channels lie
-    next to each other, one pass in C++. Otherwise a sum of W shifted products, by torch's own operations.
+    On a GPU it is one Triton kernel forward and one backward. On a CPU it is one pass in C++ for inputs of one dtype,
+    up to four taps and channels next to each other; otherwise a sum of W shifted products, by torch's operations.
     """
     dtype = check_depthwise_inputs(u, weight, bias, initial, reset)
     if (
@@ -143,7 +143,7 @@ def conv_state(
     initial: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> Tensor:
-    """The `initial` (B, D, W-1) with which a convolution of width W continues where u ends: the last W-1 inputs.
+    """Return the `initial` (B, D, W-1) for a convolution of width W that continues where u ends: the last W-1 inputs.
 
     Args:
         u: (B, D, L), real.
@@ -152,7 +152,7 @@ def conv_state(
         initial: (B, D, W-1), what came before u, which the taps of a sequence shorter than W-1 reach back into.
         reset: (B, L) bool, as in `causal_depthwise_convolution`: taps before the last document's start are zero.
 
-    In u's dtype, with gradients for u and initial.  Raises ValueError as `causal_depthwise_convolution` does.
+    It has u's dtype, and gradients for u and initial.  Raises ValueError as `causal_depthwise_convolution` does.
     """
     if W < 1:
         raise ValueError(f"W: {W}; expected a width of at least 1")

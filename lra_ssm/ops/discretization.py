@@ -42,8 +42,8 @@ def _check(delta: Tensor, A: Tensor) -> None:
 
 
 def _away_from_zero(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """(A, 1/A) with |A| < tiny replaced by tiny: too small for A_bar and B_bar to move by a rounding error at the
-    largest delta, and no smaller than 1/A needs to be a number."""
+    """Return (A, 1/A), |A| < tiny replaced by tiny: so small that A_bar and B_bar change by less than a rounding error
+    at the largest delta, and large enough for 1/A to be finite."""
     tiny, rounding = (1e-100, 1e-18) if A.dtype in (torch.float64, torch.complex128) else (1e-15, 1e-9)
     largest = delta.abs().max() if delta.numel() else delta.new_ones(())
     smallest = (rounding / largest).clamp(max=tiny)
@@ -53,7 +53,7 @@ def _away_from_zero(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _zoh_values(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """(A_bar, B_bar) of `zoh` without autograd; A and delta as there, in one precision."""
+    """Return (A_bar, B_bar) of `zoh` without autograd; A and delta as there, in one precision."""
     A, inverse = _away_from_zero(delta, A)
     if not A.is_complex():
         z = delta * A
@@ -71,7 +71,7 @@ def _zoh_values(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def phi1_derivative_series(z: Tensor) -> Tensor:
-    """phi1'(z) for |z| <= SERIES_RADIUS, phi1(z) = (exp(z) - 1)/z:  sum over k of (k+1)/(k+2)! z^k, to full precision.
+    """Return phi1'(z) for |z| <= SERIES_RADIUS, phi1(z) = (exp(z) - 1)/z:  sum over k of (k+1)/(k+2)! z^k.
 
     delta^2 phi1'(delta A) is the derivative of zoh's B_bar with respect to A.
     """
@@ -109,7 +109,7 @@ class _ZOH(torch.autograd.Function):
 
 
 def zoh(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """Zero-order hold: A_bar = exp(delta A), B_bar = A^-1 (exp(delta A) - 1) (B2S6, eq. 1-2; S4D, eq. 4).
+    """Apply zero-order hold: A_bar = exp(delta A), B_bar = A^-1 (exp(delta A) - 1) (B2S6, eq. 1-2; S4D, eq. 4).
 
     delta real and A real or complex, broadcasting; both results have the broadcast shape and the promoted dtype.
     Values and gradients are exact to rounding as delta A -> 0, A == 0 included (B_bar = delta there).  Half precision
@@ -125,9 +125,9 @@ def zoh(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bilinear(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """Bilinear (Tustin) rule: A_bar = (1 + delta A/2)/(1 - delta A/2), B_bar = delta/(1 - delta A/2) (S4, eq. 3).
+    """Apply the bilinear rule: A_bar = (1 + delta A/2)/(1 - delta A/2), B_bar = delta/(1 - delta A/2) (S4, eq. 3).
 
-    Shapes, dtypes and errors as in `zoh`.  Singular only at delta A = 2, which no stable A reaches.
+    Shapes, dtypes and errors as in `zoh`.  It is singular only at delta A = 2, which no stable A reaches.
     """
     _check(delta, A)
     half = delta * A / 2
@@ -135,11 +135,11 @@ def bilinear(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bilinear_as_zoh(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """The zero-order hold that equals the bilinear rule: (A', f) with zoh(delta, A') = (A_bar, B_bar / f) of bilinear.
+    """Return (A', f) such that zoh(delta, A') = (A_bar, B_bar / f) of the bilinear rule.
 
     A' = log(A_bar) / delta = (log(1 + delta A/2) - log(1 - delta A/2)) / delta, and f = A'/A, because B_bar is
-    (A_bar - 1)/A under both rules. So what computes zero-order hold serves the bilinear rule with A' for A and f B for
-    B, also where a step is 0 and time stands still.
+    (A_bar - 1)/A under both rules. So code for zero-order hold computes the bilinear rule with A' for A and f B
+    for B, also where a step is 0 and time stands still.
 
     delta > 0 real, A real or complex, broadcasting. Both results are complex, in the precision that delta and A promote
     to, computed in double. A_bar = 0, at delta A = -2, has no logarithm: within 2e-8 of it A_bar becomes some 1e-8, and
@@ -158,7 +158,7 @@ def bilinear_as_zoh(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def euler(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """mamba-ssm's rule, called "euler" there: A_bar = exp(delta A) is exact, B_bar = delta is Euler's.
+    """Apply mamba-ssm's rule, called "euler" there: A_bar = exp(delta A) is exact, B_bar = delta is Euler's.
 
     Shapes, dtypes and errors as in `zoh`.
     """
@@ -168,7 +168,7 @@ def euler(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def step_sizes(delta: Tensor, bias: Tensor, valid: Tensor | None = None) -> dict[str, Any]:
-    """softplus(delta + bias) as `selective_scan`'s arguments delta, delta_bias and delta_softplus.
+    """Return softplus(delta + bias) as `selective_scan`'s arguments delta, delta_bias and delta_softplus.
 
     delta (batch, D, L), bias (D,).  The scan does it, unless time stands still somewhere: where valid (batch, L, 1)
     bool is false the step is 0, so that A_bar is 1 and B_bar is 0 under every rule, and the state stays what it is.

@@ -19,21 +19,21 @@ def _check_count(name: str, value: int) -> None:
 
 
 def s4d_lin(N: int) -> Tensor:
-    """S4D-Lin: A_n = -1/2 + i pi n, n = 0..N-1 (Gu et al. 2022, "On the Parameterization…", eq. 9). (N,) complex64."""
+    """Return S4D-Lin's A_n = -1/2 + i pi n, n = 0..N-1 (Gu et al. 2022, "On the Param…", eq. 9). (N,) complex64."""
     _check_count("N", N)
     n = torch.arange(N, dtype=torch.float64)
     return torch.complex(torch.full_like(n, -0.5), math.pi * n).to(torch.complex64)
 
 
 def s4d_inv(N: int) -> Tensor:
-    """S4D-Inv: A_n = -1/2 + i (M/pi)(M/(2n+1) - 1), M = 2N, n = 0..N-1 (Gu et al. 2022, eq. 8). (N,) complex64."""
+    """Return S4D-Inv: A_n = -1/2 + i (M/pi)(M/(2n+1) - 1), M = 2N, n < N (Gu et al. 2022, eq. 8). (N,) complex64."""
     _check_count("N", N)
     n, M = torch.arange(N, dtype=torch.float64), 2 * N
     return torch.complex(torch.full_like(n, -0.5), M / math.pi * (M / (2 * n + 1) - 1)).to(torch.complex64)
 
 
 def s4d_legs(N: int) -> Tensor:
-    """S4D-LegS: the eigenvalues of `hippo_legs_normal` (Gu et al. 2022, eq. 6-7). (N,) complex64."""
+    """Return S4D-LegS: the eigenvalues of `hippo_legs_normal` (Gu et al. 2022, eq. 6-7). (N,) complex64."""
     _check_count("N", N)
     imag = np.linalg.eigvalsh(_legs_rotation(N))[N:]
     return torch.complex(torch.full((N,), -0.5, dtype=torch.float64), torch.tensor(imag)).to(torch.complex64)
@@ -57,7 +57,7 @@ def _legs_rotation(N: int) -> np.ndarray:
 
 
 def s4d_real(N: int) -> Tensor:
-    """S4D-Real: A_n = -(n+1), n = 0..N-1, the diagonal of HiPPO-LegS and Mamba's A. (N,) float32."""
+    """Return S4D-Real: A_n = -(n+1), n = 0..N-1, the diagonal of HiPPO-LegS and Mamba's A. (N,) float32."""
     _check_count("N", N)
     return -(torch.arange(N, dtype=torch.float32) + 1)
 
@@ -71,7 +71,7 @@ _A_BY_NAME: dict[str, Callable[[int], Tensor]] = {
 
 
 def initialize_A(name: str, N: int) -> Tensor:
-    """The diagonal of A by name, "lin", "inv", "legs" (complex64) or "real" (float32), shape (N,)."""
+    """Return the diagonal of A by name, "lin", "inv", "legs" (complex64) or "real" (float32), shape (N,)."""
     if name not in _A_BY_NAME:
         raise ValueError(f"name: {name!r}; expected one of {', '.join(map(repr, _A_BY_NAME))}")
     return _A_BY_NAME[name](N)
@@ -80,7 +80,7 @@ def initialize_A(name: str, N: int) -> Tensor:
 def log_uniform_delta(
     D: int, delta_min: float = 1e-3, delta_max: float = 1e-1, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Step sizes, log-uniform in [delta_min, delta_max]: shape (D,), float32 (S4D and Mamba)."""
+    """Draw step sizes, log-uniform in [delta_min, delta_max]: shape (D,), float32 (S4D and Mamba)."""
     _check_count("D", D)
     if not 0 < delta_min <= delta_max:
         raise ValueError(f"delta_min, delta_max: {delta_min}, {delta_max}; expected 0 < delta_min <= delta_max")
@@ -89,5 +89,5 @@ def log_uniform_delta(
 
 
 def inverse_softplus(x: Tensor) -> Tensor:
-    """The w with softplus(w) = x > 0: x + log(-expm1(-x)), any shape (mamba-ssm, modules/mamba_simple.py, dt bias)."""
+    """Return w with softplus(w) = x > 0: x + log(-expm1(-x)), any shape (mamba-ssm, mamba_simple.py, dt bias)."""
     return x + torch.log(-torch.expm1(-x))

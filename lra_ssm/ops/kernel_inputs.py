@@ -34,13 +34,13 @@ class KernelInputs:
     dtype: torch.dtype  # of the kernel, and of the sums over states: float32 or float64
 
     def in_double(self) -> KernelInputs:
-        """delta float64; A, B and C float64 or complex128."""
+        """Return the same with delta in float64, and A, B and C in float64 or complex128."""
         wide = torch.complex128 if self.A.is_complex() else torch.float64
         A, B, C = (x.to(wide) for x in (self.A, self.B, self.C))
         return replace(self, delta=self.delta.double(), A=A, B=B, C=C)
 
     def as_zoh(self) -> KernelInputs:
-        """The same kernel under zero-order hold, for backends that compute only that; A complex.
+        """Return the same kernel under zero-order hold, for backends that compute only that; A complex.
 
         A bilinear one has its A and B replaced, in double, as `bilinear_as_zoh` says.
         """
@@ -52,7 +52,7 @@ class KernelInputs:
 
 
 def check_kernel_inputs(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str) -> KernelInputs:
-    """`s4d_kernel`'s arguments as `KernelInputs`; ValueError, naming the argument, for what does not fit."""
+    """Return `s4d_kernel`'s arguments as `KernelInputs`. Raises ValueError, naming the argument that does not fit."""
     check_dense(delta=delta, A=A, B=B, C=C)
     if delta.dim() != 1 or not delta.is_floating_point():
         raise ValueError(f"delta: shape {tuple(delta.shape)}, dtype {delta.dtype}; expected (D,), real floating")

@@ -24,7 +24,7 @@ class LinearInputs(NamedTuple):
 
 
 def check_linear_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset: Tensor | None) -> LinearInputs:
-    """`linear_scan`'s arguments as `LinearInputs`; ValueError, naming the argument, for what does not fit."""
+    """Return `linear_scan`'s arguments as `LinearInputs`. Raises ValueError, naming the argument that does not fit."""
     tensors = {"a": a, "b": b} | ({} if initial_state is None else {"initial_state": initial_state})
     check_dense(**tensors, reset=reset)
     for name, x in tensors.items():

@@ -15,7 +15,7 @@ from lra_ssm.ops.backends import cpu_pieces
 
 
 class SelectiveWeights(NamedTuple):
-    """S6's, as `selective_step` with Euler's rule takes them."""
+    """The weights of S6, as `selective_step` with Euler's rule takes them."""
 
     delta_down: Tensor  # (K, E)
     delta_up: Tensor  # (E, K)
@@ -38,11 +38,11 @@ def mamba_step(
     window: Tensor,
     state: Tensor,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
-    """(y (R, M), (window, state) after it) of x + out_proj(Γ(SiLU(conv(u))) SiLU(z)), (u, z) = in_proj(RMSNorm(x)).
+    """Return (y (R, M), (window, state)) of y = x + out_proj(Γ(SiLU(conv(u))) SiLU(z)), (u, z) = in_proj(RMSNorm(x)).
 
     x (R, M), norm (M,), in_proj (2E, M), conv_weight (E, W), conv_bias (E,), out_proj (M, E), window (R, E, W − 1), the
-    convolution's last inputs, state (R, E, N). None where it cannot be one call: it is in C++ on a CPU, in float32,
-    for up to eight rows, where nobody asks for gradients.
+    convolution's last inputs, state (R, E, N). Returns None if it cannot be one call, which is C++ on a CPU, in
+    float32, for up to eight rows, without gradients.
     """
     if not 0 < len(x) <= cpu_pieces.MAX_ROWS or x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
         return None

@@ -1,4 +1,4 @@
-"""How eigenvalues and complex numbers are kept as real parameters: λ = f(w), w what the optimizer moves.
+"""How eigenvalues and complex numbers are kept as real parameters: λ = f(w), where the optimizer trains w.
 
 StableSSM (Wang & Li 2024) compares several f. One is a row of `FORMS`, and `Parameterization` is the row with its
 numbers: `Parameterization("best", "continuous")`. Layers take it as one setting, a name or {name, a, b}. Where forms
@@ -165,7 +165,7 @@ class Parameterization:
 
     @classmethod
     def of(cls, form: Form, time: Time) -> Parameterization:
-        """From a layer's setting: a name, or {name, a, b}. Raises ValueError as the class does."""
+        """Build it from a layer's setting: a name, or {name, a, b}. Raises ValueError as the class does."""
         if isinstance(form, str):
             return cls(form, time)
         if not isinstance(form, dict) or "name" not in form or not form.keys() <= {"name", "a", "b"}:
@@ -178,19 +178,19 @@ class Parameterization:
 
     @property
     def numbers(self) -> tuple[float, float]:
-        """a and b."""
+        """Return a and b."""
         return self.a, _DEFAULT_B[self.time] if self.b is None else self.b
 
     def f(self, w: Tensor) -> Tensor:
-        """λ = f(w)."""
+        """Return λ = f(w)."""
         return self.row.f(w, *self.numbers)
 
     def derivative(self, w: Tensor) -> Tensor:
-        """f'(w), from one side where f has a kink."""
+        """Return f'(w), from one side where f has a kink."""
         return self.row.derivative(w, *self.numbers)
 
     def inverse(self, eigenvalues: Tensor) -> Tensor:
-        """The w with f(w) = λ, the one >= 0 of best's two.
+        """Return the w with f(w) = λ; of "best"'s two, the one >= 0.
 
         Raises ValueError, naming the range, for an eigenvalue that f does not reach.
         """
@@ -204,7 +204,7 @@ class Parameterization:
         return self.row.inverse(eigenvalues, *self.numbers)
 
     def gradient_bound(self, w: Tensor) -> Tensor:
-        """G_f(w) without its constant: |f'(w)| / f(w)², or |f'(w)| / (1 − f(w))² of discrete time (eq. 15-16)."""
+        """Return G_f(w) up to a constant: |f'(w)| / f(w)², or |f'(w)| / (1 − f(w))² in discrete time (eq. 15-16)."""
         distance = self.f(w) if self.time == "continuous" else 1 - self.f(w)
         slope = self.derivative(w).abs()
         # table 5: 0 where w < 0 in relu, where λ or 1 - λ is 0 too
@@ -212,7 +212,7 @@ class Parameterization:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least and the greatest λ; `row.brackets` says whether they are reached."""
+        """Return the least and the greatest λ; `row.brackets` says whether they are reached."""
         return self.row.low(*self.numbers), self.row.high(*self.numbers)
 
     @property
@@ -229,7 +229,7 @@ _EXP = Parameterization("exp", "continuous")
 
 
 def eigenvalues(w: Tensor, imag: Tensor | None = None, parameterization: Parameterization = _EXP) -> Tensor:
-    """λ = f(w), real (..., N), or λ = f(w) + i imag, complex.
+    """Return λ = f(w), real (..., N), or λ = f(w) + i imag, complex.
 
     f = -exp (S4D, section 3.2) keeps Re λ < 0 whatever is learned.  Half precision, which has no complex type, becomes
     complex64.
@@ -240,12 +240,12 @@ def eigenvalues(w: Tensor, imag: Tensor | None = None, parameterization: Paramet
 
 
 def inverse_eigenvalues(A: Tensor, parameterization: Parameterization = _EXP) -> Tensor:
-    """The w (..., N), real, with Re `eigenvalues(w)` = Re A. Raises ValueError where f does not reach it."""
+    """Return the w (..., N), real, with Re `eigenvalues(w)` = Re A. Raises ValueError if f does not reach it."""
     return parameterization.inverse(A.real)
 
 
 def as_complex(x: Tensor) -> Tensor:
-    """Real (..., 2), (re, im) last -> complex (...).  Half precision, which has no complex type, becomes complex64."""
+    """Map real (..., 2), (re, im) last, to complex (...).  Half precision becomes complex64."""
     return torch.view_as_complex(_at_least_float32(x))
 
 

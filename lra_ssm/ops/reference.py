@@ -20,7 +20,7 @@ from lra_ssm.ops.tensors import without_autocast
 
 
 def _phi1(z: Tensor) -> Tensor:
-    """(exp(z) - 1)/z, by its Taylor series near 0, where the quotient and its derivative cancel."""
+    """Return (exp(z) - 1)/z, by its Taylor series near 0, where the quotient and its derivative cancel."""
     small = z.abs() < 0.1
     near = torch.where(small, z, torch.zeros_like(z))
     series = torch.ones_like(z)
@@ -31,7 +31,7 @@ def _phi1(z: Tensor) -> Tensor:
 
 
 def _per_channel(x: Tensor, inputs: ScanInputs) -> Tensor:
-    """B or C, constant or variable, as (batch, D, N, L) in the state's dtype."""
+    """Return B or C, constant or variable, as (batch, D, N, L) in the state's dtype."""
     batch, D, L = inputs.u.shape
     if x.dim() == 2:
         return x[None, :, :, None].expand(batch, D, x.shape[1], L)
@@ -41,7 +41,7 @@ def _per_channel(x: Tensor, inputs: ScanInputs) -> Tensor:
 
 
 def run_reference(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    """(y, last state) for checked inputs."""
+    """Return (y, last state) for checked inputs."""
     with without_autocast(inputs.u.device):
         u, delta = inputs.u.to(inputs.dtype), inputs.delta.to(inputs.dtype)
         A = inputs.A[None, :, :, None]
@@ -92,7 +92,7 @@ def selective_scan_reference(
     initial_state: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`selective_scan` as a loop over time under plain autograd, which keeps (batch, D, N, L) tensors; see there."""
+    """Run `selective_scan` as a loop over time under plain autograd, which keeps (batch, D, N, L) tensors."""
     inputs = check_scan_inputs(
         u, delta, A, B, C, D, z, delta_bias, delta_softplus, B_bias, discretization, initial_state, reset
     )
@@ -101,7 +101,7 @@ def selective_scan_reference(
 
 
 def run_ssd_reference(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
-    """(y, last state) for checked inputs."""
+    """Return (y, last state) for checked inputs."""
     x, delta, B, C = (t.to(inputs.dtype) for t in (inputs.x, inputs.delta, inputs.B, inputs.C))
     batch, L, H, P = x.shape
     B, C = (t.repeat_interleave(H // t.shape[2], dim=2) for t in (B, C))  # (batch, L, H, N)
@@ -134,7 +134,7 @@ def ssd_scan_reference(
     reset: Tensor | None = None,
     return_last_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`ssd_scan` as a loop over time under plain autograd; see there."""
+    """Run `ssd_scan` as a loop over time under plain autograd; see there."""
     y, last_state = run_ssd_reference(check_ssd_inputs(x, delta, A, B, C, D, None, initial_state, reset))
     return (y, last_state) if return_last_state else y
 
@@ -147,7 +147,7 @@ def linear_scan_reference(
     reset: Tensor | None = None,
     return_last_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`linear_scan` as a loop over time under plain autograd; see there."""
+    """Run `linear_scan` as a loop over time under plain autograd; see there."""
     inputs = check_linear_inputs(a, b, initial_state, reset)
     a, b = inputs.a, inputs.b
     x = torch.zeros_like(b[..., 0]) if inputs.initial is None else inputs.initial
@@ -162,7 +162,7 @@ def linear_scan_reference(
 
 
 def run_kernel_reference(inputs: KernelInputs) -> Tensor:
-    """(K, D, L) for checked inputs."""
+    """Return the kernel (K, D, L) for checked inputs."""
     inputs = inputs.in_double()
     delta, A = inputs.delta.unsqueeze(-1), inputs.A
     if inputs.discretization == "zoh":
@@ -177,19 +177,19 @@ def run_kernel_reference(inputs: KernelInputs) -> Tensor:
 
 
 def s4d_kernel_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str = "zoh") -> Tensor:
-    """`s4d_kernel` through the whole Vandermonde matrix A_bar^l of shape (D, N, L), one power after the other."""
+    """Run `s4d_kernel` through the whole Vandermonde matrix A_bar^l of shape (D, N, L), one power after the other."""
     kernel = run_kernel_reference(check_kernel_inputs(delta, A, B, C, L, discretization))
     return kernel if C.dim() == 3 else kernel[0]
 
 
 def causal_convolution_reference(u: Tensor, k: Tensor) -> Tensor:
-    """`causal_convolution` as the definition: y_t = sum over s <= t of k_{t-s} u_s."""
+    """Compute `causal_convolution` by its definition: y_t = sum over s <= t of k_{t-s} u_s."""
     L = u.shape[-1]
     return torch.stack([(k[:, : t + 1].flip(-1) * u[..., : t + 1]).sum(-1) for t in range(L)], dim=-1)
 
 
 def bidirectional_convolution_reference(u: Tensor, k_forward: Tensor, k_backward: Tensor) -> Tensor:
-    """`bidirectional_convolution` as the definition: causal, plus the sum over s > t of k_backward_{s-t-1} u_s."""
+    """Run `bidirectional_convolution` by its definition: causal, plus the sum over s > t of k_backward_{s-t-1} u_s."""
     L = u.shape[-1]
     future = [(k_backward[:, : L - 1 - t] * u[..., t + 1 :]).sum(-1) for t in range(L)]
     return causal_convolution_reference(u, k_forward) + torch.stack(future, dim=-1)
@@ -203,7 +203,7 @@ def causal_depthwise_convolution_reference(
     initial: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> Tensor:
-    """`causal_depthwise_convolution` as the definition, one position and one tap after the other; see there."""
+    """Compute `causal_depthwise_convolution` by its definition, one position and one tap after the other; see there."""
     dtype = check_depthwise_inputs(u, weight, bias, initial, reset)
     (batch, D, L), W = u.shape, weight.shape[1]
     before = u.new_zeros(batch, D, W - 1) if initial is None else initial

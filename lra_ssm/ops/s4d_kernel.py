@@ -16,13 +16,13 @@ from lra_ssm.ops.tensors import without_autocast
 def s4d_kernel(
     delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str = "zoh", *, backend: str = "auto"
 ) -> Tensor:
-    """k_l = 2 Re sum_n C_n B_bar_n A_bar_n^l, l = 0..L-1 (S4D, eq. 5); no 2 Re for real A.
+    """Return k_l = 2 Re sum_n C_n B_bar_n A_bar_n^l, l = 0..L-1 (S4D, eq. 5); no 2 Re for real A.
 
     delta (D,) real; A, B (D, N) or (N,); C too, or (K, D, N) for K kernels from one set of powers (a bidirectional
     layer takes K = 2).  Real B or C with complex A is promoted.  Returns (D, L), or (K, D, L), real: float64 if any
     input is float64 or complex128, else float32.  discretization: "zoh" or "bilinear", see `discretization`.
     backend: "auto" takes the fastest one that supports the call; or "cpu", "triton", "eager", "reference".
-    Gradients for delta, A, B and C.  Raises ValueError for what does not fit, or why the backend cannot run.
+    delta, A, B and C get gradients.  Raises ValueError for arguments that do not fit, or a backend that cannot run.
     """
     with without_autocast(delta.device):
         kernel = run_kernel(backend, check_kernel_inputs(delta, A, B, C, L, discretization))

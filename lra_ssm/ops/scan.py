@@ -27,7 +27,7 @@ from lra_ssm.ops.selective_scan import selective_scan
 
 
 def _carry_(target: Tensor, factor: Tensor, source: Tensor, dropped: Tensor | None) -> None:
-    """target += factor source, except where dropped (B, or B and time): there even inf and nan add nothing."""
+    """Add factor · source to target, except where dropped (B, or B and time): there even inf and nan add nothing."""
     if dropped is None:
         target.addcmul_(factor, source)
     else:
@@ -35,13 +35,14 @@ def _carry_(target: Tensor, factor: Tensor, source: Tensor, dropped: Tensor | No
 
 
 def _scan_(x: Tensor, links: Tensor, dropped: Tensor | None, backwards: bool) -> None:
-    """In place: x_{k+1} += links_k x_k in the order of time, or x_k += links_k x_{k+1} from the end.
+    """Scan in place: x_{k+1} += links_k x_k in the order of time, or x_k += links_k x_{k+1} from the end.
 
     x (B, D, n); links (B, D, n-1), not changed; dropped (B, n-1), the links across which nothing passes.
 
     Every second step takes in its neighbour, so that steps two apart are linked by products of two links; these, half
-    as many, are scanned in the same way; the others then take in theirs.  2 log2(n) rounds that touch 3n numbers in
-    all; to double the reach of every step, round by round, would touch 2 n log2(n), several times as slow as measured.
+    as many, are scanned in the same way; the other steps then take in their neighbours. 2 log2(n) rounds that touch 3n
+    numbers in all; to double the reach of every step, round by round, would touch 2 n log2(n), several times as slow as
+    measured.
     """
     n = x.shape[-1]
     if n < 2:
@@ -54,16 +55,16 @@ def _scan_(x: Tensor, links: Tensor, dropped: Tensor | None, backwards: bool) ->
 
     carry(0)
     start = 0 if backwards else 1
-    kept = x[..., start::2]
-    stop = start + 2 * (kept.shape[-1] - 1)
+    half = x[..., start::2]
+    stop = start + 2 * (half.shape[-1] - 1)
     first, second = slice(start, stop, 2), slice(start + 1, stop, 2)
     either = None if dropped is None else dropped[:, first] | dropped[:, second]
-    _scan_(kept, links[..., first] * links[..., second], either, backwards)
+    _scan_(half, links[..., first] * links[..., second], either, backwards)
     carry(1)
 
 
 def _whole_gradient(grad_x: Tensor | None, grad_last: Tensor | None, x: Tensor) -> Tensor:
-    """conj of x's gradient in new memory, that of the last state added."""
+    """Return conj of x's gradient in new memory, with the last state's gradient added."""
     g = torch.zeros_like(x) if grad_x is None else torch.empty_like(x).copy_(grad_x.conj())
     if grad_last is not None:
         g[..., -1] += grad_last.conj()
@@ -75,7 +76,7 @@ def _first(reset: Tensor | None) -> Tensor | None:
 
 
 def _grad_initial(a: Tensor, g: Tensor, reset: Tensor | None) -> Tensor:
-    """a_0 g_0 where not dropped; a (D,) or (B, D), g conjugated (B, D, L)."""
+    """Return a_0 g_0 where not dropped; a (D,) or (B, D), g conjugated (B, D, L)."""
     grad = (a * g[..., 0]).conj().resolve_conj()
     return grad if reset is None else grad.masked_fill_(reset[:, :1], 0)
 
@@ -113,12 +114,12 @@ class _VaryingScan(torch.autograd.Function):
 
 
 def _laid_out_as(b: Tensor, w: Tensor) -> Tensor:
-    """w (D, L) with its channels next to each other in memory if those of b (B, D, L) are: products are then fast."""
+    """Return w (D, L), its channels adjacent in memory if those of b (B, D, L) are: products are then fast."""
     return w.T.contiguous().T if b.stride(1) < b.stride(2) else w
 
 
 def _powers(log: Tensor, L: int, dtype: torch.dtype) -> Tensor:
-    """exp(t log), t = 0 .. L-1, as (D, L) from log (D,) complex128: one product of two exact tables per entry."""
+    """Return exp(t log), t = 0 .. L-1, as (D, L) from log (D,) complex128: a product of two exact tables per entry."""
     size = 1 << (math.isqrt(L - 1).bit_length())
     t = torch.arange(size, device=log.device, dtype=torch.float64)
     fine = torch.exp(log[:, None] * t).to(dtype)
@@ -127,7 +128,7 @@ def _powers(log: Tensor, L: int, dtype: torch.dtype) -> Tensor:
 
 
 def _by_the_kernels(a: Tensor, b: Tensor, initial: Tensor | None, reset: Tensor | None, backend: str) -> Tensor:
-    """x for a constant a (D,), by a selective scan of delta = 1 (D,), A = log rho and rho = |a|: no autograd.
+    """Return x for a constant a (D,), by a selective scan of delta = 1 (D,), A = log rho and rho = |a|: no autograd.
 
     The rest of a is turned out of the recurrence: with w_t = (a / rho)^t, x = w y where y_t = rho y_{t-1} + b_t / w_t.
     For real a, w is the sign of every other step; for complex a, re and im of y are two channels of a real scan.  A
@@ -203,7 +204,7 @@ def linear_scan(
     return_last_state: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """x_t = a_t x_{t-1} + b_t, for every batch item and channel.
+    """Run x_t = a_t x_{t-1} + b_t, for every batch item and channel.
 
     Args:
         a: (D,), the same at every step, or (B, D, L); real or complex, zero included.

@@ -70,12 +70,12 @@ class ScanInputs:
 
     @property
     def needs_grad(self) -> bool:
-        """Whether backward may come, for which a backend keeps something."""
+        """Return whether backward may follow, for which a backend saves tensors."""
         return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self.tensors)
 
 
 def is_interleaved(x: Tensor, length: int, state_dtype: torch.dtype) -> bool:
-    """Whether a variable B or C holds re and im interleaved along time."""
+    """Return whether a variable B or C holds re and im interleaved along time."""
     return state_dtype.is_complex and not x.is_complex() and x.shape[-1] == 2 * length
 
 
@@ -106,7 +106,7 @@ def _check_types(tensors: dict[str, Tensor | None], reset: Tensor | None, u: Ten
 
 
 def _input_or_output_matrix(name: str, x: Tensor, complex_A: bool, batch: int, D: int, N: int, L: int) -> Tensor:
-    """B or C as constant (D, N) or variable (batch, G, N, L or 2L); ValueError otherwise."""
+    """Return B or C as constant (D, N) or variable (batch, G, N, L or 2L). Raises ValueError for another shape."""
     if x.dim() == 2:
         if tuple(x.shape) != (D, N):
             raise _wrong(name, x, f"constant (D, N) = {(D, N)}, or variable (batch, N, L) or (batch, G, N, L)")
@@ -131,7 +131,7 @@ def check_scan_inputs(
     delta_bias: Tensor | None, delta_softplus: bool, B_bias: Tensor | None, discretization: str,
     initial_state: Tensor | None, reset: Tensor | None,
 ) -> ScanInputs:  # fmt: skip
-    """`selective_scan`'s arguments as `ScanInputs`; ValueError, naming the argument, for what does not fit."""
+    """Return `selective_scan`'s arguments as `ScanInputs`. Raises ValueError, naming the argument that does not fit."""
     tensors = {
         "u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias, "B_bias": B_bias,
         "initial_state": initial_state,

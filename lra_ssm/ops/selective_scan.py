@@ -30,20 +30,20 @@ def selective_scan(
     reset: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """S6 (Mamba) and B2S6 in one recurrence, for every batch item, channel d and state n:
+    """Run the recurrence of S6 (Mamba) and B2S6, for every batch item, channel d and state n:
 
         x_k = A_bar_k x_{k-1} + B_bar_k u_k,   y_k = sum_n C_k x_k   (2 Re of it for complex A)
         A_bar_k = exp(delta_k A),   B_bar_k = delta_k (B_k + B_bias)                      "euler", as mamba-ssm
                                     B_bar_k = A^-1 (A_bar_k - 1) (B_k + B_bias)           "zoh", B2S6 eq. 8
 
-    with delta_k = softplus(delta_k + delta_bias) if so asked, then y + D u, then y silu(z).  The positional arguments
-    are those of mamba-ssm's `selective_scan_fn`, in shape, meaning and order.
+    with delta_k = softplus(delta_k + delta_bias) with delta_softplus, then y + D u, then y silu(z).  The positional
+    arguments are those of mamba-ssm's `selective_scan_fn`, in shape, meaning and order.
 
     Args:
         u, delta, z: (batch, D, L), real; or delta (D,), the same at every step, which some backends discretize once.
         A: (D, N), or (N,) for one A in all channels; real or complex.
         B, C: each on its own constant (D, N), or variable: (batch, N, L), or (batch, G, N, L) with its own G dividing
-            D, where group g serves the channels g D/G .. (g+1) D/G - 1.  Beside complex A a variable one may be complex
+            D, where group g serves the channels g D/G .. (g+1) D/G - 1.  With complex A a variable one may be complex
             of length L, real with last dimension 2L (re and im interleaved at each step), or real of length L; a real
             constant is promoted.
         D, delta_bias: (D,), real.

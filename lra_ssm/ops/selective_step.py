@@ -24,12 +24,12 @@ def selective_step(
     delta_bias: Tensor | None = None,
     discretization: str = "euler",
 ) -> tuple[Tensor, Tensor]:
-    """(y, state after it) of `selective_scan`'s recurrence at one position, y + D u.
+    """Return (y, state after it) of `selective_scan`'s recurrence at one position, y + D u.
 
     With delta_bias the step is softplus(delta + delta_bias), else delta, which may broadcast to (batch, D). All in the
     state's precision; y has u's dtype. Gradients flow through everything; nothing is checked.
     """
-    real, own = state.dtype.to_real(), u.dtype
+    real, u_dtype = state.dtype.to_real(), u.dtype
     u, delta, D = u.to(real), delta.to(real), D.to(real)
     A, B, C = A.to(state.dtype), B.to(state.dtype), C.to(state.dtype if C.is_complex() else real)
     if delta_bias is not None:
@@ -44,4 +44,4 @@ def selective_step(
         y = (C * state).sum(-1)
     else:
         y = 2 * ((C * state).real if C.is_complex() else C * state.real).sum(-1)
-    return torch.addcmul(y, D, u).to(own), state
+    return torch.addcmul(y, D, u).to(u_dtype), state

@@ -35,14 +35,14 @@ def check_ssd_inputs(
     x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, chunk_size: int | None,
     initial_state: Tensor | None, reset: Tensor | None,
 ) -> SSDInputs:  # fmt: skip
-    """`ssd_scan`'s arguments as `SSDInputs`; ValueError, naming the argument, for what does not fit."""
+    """Return `ssd_scan`'s arguments as `SSDInputs`. Raises ValueError, naming the argument, for what does not fit."""
     tensors = {"x": x, "delta": delta, "A": A, "B": B, "C": C, "D": D, "initial_state": initial_state, "reset": reset}
     check_dense(**tensors)
-    given = {name: value for name, value in tensors.items() if value is not None}
+    present = {name: value for name, value in tensors.items() if value is not None}
     for name in ("x", "delta", "A", "B", "C"):
-        if name not in given:
+        if name not in present:
             raise ValueError(f"{name}: None; expected a tensor")
-    for name, value in given.items():
+    for name, value in present.items():
         if not isinstance(value, Tensor):
             raise ValueError(f"{name}: {type(value).__name__}; expected a tensor")
         if name == "reset" and value.dtype != torch.bool:
@@ -67,11 +67,11 @@ def check_ssd_inputs(
         "reset": ("(batch, L)", (batch, L)),
     }
     for name, (letters, shape) in expected.items():
-        if name in given and tuple(given[name].shape) != shape:
-            raise ValueError(f"{name}: shape {tuple(given[name].shape)}; expected {letters} = {shape}")
+        if name in present and tuple(present[name].shape) != shape:
+            raise ValueError(f"{name}: shape {tuple(present[name].shape)}; expected {letters} = {shape}")
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size: {chunk_size}; expected at least 1, or None")
-    double = any(value.dtype == torch.float64 for value in given.values())
+    double = any(value.dtype == torch.float64 for value in present.values())
     dtype = torch.float64 if double else torch.float32
 
     def small(value: Tensor | None) -> Tensor | None:
@@ -81,7 +81,7 @@ def check_ssd_inputs(
 
 
 def keep_nonfinite_apart(inputs: SSDInputs, run: Callable[[SSDInputs], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """`run` of the inputs, such that an inf or NaN before a reset does not reach what comes after it.
+    """Call `run` on the inputs such that an inf or NaN before a reset does not reach what comes after it.
 
     Backends bring positions together by products with decays, 0 across a reset, and 0 times NaN is NaN. So they take 0
     in place of what is not finite (each by itself, piece by piece: copies of whole inputs would be kept for backward).

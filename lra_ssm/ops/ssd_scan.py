@@ -29,7 +29,7 @@ def ssd_scan(
     return_last_state: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The state-space dual of Dao & Gu 2024, eq. 1-2 with a scalar A per head; for every batch item and head h:
+    """Run the state-space dual of Dao & Gu 2024, eq. 1-2 with a scalar A per head; for every batch item and head h:
 
         S_k = exp(delta_k A_h) S_{k-1} + delta_k x_k B_k^T,   y_k = S_k C_k + D_h x_k
 
@@ -39,7 +39,7 @@ def ssd_scan(
         A: (H,), negative.
         B, C: (batch, L, G, N), G dividing H; group g serves the heads g H/G .. (g+1) H/G - 1.
         D: (H,); 0 if not given.
-        chunk_size: the positions that are brought together by matrix products (section 6); what is fast if None.
+        chunk_size: how many positions a matrix product combines (section 6); None takes what is fast.
         initial_state: (batch, H, P, N), the state before step 0; zero if not given.
         reset: (batch, L) bool; where true the state before that step, initial_state included, is dropped, inf and NaN
             too.
@@ -62,7 +62,9 @@ def ssd_scan(
 def ssd_step(
     x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(y, state after it) of `ssd_scan` at one position: x (batch, H, P), delta (batch, H), B, C (batch, G, N), D (H,).
+    """Return (y, state after it) of `ssd_scan` at one position.
+
+    x (batch, H, P), delta (batch, H), B, C (batch, G, N), D (H,).
 
     All in the state's precision; y has x's dtype. Gradients flow through everything; nothing is checked.
     """

@@ -15,7 +15,7 @@ _WORTH_READING = 1 << 16  # weights; of fewer torch's own product is done before
 
 
 def step_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`.
+    """Compute `F.linear`.
 
     In float32 on a CPU, for up to eight rows and without gradients, it is C++ that takes about the time of reading the
     weight, half of what MKL's product takes.
@@ -27,8 +27,8 @@ def step_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         and x.dtype == torch.float32
         and weight.is_contiguous()
     )
-    asked = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if not few or asked or torch.is_autocast_enabled(x.device.type) or not cpu_pieces.supports(x, weight):
+    needs_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if not few or needs_gradient or torch.is_autocast_enabled(x.device.type) or not cpu_pieces.supports(x, weight):
         return F.linear(x, weight, bias)
     y = cpu_pieces.few_rows(x, weight)
     return y if bias is None else y + bias

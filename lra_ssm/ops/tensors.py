@@ -1,4 +1,4 @@
-"""What every operation asks of the tensors that it is given, whatever their shapes."""
+"""Checks and helpers for the tensors of all operations, whatever their shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 
 def check_dense(**tensors: Tensor | None) -> None:
-    """ValueError, naming the argument, for sparse and nested tensors: nothing here looks at what they hold."""
+    """Raise ValueError, naming the argument, for sparse and nested tensors, which no operation supports."""
     for name, x in tensors.items():
         if isinstance(x, Tensor) and (x.is_nested or x.layout != torch.strided):
             kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
@@ -21,7 +21,7 @@ def check_dense(**tensors: Tensor | None) -> None:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Arithmetic in the dtypes that the code names; on the meta device, which has no autocast, nothing to do."""
+    """Turn autocast off, so that arithmetic has the dtypes that the code names; the meta device has no autocast."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
@@ -40,53 +40,57 @@ class _Recomputed(torch.autograd.Function):
         inputs = [None if x is None else x.detach().requires_grad_(n) for x, n in saved]
         with torch.enable_grad(), without_autocast(grads[0].device):
             results = [(y, g) for y, g in zip(ctx.run(*inputs), grads, strict=True) if y.requires_grad]
-            wanted = [x for x in inputs if x is not None and x.requires_grad]
-            of_wanted = torch.autograd.grad([y for y, _ in results], wanted, [g for _, g in results], allow_unused=True)
-        found = iter(of_wanted)
-        return None, *(next(found) if n else None for n in needed)
+            targets = [x for x in inputs if x is not None and x.requires_grad]
+            gradients = torch.autograd.grad(
+                [y for y, _ in results], targets, [g for _, g in results], allow_unused=True
+            )
+        remaining = iter(gradients)
+        return None, *(next(remaining) if n else None for n in needed)
 
 
 def recompute(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor | None) -> tuple[Tensor, ...]:
-    """run(*inputs), of which nothing but the inputs is kept for backward: that computes it a second time.
+    """Return run(*inputs), keeping only the inputs for backward, which runs it a second time.
 
-    As `torch.utils.checkpoint`, but autocast is off in backward too, and a second derivative is an error.
+    It is like `torch.utils.checkpoint`, but autocast is off in backward too, and a second derivative is an error.
     """
     return _Recomputed.apply(run, *inputs)
 
 
 def is_clean(*tensors: Tensor | None) -> bool:
-    """Whether all are known to be finite. Not known, hence False, on a GPU, which would have to be waited for, and to
-    torch.compile."""
-    given = [x for x in tensors if x is not None]
-    if torch.compiler.is_compiling() or any(x.device.type != "cpu" for x in given):
+    """Return whether all are known to be finite.
+
+    It is False on a GPU, where reading the values would wait, and under torch.compile.
+    """
+    present = [x for x in tensors if x is not None]
+    if torch.compiler.is_compiling() or any(x.device.type != "cpu" for x in present):
         return False
-    return all(bool(x.isfinite().all()) for x in given)
+    return all(bool(x.isfinite().all()) for x in present)
 
 
 def without_nonfinite(x: Tensor) -> Tensor:
-    """x with 0 in place of inf and NaN."""
+    """Return x with 0 in place of inf and NaN."""
     return x.nan_to_num(0.0, 0.0, 0.0)
 
 
 def is_nonfinite(x: Tensor) -> Tensor:
-    """Where x is inf or NaN, in two launches: x - x is NaN there, which is not equal to 0."""
+    """Return where x is inf or NaN, in two launches: x - x is NaN there, which is not equal to 0."""
     return (x - x) != 0
 
 
 def copy_to_cpu_async(x: Tensor) -> Callable[[], Tensor]:
-    """Sends x to the CPU; what it returns waits until x is there, and gives it. On a CPU it is x itself.
+    """Start copying x to the CPU; return a function that waits for the copy and returns it. On a CPU that is x itself.
 
-    Read a step later, when the device has long computed it, nothing waits.
+    A caller that reads it a step later does not wait, because the device has computed it by then.
     """
     if x.device.type != "cuda":
         return lambda: x
-    there = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    there.copy_(x, non_blocking=True)
-    sent = torch.cuda.Event()
-    sent.record()
+    host_copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    host_copy.copy_(x, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
 
     def read() -> Tensor:
-        sent.synchronize()
-        return there
+        copied.synchronize()
+        return host_copy
 
     return read

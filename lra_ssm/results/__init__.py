@@ -1,1 +1,1 @@
-"""What many runs gave: tables with the published rows, curves, ablations. Needs neither torch nor lightning."""
+"""Tables, curves and ablations of many runs, next to published rows; imports neither torch nor lightning."""

@@ -1,4 +1,4 @@
-"""Draw learning curves of many runs, and a metric over one or two settings."""
+"""Draw learning curves of many runs, and plot a metric over one or two settings."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -32,23 +32,23 @@ def draw_curves(groups: Sequence[Group], path: Path) -> None:
         raise InputError("no run has logged a validation metric yet: nothing to draw")
     figure, panels = _panels([g.task for g in drawn])
     for task, axes in panels.items():
-        own = [g for g in drawn if g.task == task]
-        metric = own[0].first.monitor
-        for g, look in zip(own, _looks(len(own)), strict=True):
+        task_groups = [g for g in drawn if g.task == task]
+        metric = task_groups[0].first.monitor
+        for g, style in zip(task_groups, _styles(len(task_groups)), strict=True):
             curves = [_curve(run, metric) for run in g.counted.run]
             label = f"{g.label} {_seeds([len(curves)])}"
             frame = pd.concat(curves, axis=1).dropna().sort_index() if curves else pd.DataFrame()
             if len(frame):
                 mean, std = frame.mean(axis=1), frame.std(axis=1)
-                axes.plot(mean.index, mean, linewidth=1.6, label=label, **look)
+                axes.plot(mean.index, mean, linewidth=1.6, label=label, **style)
                 if len(curves) > 1:
-                    axes.fill_between(mean.index, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)
+                    axes.fill_between(mean.index, mean - std, mean + std, color=style["color"], alpha=0.18, linewidth=0)
             for curve in filter(len, curves):
                 best = curve.idxmax() if g.first.highest_is_best else curve.idxmin()
-                axes.plot([best], [curve[best]], "*", color=look["color"], markersize=9, markeredgecolor="white")
+                axes.plot([best], [curve[best]], "*", color=style["color"], markersize=9, markeredgecolor="white")
             for run in g.runs.run[g.runs.why != ""]:
                 thin, name = _curve(run, metric), None if len(frame) else label
-                axes.plot(thin.index, thin, marker=".", markersize=3, linewidth=0.8, alpha=0.7, label=name, **look)
+                axes.plot(thin.index, thin, marker=".", markersize=3, linewidth=0.8, alpha=0.7, label=name, **style)
         axes.set(title=task, xlabel="training step", ylabel=_axis_name(metric))
         if metric.endswith("perplexity"):
             axes.set_yscale("log")
@@ -57,7 +57,7 @@ def draw_curves(groups: Sequence[Group], path: Path) -> None:
 
 
 def draw_settings(groups: Sequence[Group], by: list[str], path: Path) -> None:
-    """Draw the metric over the first setting of `by`, a line for each of what else distinguishes the table's rows.
+    """Draw the metric over the first setting of `by`, a line per combination of the model and the other settings.
 
     An error bar is one standard deviation over seeds. Raises InputError if no row has a value.
     """
@@ -67,34 +67,38 @@ def draw_settings(groups: Sequence[Group], by: list[str], path: Path) -> None:
     name = by[0]
     figure, panels = _panels([(g.task, g.metric) for g in drawn])
     for (task, metric), axes in panels.items():
-        own = sorted(
+        panel_groups = sorted(
             (g for g in drawn if (g.task, g.metric) == (task, metric)), key=lambda g: sort_key(g.settings[name])
         )
-        values = list({format_value(g.settings[name]): g.settings[name] for g in own}.values())
+        values = list({format_value(g.settings[name]): g.settings[name] for g in panel_groups}.values())
         numbers = all(map(is_number, values))
         place = {format_value(value): value if numbers else i for i, value in enumerate(values)}
         lines: dict[str, list[Group]] = {}
-        for g in own:
+        for g in panel_groups:
             others = [f"{other}={format_value(value)}" for other, value in g.settings.items() if other != name]
             lines.setdefault(", ".join([g.model, *others]), []).append(g)
-        for (label, its), look in zip(lines.items(), _looks(len(lines)), strict=True):
-            x = [place[format_value(g.settings[name])] for g in its]
-            errors = [math.nan if g.std is None else g.std for g in its]
+        for (label, members), style in zip(lines.items(), _styles(len(lines)), strict=True):
+            x = [place[format_value(g.settings[name])] for g in members]
+            errors = [math.nan if g.std is None else g.std for g in members]
             axes.errorbar(
-                x, [g.mean for g in its], errors if np.isfinite(errors).any() else None, marker="o", markersize=4,
-                capsize=3, label=f"{label} {_seeds(len(g.counted) for g in its)}",
-                **look | ({} if numbers else {"linestyle": "none"}),
+                x, [g.mean for g in members], errors if np.isfinite(errors).any() else None, marker="o", markersize=4,
+                capsize=3, label=f"{label} {_seeds(len(g.counted) for g in members)}",
+                **style | ({} if numbers else {"linestyle": "none"}),
             )  # fmt: skip
-            rows = [(at, g.row.value) for at, g in zip(x, its, strict=True) if g.row and name in dict(g.row.settings)]
+            rows = [
+                (at, g.row.value) for at, g in zip(x, members, strict=True) if g.row and name in dict(g.row.settings)
+            ]
             if rows:
-                axes.plot(*zip(*rows, strict=True), "D", color=look["color"], markerfacecolor="white",
-                          label=f"{its[0].model}, published")  # fmt: skip
+                axes.plot(*zip(*rows, strict=True), "D", color=style["color"], markerfacecolor="white",
+                          label=f"{members[0].model}, published")  # fmt: skip
         if numbers and (scale := spacing(values)) != "linear":
             axes.set_xscale(scale, **({"linthresh": min(v for v in values if v > 0)} if scale == "symlog" else {}))
         if not numbers or len(values) <= _MAX_TICKS:
             axes.set_xticks([*place.values()], [*place])
             axes.minorticks_off()
-        axes.set_title(task + ("; ± one standard deviation over seeds" if any(g.std for g in own) else ""), size=9)
+        axes.set_title(
+            task + ("; ± one standard deviation over seeds" if any(g.std for g in panel_groups) else ""), size=9
+        )
         axes.set(xlabel=name, ylabel=_axis_name(metric))
     _save(figure, path)
 
@@ -111,24 +115,24 @@ def spacing(values: Sequence[float]) -> str:
 
 
 def _curve(run: RunRecord, metric: str) -> "pd.Series[float]":
-    """Finite values by step, accuracies in percent."""
+    """Return the finite values by step, accuracies in percent."""
     curve = pd.Series(run.curve(metric), dtype=float).sort_index()
     return curve[np.isfinite(curve)] * (100 if metric.endswith("accuracy") else 1)
 
 
-def _looks(count: int) -> list[dict[str, Any]]:
-    """A color for each line; of more lines than colors the next ones are dashed."""
+def _styles(count: int) -> list[dict[str, Any]]:
+    """Return a color and dash for each line; lines beyond the number of colors are dashed."""
     return [{"color": _COLORS[i % 10], "linestyle": _DASHES[i // 10 % 4]} for i in range(count)]
 
 
 def _seeds(counts: Iterable[int]) -> str:
-    """(3 seeds), (1 to 3 seeds)."""
-    least, most = min(found := [*counts]), max(found)
+    """Return a text such as (3 seeds) or (1 to 3 seeds)."""
+    least, most = min(numbers := [*counts]), max(numbers)
     return f"({least} to {most} seeds)" if least != most else "(1 seed)" if most == 1 else f"({most} seeds)"
 
 
 def _panels(keys: Iterable[Any]) -> tuple[Figure, dict[Any, Any]]:
-    """A figure with a panel for each different key, at most three next to each other."""
+    """Return a figure with a panel per distinct key, at most three in a row."""
     names = list(dict.fromkeys(keys))
     columns = min(len(names), 3)
     rows = -(-len(names) // columns)
@@ -137,14 +141,14 @@ def _panels(keys: Iterable[Any]) -> tuple[Figure, dict[Any, Any]]:
 
 
 def _axis_name(metric: str) -> str:
-    """val/accuracy as `validation accuracy, %`."""
+    """Return a label for a metric: `validation accuracy, %` for val/accuracy."""
     split, _, name = metric.rpartition("/")
     words = {"val": "validation", "test": "test", "train": "training"}.get(split.rpartition(" ")[2], split)
     return f"{words} {name.replace('_', ' ')}{', %' if name.endswith('accuracy') else ''}".strip()
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """Write the figure; a legend stands next to its panel if it would cover much of it."""
+    """Write the figure; place a long legend next to its panel."""
     for axes in figure.axes:
         axes.grid(color="#e5e5e5", linewidth=0.6)
         axes.set_axisbelow(True)

@@ -1,4 +1,4 @@
-"""Published rows, and how a run's settings differ from those of the config that belongs to one."""
+"""Read published rows, and compare a run's settings with those of the config for a row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _STD_FROM = {
 
 
 def plus_minus(value: float, std: float | None, decimals: int) -> str:
-    """63.85 ± 0.45; without the deviation if there is none."""
+    """Return a text such as 63.85 ± 0.45, or 63.85 if the deviation is None."""
     return f"{value:.{decimals}f}" + ("" if std is None else f" ± {std:.{decimals}f}")
 
 
@@ -42,21 +42,21 @@ class Row:
 
     @property
     def figure(self) -> str:
-        """63.85 ± 0.45"""
+        """The value as the paper prints it, such as 63.85 ± 0.45."""
         return plus_minus(self.value, self.std, self.decimals)
 
 
 @cache
 def published() -> dict[str, Any]:
     """Return published.yaml."""
-    found: dict[str, Any] = load_yaml(PACKAGE / "published.yaml")
-    return found
+    content: dict[str, Any] = load_yaml(PACKAGE / "published.yaml")
+    return content
 
 
 @cache
 def rows() -> dict[tuple[str, str], list[Row]]:
     """Return every published figure that a run measures, by task and model, in the file's order."""
-    found: dict[tuple[str, str], list[Row]] = {}
+    rows_by_model: dict[tuple[str, str], list[Row]] = {}
     for table in published()["tables"]:
         paper, metric = published()["papers"][table["paper"]], table["metric"]
         for row in table["rows"]:
@@ -64,7 +64,7 @@ def rows() -> dict[tuple[str, str], list[Row]]:
             if printed:
                 std = row["variance"] ** 0.5 if printed == "variance" else row[printed] * table["seeds"] ** 0.5
             task, model = row.get("experiment", table.get("experiment", f"{row['task']}/{row['model']}")).split("/")
-            made = Row(
+            new_row = Row(
                 task=row["task"],
                 model=row["model"],
                 value=float(row["value"]),
@@ -78,8 +78,8 @@ def rows() -> dict[tuple[str, str], list[Row]]:
                 std_from=_STD_FROM.get(printed, ""),
                 unmatched=row.get("unmatched", table.get("unmatched", "")),
             )
-            found.setdefault((task, model), []).append(made)
-    return found
+            rows_by_model.setdefault((task, model), []).append(new_row)
+    return rows_by_model
 
 
 def rows_for(task: str, model: str, settings: Mapping[str, Any]) -> list[Row]:
@@ -96,10 +96,10 @@ def row_of(run: RunRecord) -> Row | None:
 
     In a table over steps it is the row at the run's planned step, else the last.
     """
-    found = sorted(rows_for(run.task, run.model, run.all_settings), key=lambda row: row.unmatched != "")
-    over_steps = [row for row in found if row.step is not None]
-    at_its_end = [row for row in over_steps if row.step == run.planned_steps]
-    return next(iter(at_its_end or over_steps[-1:] or found), None)
+    candidates = sorted(rows_for(run.task, run.model, run.all_settings), key=lambda row: row.unmatched != "")
+    over_steps = [row for row in candidates if row.step is not None]
+    at_planned_step = [row for row in over_steps if row.step == run.planned_steps]
+    return next(iter(at_planned_step or over_steps[-1:] or candidates), None)
 
 
 def row_of_config(config: dict[str, Any]) -> Row | None:
@@ -108,9 +108,9 @@ def row_of_config(config: dict[str, Any]) -> Row | None:
 
 
 def _named(settings: Mapping[str, Any], row: Row) -> list[tuple[str | None, Any]]:
-    """What a row fixes, by the dotted names of these settings; None for a name that none or several of them have."""
-    keys = [(matching(name, settings.keys()), value) for name, value in row.settings]
-    return [(found[0] if len(found) == 1 else None, value) for found, value in keys]
+    """Return the settings that a row fixes, by their dotted names; None for a name that matches none or several."""
+    named = [(matching(name, settings.keys()), value) for name, value in row.settings]
+    return [(matches[0] if len(matches) == 1 else None, value) for matches, value in named]
 
 
 def differences(run: RunRecord, row: Row) -> tuple[str, dict[str, str]] | None:
@@ -124,18 +124,20 @@ def differences(run: RunRecord, row: Row) -> tuple[str, dict[str, str]] | None:
         return None
     expected = flatten(result_settings(load_yaml(file), run.neutral))
     expected |= {key: value for key, value in _named(expected, row) if key is not None}
-    ours = run.settings | {key: run.all_settings[key] for key in expected if key in run.all_settings}
-    told: dict[str, str] = {}
-    for key in sorted({*expected, *ours} - {*_data_of(run.task), SEED, "experiment"}):
-        mine, theirs = (_as_lightning_reads(key, its.get(key, ABSENT)) for its in (ours, expected))
-        # What only one of two classes has is said by the classes.
-        if mine != theirs and not (ABSENT in (mine, theirs) and any(key.startswith(f"{above}.") for above in told)):
-            told[key] = f"{key} {format_value(mine)} instead of {format_value(theirs)}"
-    return f"{file.parent.name}/{file.name}", told
+    actual = run.settings | {key: run.all_settings[key] for key in expected if key in run.all_settings}
+    texts: dict[str, str] = {}
+    for key in sorted({*expected, *actual} - {*_data_of(run.task), SEED, "experiment"}):
+        run_value, row_value = (_as_lightning_reads(key, settings.get(key, ABSENT)) for settings in (actual, expected))
+        # A setting that only one of two classes has follows from the classes.
+        if run_value != row_value and not (
+            ABSENT in (run_value, row_value) and any(key.startswith(f"{above}.") for above in texts)
+        ):
+            texts[key] = f"{key} {format_value(run_value)} instead of {format_value(row_value)}"
+    return f"{file.parent.name}/{file.name}", texts
 
 
 def _as_lightning_reads(key: str, value: Any) -> Any:
-    """A setting of the Trainer in Lightning's own spelling, and what Lightning makes of None."""
+    """Return a setting of the Trainer in Lightning's spelling, with Lightning's default for None."""
     section, _, name = key.rpartition(".")
     if section != "trainer":
         return value
@@ -145,7 +147,7 @@ def _as_lightning_reads(key: str, value: Any) -> Any:
 
 
 def _data_of(task: str) -> dict[str, Any]:
-    """The data settings that a task's published figures have, where the shipped configs have others."""
+    """Return the data settings of a task's published figures that differ from the shipped configs."""
     return {f"data.{key}": value for key, value in published()["data"].get(task, {}).items()}
 
 

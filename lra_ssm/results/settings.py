@@ -16,18 +16,18 @@ _LIBRARIES = ("lra_ssm.", "torch.", "lightning.")
 def differing(several: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the settings that are not the same in all, each with its values; ABSENT where a run does not set it.
 
-    Where a class differs, settings of it that do not vary within either class are left out: the class says it.
+    Where a class differs, settings below it that do not vary within either class are left out.
     """
-    given = list(several)
-    keys = sorted({key for settings in given for key in settings})
-    columns = {key: [settings.get(key, ABSENT) for settings in given] for key in keys}
-    found = {key: values for key, values in columns.items() if len({*map(exact, values)}) > 1}
+    all_settings = list(several)
+    keys = sorted({key for settings in all_settings for key in settings})
+    columns = {key: [settings.get(key, ABSENT) for settings in all_settings] for key in keys}
+    varying = {key: values for key, values in columns.items() if len({*map(exact, values)}) > 1}
 
-    def is_said_by(above: str, key: str) -> bool:
-        pairs = {(exact(cls), exact(value)) for cls, value in zip(found[above], found[key], strict=True)}
+    def follows_from(above: str, key: str) -> bool:
+        pairs = {(exact(cls), exact(value)) for cls, value in zip(varying[above], varying[key], strict=True)}
         return key.startswith(f"{above}.") and len(pairs) == len({cls for cls, _ in pairs})
 
-    return {key: values for key, values in found.items() if not any(is_said_by(above, key) for above in found)}
+    return {key: values for key, values in varying.items() if not any(follows_from(above, key) for above in varying)}
 
 
 def format_value(value: Any) -> str:
@@ -66,11 +66,11 @@ def short_names(keys: Collection[str]) -> dict[str, str]:
 def resolve(name: str, keys: Collection[str]) -> str:
     """Return the setting that a user means by its name or the end of it. Raises InputError if none or several match."""
     name = SEED if name == "seed" else name
-    found = matching(name, keys)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise InputError(f"{name!r} may be any of {', '.join(found)}: give more of its name")
+    matches = matching(name, keys)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise InputError(f"{name!r} may be any of {', '.join(matches)}: give more of its name")
     near = difflib.get_close_matches(name, {end for key in keys for end in _ends(key)}, n=1)
     more = f"did you mean {near[0]!r}?" if near else "lra-ssm status shows those that differ"
     raise InputError(f"no run has a setting {name!r}; {more}")

@@ -53,24 +53,24 @@ def runs_frame(runs: Sequence[RunRecord], metric: str | None = None, by: Sequenc
     frame = frame.sort_values("order", kind="stable", ignore_index=True).drop(columns="order")
     keys = [exact([*each]) for each in zip(frame.task, frame.model, frame.settings, frame.by, strict=True)]
     data = dict(sorted(zip(keys, frame.data, strict=True), key=lambda pair: bool(pair[1])))
-    # A run that failed early does not know its data: that of others with its settings.
-    frame["data"] = [own or data[key] for key, own in zip(keys, frame.data, strict=True)]
+    # A run that failed early has not recorded its data: use the data of runs with the same settings.
+    frame["data"] = [labels or data[key] for key, labels in zip(keys, frame.data, strict=True)]
     frame["settings"] = [data | settings for data, settings in zip(frame.data, frame.settings, strict=True)]
     frame["key"] = [exact([key, data]) for key, data in zip(keys, frame.data, strict=True)]
     counted = frame[frame.why == ""]
     counted = counted.iloc[counted.run.map(lambda run: str(run.last_start.get("time"))).argsort(kind="stable")]
-    again = counted[counted.duplicated(["key", "seed"], keep="last")].index
-    frame.loc[again, "why"] = "the same seed again: a later run counts"
+    repeated = counted[counted.duplicated(["key", "seed"], keep="last")].index
+    frame.loc[repeated, "why"] = "the same seed again: a later run counts"
     return frame
 
 
 def _labels(name: str, words: str, digest: str) -> dict[str, str]:
-    """What a run began with, as a setting: its words, and six digits that distinguish it."""
+    """Return a run's data or starting weights as a setting: a text and six digits of the digest."""
     return {name: f"{words} {hashlib.sha256(digest.encode()).hexdigest()[:6]}"} if digest else {}
 
 
 def _default_metric(run: RunRecord) -> str:
-    """Accuracy, else perplexity, else the loss; the best validation if the data has no test split."""
+    """Return accuracy, else perplexity, else loss; the best validation metric if the data has no test split."""
     metrics = run.tested.get("metrics") or {}
     if run.scored_by == "validate":
         return f"best {run.monitor}"
@@ -93,7 +93,7 @@ class Group:
         values = self.counted.value.astype(float)
         self.mean = None if values.empty else float(values.mean(skipna=False))
         self.std = None if len(values) < 2 else float(values.std(skipna=False))
-        self.settings: dict[str, Any] = runs.by.iloc[0]  # that distinguish it, by short name; `_set_apart` adds some
+        self.settings: dict[str, Any] = runs.by.iloc[0]  # that distinguish it, by short name; `_distinguish` adds some
         published_row: Row | None = next((row for row in self.runs.published if row is not None), None)
         comparable = published_row and published_row.metric == self.metric and not published_row.unmatched
         self.row = published_row if comparable else None
@@ -121,16 +121,16 @@ class Group:
         return None if values.empty else float(values.mean())
 
     def _notes(self) -> list[str]:
-        """What is incomplete or mixed in the row."""
-        out = self.runs[self.runs.why != ""]
-        whys = "; ".join(f"{line.run.path}: {line.why}" for line in out.itertuples())
-        notes = [f"{len(out)} of {len(self.runs)} runs not counted: {whys}"] if whys else []
+        """Return notes about what is incomplete or mixed in the row."""
+        not_counted = self.runs[self.runs.why != ""]
+        whys = "; ".join(f"{line.run.path}: {line.why}" for line in not_counted.itertuples())
+        notes = [f"{len(not_counted)} of {len(self.runs)} runs not counted: {whys}"] if whys else []
         for what in ("code", "hardware"):
             made_with = self.counted.run.map(lambda run, what=what: getattr(run, what))
             texts = self.counted.groupby(made_with, sort=False).seed.agg(", ".join)
             if len(texts) > 1 or any(", then " in text for text in texts.index):
-                told = "; ".join(f"{text}: seeds {seeds}" for text, seeds in texts.items())
-                notes.append(f"not all with the same {what}: {told}")
+                text_of_seeds = "; ".join(f"{text}: seeds {seeds}" for text, seeds in texts.items())
+                notes.append(f"not all with the same {what}: {text_of_seeds}")
         notes += [f"seed {run.seed} {run.record['stop']}" for run in self.counted.run if run.record.get("stop")]
         if self.first.weights[0]:
             notes.append(f"started from {self.first.weights[0]}")
@@ -142,10 +142,10 @@ def groups_of(frame: pd.DataFrame) -> list[Group]:
     if frame.empty:
         return []
     groups = []
-    for _, own in frame.groupby(["task", "model"], sort=False):
-        same = [Group(runs) for _, runs in own.groupby("key", sort=False)]
-        _set_apart(same)
-        groups += sorted(same, key=lambda g: [sort_key(value) for value in g.settings.values()])
+    for _, model_frame in frame.groupby(["task", "model"], sort=False):
+        model_groups = [Group(runs) for _, runs in model_frame.groupby("key", sort=False)]
+        _distinguish(model_groups)
+        groups += sorted(model_groups, key=lambda g: [sort_key(value) for value in g.settings.values()])
     for task, several in groupby(groups, key=lambda g: g.task):
         sized = sorted((g for g in several if g.parameters), key=lambda g: g.parameters or 0)
         if sized and (ratio := sized[-1].parameters / sized[0].parameters) > 1.1:  # type: ignore[operator]
@@ -155,20 +155,22 @@ def groups_of(frame: pd.DataFrame) -> list[Group]:
     return groups
 
 
-def _set_apart(same: Sequence[Group]) -> None:
-    """Give rows of one task and model the settings that distinguish them; note what else the published row has not."""
-    found = differing(g.runs.settings.iloc[0] for g in same)
-    short = short_names({key for g in same for key in g.first.settings} | found.keys())
-    given = {resolve(name, {key for g in same for key in g.first.all_settings}) for name in same[0].settings}
-    for i, g in enumerate(same):
-        columns = {key: values[i] for key, values in found.items() if key not in given}
+def _distinguish(model_groups: Sequence[Group]) -> None:
+    """Give rows of one task and model the settings that distinguish them; note how else a published row differs."""
+    varying = differing(g.runs.settings.iloc[0] for g in model_groups)
+    short = short_names({key for g in model_groups for key in g.first.settings} | varying.keys())
+    chosen = {
+        resolve(name, {key for g in model_groups for key in g.first.all_settings}) for name in model_groups[0].settings
+    }
+    for i, g in enumerate(model_groups):
+        columns = {key: values[i] for key, values in varying.items() if key not in chosen}
         # A default is only in the whole configuration.
         columns = {
             key: g.first.all_settings.get(key, value) if value == ABSENT else value for key, value in columns.items()
         }
         g.settings = g.settings | {short[key]: value for key, value in columns.items()}
         config, differ = (differences(g.first, g.row) if g.row else None) or ("", {})
-        if texts := [text for key, text in differ.items() if key not in columns and key not in given]:
+        if texts := [text for key, text in differ.items() if key not in columns and key not in chosen]:
             g.notes.append(f"other settings than configs/…/{config}: {'; '.join(texts)}")
 
 
@@ -262,7 +264,7 @@ def runs_csv(frame: pd.DataFrame) -> str:
     """Return a CSV row per run, counted or not, in numbers, with every setting that differs."""
     if frame.empty:
         return ""
-    found = frame.drop(columns=["data", "settings", "by", "key"]).assign(
+    columns = frame.drop(columns=["data", "settings", "by", "key"]).assign(
         run=[str(run.path) for run in frame.run],
         published=[row and row.value for row in frame.published],
         status=[run.status for run in frame.run],
@@ -270,14 +272,14 @@ def runs_csv(frame: pd.DataFrame) -> str:
         hardware=[run.hardware for run in frame.run],
     )
     for key, values in differing(frame.settings).items():
-        found[_heading(key)] = [format_value(value) for value in values]
-    # As text: pandas writes a value that is nan and one that is missing alike.
-    texts = found.map(lambda cell: None if cell is None else str(cell))
+        columns[_heading(key)] = [format_value(value) for value in values]
+    # Convert to text: pandas writes NaN and a missing value in the same way.
+    texts = columns.map(lambda cell: None if cell is None else str(cell))
     return str(texts.to_csv(index=False, lineterminator="\n"))
 
 
 def _heading(setting: str) -> str:
-    """A setting's column: the class of the task is `--model`, since `model` is the experiment's."""
+    """Return the heading of a setting's column: `--model` for the task's class, as `model` is the experiment's."""
     return f"--{setting}" if setting in ("task", "model", "metric") else setting
 
 
@@ -290,27 +292,27 @@ def _count(value: float | None) -> str:
 
 
 def _letters(groups: Sequence[Group]) -> dict[str, str]:
-    """A letter for each note, each text once: a, b, … z, aa, bb."""
+    """Return a letter for each distinct note: a, b, … z, aa, bb."""
     notes = dict.fromkeys(note for g in groups for note in g.notes)
     return {note: chr(97 + i % 26) * (1 + i // 26) for i, note in enumerate(notes)}
 
 
 def _below(letters: dict[str, str], groups: Sequence[Group], records: Iterable[RunRecord]) -> list[str]:
-    """The notes, the runs without settings, where the published figures come from, and what the runs were made with."""
-    told = [f"{letter}: {note}" for note, letter in letters.items()]
+    """Return the notes, the runs without settings, the sources of published figures, and data, code and hardware."""
+    lines = [f"{letter}: {note}" for note, letter in letters.items()]
     unknown = [record for record in records if not record.config.get("model")]
-    told += [f"{record.path}: {record.problem}" for record in unknown if record.problem]
+    lines += [f"{record.path}: {record.problem}" for record in unknown if record.problem]
     if waiting := [record.name for record in unknown if not record.problem]:
-        told.append(f"not started: {', '.join(waiting[:4])}" + f" and {len(waiting) - 4} more" * (len(waiting) > 4))
+        lines.append(f"not started: {', '.join(waiting[:4])}" + f" and {len(waiting) - 4} more" * (len(waiting) > 4))
     compared = [(g.model, g.row) for g in groups if g.row]
     if compared:
-        told.append(f"published: {'; '.join(dict.fromkeys(row.where for _, row in compared))}")
-        told += [f"± of {row.where}: {row.std_from}" for _, row in compared if row.std_from]
+        lines.append(f"published: {'; '.join(dict.fromkeys(row.where for _, row in compared))}")
+        lines += [f"± of {row.where}: {row.std_from}" for _, row in compared if row.std_from]
         states = dict.fromkeys(f"{model} {row.config}" for model, row in compared if row.config)
-        told.append(f"our config has the row's settings: {', '.join(states)} (docs/reproduction.md)")
+        lines.append(f"our config has the row's settings: {', '.join(states)} (docs/reproduction.md)")
     runs = [run for g in groups for run in g.counted.run]
     if data := dict.fromkeys(f"{run.task}: {run.data[0]}" for run in runs if run.data[0]):
-        told.append(f"data: {'; '.join(data)}")
+        lines.append(f"data: {'; '.join(data)}")
     for what, texts in (("code", {run.code for run in runs}), ("hardware", {run.hardware for run in runs})):
-        told += [f"{what}: {text}" for text in texts if len(texts) == 1]
-    return list(dict.fromkeys(told))
+        lines += [f"{what}: {text}" for text in texts if len(texts) == 1]
+    return list(dict.fromkeys(lines))

@@ -1,6 +1,6 @@
 """A run: its identity, directory, lock, record, checkpoints and callbacks; for the commands and for a notebook.
 
-With a Trainer of one's own, after `lightning.seed_everything`:
+To use your own Trainer, after `lightning.seed_everything`:
 
     run = Run("runs/mine/a")
     trainer = Trainer(**run.trainer_arguments(max_epochs=3))

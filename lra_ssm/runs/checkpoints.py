@@ -1,4 +1,4 @@
-"""Checkpoints of a run: best.ckpt and last.ckpt, how they are written and read, and how a fit resumes from one."""
+"""Checkpoints of a run, best.ckpt and last.ckpt: write and read them, and resume a fit from one."""
 
 import io
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lra_ssm.errors import InputError, hint, to_one_line
 from lra_ssm.files import replacing
 
-_STOP = "lra_ssm_stopped"  # in a checkpoint: why the fit had ended before its last step
-# What a fit resumes from; a file with weights only lacks them.
+_STOP = "lra_ssm_stopped"  # key in a checkpoint: why the fit ended before its last step
+# The parts of a checkpoint that a fit needs to resume; a file with only weights lacks them.
 _TRAINING = ("loops", "optimizer_states", "lr_schedulers", "callbacks", "global_step")
 # Settings of an optimizer's groups that belong to the device that computes, not to the checkpoint.
 _COMPUTED = ("foreach", "fused", "capturable")
@@ -45,12 +45,12 @@ class CheckpointSettings:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint next to its place and renames it: a reader finds the old file or the new one, whole."""
+    """Writes a checkpoint to a temporary file and renames it: a reader sees the old file or the complete new one."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()
-        torch.save(checkpoint, buffer)  # torch dies of several errors at once if the disk refuses what it writes
+        torch.save(checkpoint, buffer)  # on a full disk, torch would raise several errors at once
         with replacing(Path(path), "wb") as file:
             file.write(buffer.getbuffer())
 
@@ -64,8 +64,8 @@ def load_checkpoint(path: Path, resuming: bool = False) -> dict[str, Any]:
     """Read a checkpoint on the CPU, its tensors mapped from the file.
 
     Args:
-        path: of the file.
-        resuming: require the state of training, too.
+        path: the file.
+        resuming: also require the state of training.
 
     Raises:
         InputError: the file cannot be read or is not a checkpoint.
@@ -76,7 +76,7 @@ def load_checkpoint(path: Path, resuming: bool = False) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise InputError(f"checkpoint {path} cannot be read: {error.strerror}") from error
-    except Exception as error:  # of the system, pickle or torch, whatever is wrong with the file
+    except Exception as error:  # from the system, pickle or torch: a damaged file raises many types
         reason = to_one_line(str(error))[:200]
         raise InputError(f"checkpoint {path} is damaged or not a checkpoint: {reason}{remedy}") from error
     if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict):
@@ -89,7 +89,7 @@ def load_checkpoint(path: Path, resuming: bool = False) -> dict[str, Any]:
 class SaveBest(ModelCheckpoint):
     """best.ckpt, the checkpoint with the best `monitor`.
 
-    A monitor, also one of early stopping, that validation does not log is an error before training.
+    It is an error before training if validation does not log the monitor, or that of early stopping.
     """
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -113,8 +113,8 @@ class SaveBest(ModelCheckpoint):
         if not path.is_file():
             print(f"warning: {path} is missing; the next validation counts as the best")
             return
-        own = load_checkpoint(path).get("callbacks", {}).get(self.state_key, state_dict)
-        score = torch.as_tensor(own["best_model_score"]).clone()  # it is mapped from the file
+        best_state = load_checkpoint(path).get("callbacks", {}).get(self.state_key, state_dict)
+        score = torch.as_tensor(best_state["best_model_score"]).clone()  # it is mapped from the file
         name = str(path)
         here = {"dirpath": self.dirpath, "best_model_path": name, "kth_best_model_path": name, "last_model_path": ""}
         values = {"best_model_score": score, "kth_value": score, "best_k_models": {name: score}}
@@ -130,11 +130,11 @@ def _check_monitor(what: str, name: str | None, trainer: Trainer) -> None:
 class SaveLast(Checkpoint):
     """last.ckpt, from which a run resumes: every few steps, before each validation and at the end of each epoch.
 
-    Also validates at the last step of a run, and keeps a stop (early stopping) so that a run that was killed after it
-    does not train on. A `Checkpoint`, so that Lightning calls it after the callbacks whose state it saves.
+    Also validates at the last step of a run, and saves an early stop, so that a run that was killed after it does not
+    train on. A `Checkpoint`, so that Lightning calls it after the callbacks whose state it saves.
 
     Args:
-        path: of last.ckpt.
+        path: the path of last.ckpt.
         every_n_steps: steps between saves.
         made_by: further entries of the checkpoint, such as the version of the code.
     """
@@ -153,7 +153,7 @@ class SaveLast(Checkpoint):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         # Lightning (2.6) resumes some checkpoints with its step for loggers one too high.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
-        if batch_idx % trainer.accumulate_grad_batches:  # gradients are being summed up, which no checkpoint has
+        if batch_idx % trainer.accumulate_grad_batches:  # gradients are being accumulated, and no checkpoint has them
             return
         steps = trainer.global_step - self.saved_at
         if steps >= self.every_n_steps or steps and _validates_after(trainer, batch_idx):
@@ -194,7 +194,7 @@ class SaveLast(Checkpoint):
         self.reason = str(self._loaded.get(_STOP, ""))
         trainer.should_stop |= bool(self.reason)
         if trainer.precision == "64-true":  # Lightning loads weights before it makes the model float64
-            # Where weights are averaged, the average is in state_dict and what trains is next to it.
+            # If weights are averaged, state_dict has the average, and current_model_state the weights in training.
             pl_module.load_state_dict(self._loaded.get("current_model_state", self._loaded["state_dict"]))
         self._loaded = None
 
@@ -205,13 +205,13 @@ class SaveLast(Checkpoint):
                 group.update({name: optimizer.defaults[name] for name in _COMPUTED if name in optimizer.defaults})
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
-            # With max_steps, Lightning (2.6) resumes what was saved at the end of an epoch as an epoch without batches,
-            # and counts one epoch too many. It is the start of the next one.
+            # With max_steps, Lightning (2.6) resumes a checkpoint from the end of an epoch as an epoch without batches,
+            # and counts one epoch too many. Make it the start of the next epoch.
             loop.epoch_progress.increment_completed()
             loop.reset_restart_stage()
             loop._restarting = False  # its setter would keep it true
             loop.epoch_loop.restarting = False
-        # What is saved before a batch has counted it as begun; Lightning counts it again, and validates one too early.
+        # A checkpoint saved before a batch counts it as begun. Lightning would count it again, and validate early.
         loop.epoch_loop.batch_progress.total.reset_on_restart()
 
 
@@ -233,13 +233,13 @@ def _early_stop(trainer: Trainer) -> str:
 
 
 def _is_last_step(trainer: Trainer, step: int, is_last_batch: bool) -> bool:
-    """Whether the fit ends with this optimizer step, counted from 1."""
+    """Return whether the fit ends with this optimizer step, counted from 1."""
     last_epoch = trainer.max_epochs is not None and 0 < trainer.max_epochs <= trainer.current_epoch + 1
     return 0 < trainer.max_steps <= step or last_epoch and is_last_batch
 
 
 def _validates_after(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether a validation follows the optimizer step that begins with this batch."""
+    """Return whether a validation follows the optimizer step that begins with this batch."""
     batches, every = trainer.accumulate_grad_batches, getattr(trainer, "val_check_batch", None)
     ends_epoch = batch_idx + batches >= trainer.num_training_batches
     if _is_last_step(trainer, trainer.global_step + 1, ends_epoch):
@@ -247,5 +247,5 @@ def _validates_after(trainer: Trainer, batch_idx: int) -> bool:
     if trainer.check_val_every_n_epoch is not None and (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch:
         return False
     first = trainer.fit_loop.total_batch_idx if trainer.check_val_every_n_epoch is None else batch_idx
-    # Unknown (None, inf) if validation is due by time, or at the end of data whose length is not known.
+    # The interval is unknown (None, inf) if validation is due by time, or at the end of data of unknown length.
     return isinstance(every, int) and (first + batches) // every > first // every

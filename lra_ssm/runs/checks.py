@@ -1,4 +1,4 @@
-"""What must fit together before a run starts: Trainer, checkpoint, task, data and layers. One line if it does not."""
+"""Check that Trainer, checkpoint, task, data and layers fit together before a run starts."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,10 +43,10 @@ def validate_setup(
     strict: bool = False,
     resuming: bool = True,
 ) -> None:
-    """Check what fits together before a task is fitted or scored, load weights and prepare the data.
+    """Check that everything fits together before a task is fitted or scored; load weights and prepare the data.
 
     Args:
-        checkpoint: what the Trainer is going to load; weights: what the task loads without one.
+        checkpoint: the checkpoint that the Trainer will load. weights: what the task loads if there is no checkpoint.
         prepare: prepares the data, if not `data.prepare_data`.
         source, strict, resuming: as in `check_checkpoint`.
 
@@ -61,8 +61,8 @@ def validate_setup(
         weights.load(task)
     if data is None:
         return
-    # Every process does: the others wait for the first one here, where nothing times out, and a node with a data root
-    # of its own prepares it.
+    # Every process does this: here the others can wait for the first one without a timeout, and a node with its own
+    # data root prepares it.
     (prepare or data.prepare_data)()
     check_vocabulary(task, data)
     if checkpoint is not None:
@@ -89,7 +89,7 @@ def check_before_fit(
 
 
 def check_trainer(arguments: Mapping[str, Any]) -> None:
-    """Check a Trainer's arguments: they say where the run ends, and counts are positive. Raises InputError."""
+    """Check that a Trainer's arguments limit the run, and that counts are positive. Raises InputError."""
     max_epochs, max_steps = arguments.get("max_epochs"), arguments.get("max_steps", -1)
     endless = max_epochs == -1 or max_epochs is None and arguments.get("max_time") is not None
     if endless and max_steps == -1:
@@ -128,9 +128,9 @@ def check_strategy(trainer: Trainer) -> None:
 
 
 def check_batches(trainer: Trainer, data: Any) -> None:
-    """Check that an epoch has batches, and at least as many as lie between two validations. Raises InputError.
+    """Check that an epoch has batches, and at least as many as there are between validations. Raises InputError.
 
-    A user's data that does not know its number of batches is left to Lightning.
+    Lightning checks data that does not declare its number of batches.
     """
     if not hasattr(data, "train_batches"):
         return
@@ -162,8 +162,8 @@ def check_checkpoint(
 ) -> None:
     """Compare settings, shapes and code of a checkpoint with the task's.
 
-    Other shapes are an error. Other settings are an error if a fit resumes from it, else a note. Other code (lra_ssm's,
-    or the user's as in `source`) is a warning, with `strict` an error.
+    Different shapes are an error. Different settings are an error if a fit resumes from the checkpoint, else a note.
+    Different code (of lra_ssm, or of the user as in `source`) is a warning, or with `strict` an error.
     """
     state = load_checkpoint(path, resuming)
     if differing := differing_settings(task, state):
@@ -185,8 +185,8 @@ def check_checkpoint(
 
 def differing_settings(task: Any, state: dict[str, Any]) -> str:
     """Return the hyperparameters that differ between a checkpoint and the task, as text; empty if none does."""
-    theirs = state.get("hyper_parameters")
-    return ", ".join(differences(theirs if isinstance(theirs, dict) else {}, dict(task.hparams), common=True))
+    saved = state.get("hyper_parameters")
+    return ", ".join(differences(saved if isinstance(saved, dict) else {}, dict(task.hparams), common=True))
 
 
 def check_begun_from(checkpoint: Path, config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> Path:
@@ -194,10 +194,10 @@ def check_begun_from(checkpoint: Path, config: Mapping[str, Any], neutral: Mappi
 
     Raises InputError if the file does not exist, or if the settings differ.
     """
-    before = load_checkpoint(existing(str(checkpoint))).get(CONFIG)
-    if isinstance(before, dict):
-        theirs, ours = (result_settings(each, neutral) for each in (before, config))
-        parts = ({name: each.get(name) for name in ("model", "data")} for each in (theirs, ours))
+    saved_config = load_checkpoint(existing(str(checkpoint))).get(CONFIG)
+    if isinstance(saved_config, dict):
+        saved, current = (result_settings(each, neutral) for each in (saved_config, config))
+        parts = ({name: each.get(name) for name in ("model", "data")} for each in (saved, current))
         if differing := differences(*parts):
             raise InputError(
                 f"{checkpoint} was made with other settings: {', '.join(differing)}; give the same to go on with it, or"
@@ -209,7 +209,7 @@ def check_begun_from(checkpoint: Path, config: Mapping[str, Any], neutral: Mappi
 # -- data --------------------------------------------------------------------------------------------------------------
 
 _SIZES = ("vocab_size", "d_input", "num_classes", "num_outputs", "per_example")  # a user's data may declare some
-# What data has, what a network for the other kind takes, and what to use instead.
+# A size that the data has, the size that a network for the other kind has, and what to use instead.
 _KINDS = (
     ("num_outputs", "num_classes", "real targets: use the task Regression and the network Regressor"),
     ("num_classes", "num_outputs", "classes: use the task Classification and the network Classifier"),
@@ -219,7 +219,7 @@ _KINDS = (
 def check_data(task: Any, data: Any) -> None:
     """Compare the network's classes, vocabulary or features, and sequences per example with the data's.
 
-    Networks and data that do not declare theirs are not compared. Raises InputError.
+    Sizes that the network or the data does not declare are not compared. Raises InputError.
     """
     name, settings = type(data).__name__, _network_settings(task)
     sizes = data.model_sizes() if hasattr(data, "model_sizes") else {key: getattr(data, key, None) for key in _SIZES}
@@ -229,24 +229,24 @@ def check_data(task: Any, data: Any) -> None:
                 needed = "data.pretrain: use the task MaskedModelling and the network Regressor with pooling null"
             raise InputError(f"model.network takes {other}, but {name} has {needed}")
     for key in _SIZES[:-1]:
-        ours, theirs = settings.get(key), sizes[key]
-        if theirs is not None and key in settings and ours != theirs:
-            raise InputError(f"model.network.{key} is {ours}, but {name} has {theirs}")
+        network_size, data_size = settings.get(key), sizes[key]
+        if data_size is not None and key in settings and network_size != data_size:
+            raise InputError(f"model.network.{key} is {network_size}, but {name} has {data_size}")
     if hasattr(data, "d_input") and sizes["d_input"] is None and settings.get("d_input") is not None:
         raise InputError(
             f"model.network.d_input is {settings['d_input']}, but {name} has tokens: set vocab_size instead"
         )
     network = getattr(task, "network", None)
-    taken, given = getattr(network, "per_example", None), sizes["per_example"]
-    if taken is not None and given is not None and taken != given:
-        needed = "pairs: use a DualEncoder" if given == 2 else "no pairs: use a Classifier"
+    network_count, data_count = getattr(network, "per_example", None), sizes["per_example"]
+    if network_count is not None and data_count is not None and network_count != data_count:
+        needed = "pairs: use a DualEncoder" if data_count == 2 else "no pairs: use a Classifier"
         raise InputError(f"model.network is a {type(network).__name__}, but {name} has {needed}")
 
 
 def check_vocabulary(task: Any, data: Any) -> None:
-    """Check that the network has a row for every token of prepared data, whose vocabulary was not known before.
+    """Check that the network has an embedding for every token of the prepared data. Raises InputError.
 
-    More rows than padding explains are a warning. Raises InputError.
+    Only prepared data has a known vocabulary. Warns of more embeddings than padding explains.
     """
     manifest = data.manifest() if hasattr(data, "manifest") else {}
     tokens = manifest.get("vocab_size") or len(manifest.get("vocabulary") or ())
@@ -272,7 +272,7 @@ def check_tokenizer(path: Path, data: Any) -> None:
 
 
 def _network_settings(task: Any) -> dict[str, Any]:
-    """Return the arguments of the task's network, if it keeps them; a user's module may not."""
+    """Return the arguments of the task's network; empty for a user's module that does not keep them."""
     network = task.hparams.get("network")
     return network.get("init_args") or {} if isinstance(network, dict) else {}
 
@@ -284,7 +284,7 @@ def try_network(task: Any, data: Any, trainer: Trainer) -> None:
     """Send the first training examples through the network, on the device and in the precision that will train.
 
     Leaves no trace: no gradient, no random number drawn, no buffer changed. Raises what the network raises. Tasks
-    without `dry_run`, data without `sample`, and FSDP meet their first batch in the Trainer.
+    without `dry_run`, data without `sample`, and FSDP are not tried.
     """
     if hasattr(task, "dry_run") and hasattr(data, "sample") and _runs_plainly(trainer):
         with _dry_run(task, trainer) as to_device:
@@ -292,7 +292,7 @@ def try_network(task: Any, data: Any, trainer: Trainer) -> None:
 
 
 def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
-    """Refuse a layer that looks ahead in a language model, or that lets padding into its outputs.
+    """Refuse a layer that looks ahead in a language model, or whose outputs depend on padding.
 
     Three random sequences go through the network twice: the second time with another future, or with less padding of
     other content. Valid positions may change by rounding only. Leaves no trace, as `try_network`. Raises InputError
@@ -305,18 +305,18 @@ def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
         batch = to_device(data.sample(EXAMPLES))
         causal = hasattr(batch, "targets") and getattr(task, "predicts_next", lambda data: True)(data)
         padded = getattr(batch, "lengths", None) is not None and _network_settings(task).get("padding") != "seen"
-        inputs, L = batch[0][:EXAMPLES], min(batch[0].shape[1], _LENGTH)  # of pairs there are more
+        inputs, L = batch[0][:EXAMPLES], min(batch[0].shape[1], _LENGTH)  # a batch of pairs has more sequences
         if inputs.dim() != 2 + inputs.is_floating_point() or not (causal or padded) or L < 4:
             return  # pairs of sequences, or nothing that could leak
         lengths = torch.tensor([3 * L // 4, L // 2, L // 4], device=inputs.device)[: len(inputs)]
-        ends = lengths.new_full((len(inputs),), L // 2) if causal else lengths  # of what must not change
+        ends = lengths.new_full((len(inputs),), L // 2) if causal else lengths  # outputs before these must not change
         valid = torch.arange(L, device=inputs.device) < ends[:, None]
         one, other = (_random_like(inputs[:, :L], task) for _ in range(2))
         other = torch.where(valid if inputs.dim() == 2 else valid[..., None], one, other)
-        given = () if causal else (lengths,)
-        first, again = (_outputs(network, one, *given) for _ in range(2))
-        second = _outputs(network, other if causal else other[:, : 3 * L // 4], *given)
-        # What differs for the same inputs draws random numbers.
+        length_argument = () if causal else (lengths,)
+        first, again = (_outputs(network, one, *length_argument) for _ in range(2))
+        second = _outputs(network, other if causal else other[:, : 3 * L // 4], *length_argument)
+        # A module whose outputs differ for the same inputs draws random numbers.
         steady = [name for name in first if name in second and not _leaks(first[name], again[name], ends)]
         leak = next((name for name in steady if _leaks(first[name], second[name], ends)), None)
     if leak is not None:
@@ -326,24 +326,24 @@ def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
 
 
 def _random_like(inputs: Tensor, task: Any) -> Tensor:
-    """Draw tokens, or features."""
+    """Return random tokens, or features, of the same shape."""
     if inputs.is_floating_point():
         return torch.randn_like(inputs)
     return torch.randint_like(inputs, _network_settings(task).get("vocab_size") or int(inputs.max()) + 1)
 
 
 def _outputs(network: nn.Module, *arguments: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return input and output of each module that maps sequences to sequences, inner ones first."""
+    """Return input and output of each module that maps sequences to sequences, inner modules first."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     shape = arguments[0].shape[:2]
 
     def is_sequence(x: Any) -> bool:
         return isinstance(x, Tensor) and x.dim() >= 2 and x.shape[:2] == shape
 
-    def keep(name: str, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+    def keep(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         output = output[0] if isinstance(output, tuple) else output
-        if name not in seen and given and is_sequence(given[0]) and is_sequence(output):
-            seen[name] = given[0].clone(), output.clone()  # in-place operations may follow
+        if name not in seen and inputs and is_sequence(inputs[0]) and is_sequence(output):
+            seen[name] = inputs[0].clone(), output.clone()  # in-place operations may follow
 
     handles = [module.register_forward_hook(partial(keep, name)) for name, module in network.named_modules()]
     try:
@@ -355,7 +355,7 @@ def _outputs(network: nn.Module, *arguments: Tensor) -> dict[str, tuple[Tensor, 
 
 
 def _leaks(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], ends: Tensor) -> bool:
-    """Whether outputs differ before their ends, (B,), though inputs do not."""
+    """Return whether outputs differ before `ends` (B,) although inputs do not."""
     (x, y), (x_, y_) = first, second
     valid = torch.arange(x_.shape[1], device=x.device) < ends[:, None]
     tolerance = 1e-4 if y.dtype in (torch.float32, torch.float64) else 0.05
@@ -368,7 +368,7 @@ def _leaks(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], ends: Te
 
 
 def _runs_plainly(trainer: Trainer) -> bool:
-    """Whether this process may run the network itself, as the Trainer will: not under FSDP or before it forks."""
+    """Return whether this process can run the network as the Trainer will: not under FSDP or before a fork."""
     strategy = trainer.strategy
     plain = isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
     known = type(trainer.precision_plugin) in (Precision, MixedPrecision, HalfPrecision, DoublePrecision)
@@ -388,7 +388,7 @@ def _dry_run(task: Any, trainer: Trainer) -> Iterator[Any]:
         return precision.convert_input(task.transfer_batch_to_device(batch, device, 0))
 
     with isolate_rng(include_cuda=device.type == "cuda"), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        precision.convert_module(task.to(device))  # as the Trainer is about to do
+        precision.convert_module(task.to(device))  # as the Trainer will do
         owned = [(module, name, x) for module, _ in modes for name, x in module.named_buffers(recurse=False)]
         buffers = [(module, name, x, x.clone()) for module, name, x in owned]
         try:

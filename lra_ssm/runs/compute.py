@@ -15,10 +15,10 @@ from lra_ssm.ops import note_backend, prefer_backend, scan_backends
 
 @dataclass(frozen=True)
 class ComputeSettings:
-    """How a run computes: no part of its identity; run.json has it for every start.
+    """How a run computes. This is not part of its identity; run.json records it for every start.
 
     Args:
-        recompute_blocks: run each block again in backward: little memory, a third more time.
+        recompute_blocks: run each block again in backward, for little memory and a third more time.
         compile: compile each block with torch.compile when it first runs.
         backend: backend of scans and of S4D's kernel; auto is the fastest that supports the call.
         matmul_precision: precision of float32 products on a GPU; high is TF32.
@@ -31,7 +31,7 @@ class ComputeSettings:
 
     @contextmanager
     def applied(self, network: nn.Module, device: torch.device) -> Iterator[None]:
-        """Apply the settings within the block; the network's blocks keep theirs.
+        """Apply the settings within the block; those of the network's blocks stay afterwards.
 
         Raises InputError if the backend cannot run on the device, or if the network has no Backbone.
         """

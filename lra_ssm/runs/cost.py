@@ -1,4 +1,4 @@
-"""What a training step of a run costs, before anything is trained; step_cost.py counts.
+"""Estimate the cost of a training step before a run starts; step_cost.py counts it.
 
 `fit --estimate` prints it, and a fit warns if a step needs more memory than there is.
 """
@@ -37,12 +37,12 @@ _BYTES_PER_WIDTH = 32  # about twice what any config of ours keeps
 
 
 def _fake(x: Tensor, mode: FakeTensorMode, device: torch.device) -> FakeTensor:
-    """A tensor of the same layout that has no memory."""
+    """Return a fake tensor with the same layout and no memory."""
     return FakeTensor(mode, torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"), device)
 
 
 def _fake_copy(task: NetworkTask, mode: FakeTensorMode, device: torch.device) -> NetworkTask:
-    """The task with fake parameters and buffers; shared ones stay shared."""
+    """Return a copy of the task with fake parameters and buffers; shared ones stay shared."""
     fakes: dict[int, Any] = {id(buffer): _fake(buffer, mode, device) for buffer in task.buffers()}
     for parameter in task.parameters():
         fakes[id(parameter)] = nn.Parameter(_fake(parameter, mode, device), parameter.requires_grad)
@@ -62,12 +62,12 @@ def count_step(
 
     Args:
         task: a copy of it makes the step.
-        batch: on the CPU.
+        batch: a batch on the CPU.
         device: the device that is counted for. On "cuda" fake tensors need a build of torch for it, not a GPU.
         precision: the Trainer's: 32-true, bf16-mixed, 16-mixed or bf16-true.
         clip: the Trainer's gradient_clip_val.
         fake: whether tensors are fake; otherwise the step is computed.
-        counter: counts more than a `CountStep`.
+        counter: the counter to use; default: a `CountStep`.
     """
     counter = counter or CountStep(device)
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
@@ -79,7 +79,7 @@ def count_step(
             task.to(lower)
     mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
     for name in ("log", "log_dict"):
-        setattr(task, name, lambda *_, **__: None)  # there is no Trainer
+        setattr(task, name, lambda *_, **__: None)  # the task has no Trainer
 
     def to_device(x: Any) -> Any:
         if not isinstance(x, Tensor):
@@ -175,10 +175,10 @@ GPUS = {
 
 
 def seconds_on(cost: StepCost, gpu: Gpu, matmul_precision: str) -> float:
-    """A lower bound of a step's time: kernels one after the other, each as long as its bytes or its products need.
+    """Return a lower bound of a step's time: the sum over kernels of the time for their bytes or products.
 
-    Float32 products run as `compute.matmul_precision` says. Nothing else is counted: a scan's own arithmetic,
-    latencies, and the time to launch kernels.
+    Float32 products run as `compute.matmul_precision` says. Arithmetic of scans, latencies and the time to
+    launch kernels are not counted.
     """
     single = {"highest": gpu.float32, "high": gpu.tf32, "medium": gpu.half}[matmul_precision]
     rates = {torch.float32: single, torch.bfloat16: gpu.half, torch.float16: gpu.half}
@@ -217,10 +217,10 @@ def estimate(
     """Describe the cost of a training step on this batch, and of all steps: the text of `fit --estimate`.
 
     Args:
-        task, batch, precision, clip: as of `largest_step`.
-        gpu: one of `GPUS`, for which the time is given.
-        matmul_precision: of float32 products.
-        steps: of the whole fit.
+        task, batch, precision, clip: as in `largest_step`.
+        gpu: one of `GPUS`, for which to estimate the time.
+        matmul_precision: the precision of float32 products.
+        steps: the steps of the whole fit.
 
     Raises:
         InputError: the GPU is unknown, or the step cannot be counted.
@@ -261,7 +261,7 @@ def estimate(
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes of the GPU, or of the machine."""
+    """Return the memory of the GPU or of the machine, in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

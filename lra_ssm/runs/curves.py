@@ -1,4 +1,4 @@
-"""curves.png of a run: what metrics.csv holds, drawn over the steps."""
+"""Draw a run's metrics.csv over the steps as curves.png."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _MAX_MARKED = 60  # points of a curve that are drawn as dots, too
 def draw_curves(run: Path, monitor: str = "", mode: Literal["min", "max"] = "max") -> None:
     """Draw a run's metrics.csv as curves.png, whole or not at all: a panel for each metric, then the learning rates.
 
-    The step of the best value of `monitor`, which is best.ckpt's, is marked in each panel. Draws nothing if nothing was
+    The step of the best value of `monitor`, which is best.ckpt's, is marked in each panel. Does nothing if nothing was
     logged.
     """
     curves: dict[str, dict[int, float]] = {}
@@ -61,7 +61,7 @@ def draw_curves(run: Path, monitor: str = "", mode: Literal["min", "max"] = "max
 
 
 def _draw_splits(axes: Any, name: str, curves: Mapping[str, dict[int, float]]) -> None:
-    """Draw a metric's train and val; values of single batches are faint where means over epochs stand for them."""
+    """Draw a metric's train and val; values of single batches are faint if there are means over epochs."""
     for split, color in _COLORS.items():
         curve, means = (curves.get(f"{split}/{name}{end}", {}) for end in ("", "_epoch"))
         if len(means) > 1:

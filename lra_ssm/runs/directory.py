@@ -2,10 +2,10 @@
 
 <runs_dir>/<experiment>/<run_id>/
     config.yaml      the resolved configuration
-    run.json         status, versions, git commit, hardware, command, what the run began from, final metrics
-    progress.json    while it trains: its step, the steps to make, the rate, the time
+    run.json         status, versions, git commit, hardware, command, what the run started from, final metrics
+    progress.json    during training: the step, the planned steps, the rate, the time
     metrics.csv      everything logged
-    curves.png       the same as curves, when a fit ends
+    curves.png       the logged metrics as curves, drawn when a fit ends
     test.json        the complete score of best.ckpt (validate.json likewise); other scores are in test-others.json
     checkpoints/     last.ckpt, best.ckpt
     own_checkpoints/ a user's ModelCheckpoint without a dirpath writes here
@@ -89,7 +89,7 @@ class RunDirectory:
             ) from None
         self._lock = lock
         write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": now()})
-        for leftover in self.path.glob(f"checkpoints/{UNFINISHED}*"):  # of a killed process
+        for leftover in self.path.glob(f"checkpoints/{UNFINISHED}*"):  # from a killed process
             leftover.unlink(missing_ok=True)
 
     def release(self) -> None:

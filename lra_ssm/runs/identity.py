@@ -1,7 +1,7 @@
-"""A run's identity: the seed and what its configuration sets beyond the defaults and can change the result.
+"""A run's identity: the seed, and all settings that differ from the defaults and can change the result.
 
-A setting that has its default does not count, so that a later setting changes no identity. Nor does how a value is
-spelled (1 or 1.0, a short name or an import path), where data lies, or the machine.
+A setting with its default value does not count, so that settings added later do not change identities. The spelling of
+a value (1 or 1.0, a short name or an import path), the place of the data and the machine do not count either.
 Loads neither torch nor lightning until an identity is computed.
 """
 
@@ -30,18 +30,19 @@ TRAINER_NEUTRAL = (
 CHECKPOINT_NEUTRAL = ("every_n_steps",)
 DATA_NEUTRAL = ("root", "eval_batch_size", "num_workers", "pin_memory")  # of a data module without `neutral_settings`
 _DISPLAYS = ("lra_ssm.progress.LogLines", "lra_ssm.progress.Bar")
-_PATHS = ("source", "tokenizer")  # settings of data that may be paths: only the last part of one counts
-# Names that Lightning has for the same precision, and what it makes of an argument that is None.
+_PATHS = ("source", "tokenizer")  # settings of data that may be paths: only the last part of a path counts
+# Lightning's names for the same precision, and the values that it uses for arguments that are None.
 PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 NONE_MEANS = {
     "limit_train_batches": 1.0, "limit_val_batches": 1.0, "val_check_interval": 1.0, "deterministic": False,
     "num_sanity_val_steps": 2, "precision": "32-true", "gradient_clip_val": 0, "gradient_clip_algorithm": "norm",
 }  # fmt: skip
-_BATCHES = ("limit_train_batches", "limit_val_batches", "overfit_batches", "val_check_interval")  # 1: one; 1.0: all
+# 1 is one batch, 1.0 all batches.
+_BATCHES = ("limit_train_batches", "limit_val_batches", "overfit_batches", "val_check_interval")
 
 
 def neutral_names(data: Sequence[str] = DATA_NEUTRAL) -> dict[str, Sequence[str]]:
-    """Return the names that cannot change a result, by section. data: those of the data module's settings."""
+    """Return the names that cannot change a result, by section. data: the names among the data module's settings."""
     return {"": OPTIONS_NEUTRAL, "checkpoint": CHECKPOINT_NEUTRAL, "data": data}
 
 
@@ -52,16 +53,16 @@ def run_identity(config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]
 
 
 def set_beyond_defaults(config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return what a resolved configuration sets beyond the defaults and can change the result; the seed always.
+    """Return the settings that differ from the defaults and can change the result; the seed always.
 
     Args:
-        config: plain values, as config.yaml has them.
+        config: a resolved configuration of plain values, as in config.yaml.
         neutral: names that do not count, by section; "" is the top level.
     """
     from lra_ssm.runs.checkpoints import CheckpointSettings
 
     counting = result_settings(config, neutral)
-    found: dict[str, Any] = {SEED: counting.pop(SEED), "trainer": _trainer(counting.pop("trainer"))}
+    identity: dict[str, Any] = {SEED: counting.pop(SEED), "trainer": _trainer(counting.pop("trainer"))}
     for key, value in counting.items():
         if key == "checkpoint":
             value = _without_defaults(CheckpointSettings, value or {})
@@ -72,28 +73,28 @@ def set_beyond_defaults(config: Mapping[str, Any], neutral: Mapping[str, Sequenc
             for name in _PATHS:
                 if isinstance(path := settings.get(name), str):
                     settings[name] = os.path.basename(os.path.normpath(path))
-        found[key] = _one_spelling(value)
-    return {key: value for key, value in found.items() if key == SEED or value not in (None, {}, [])}
+        identity[key] = _one_spelling(value)
+    return {key: value for key, value in identity.items() if key == SEED or value not in (None, {}, [])}
 
 
 def result_settings(config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
     """Return a copy of a configuration without the names that cannot change its result."""
-    kept = copy.deepcopy({"trainer": {}, **config})
-    if kept.get("ckpt_path") in (None, "last", "best"):
-        kept.pop("ckpt_path", None)
+    settings = copy.deepcopy({"trainer": {}, **config})
+    if settings.get("ckpt_path") in (None, "last", "best"):
+        settings.pop("ckpt_path", None)
     for section, names in {**(neutral or neutral_names()), "trainer": TRAINER_NEUTRAL}.items():
-        node: Any = (kept.get(section) or {}) if section else kept
+        node: Any = (settings.get(section) or {}) if section else settings
         node = (node.get("init_args") or {}) if "class_path" in node else node
         for name in names:
             node.pop(name, None)
-    return kept
+    return settings
 
 
 def _trainer(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a Trainer's arguments without its defaults, each value in one spelling."""
     from lightning.pytorch import Trainer
 
-    parameters, found = inspect.signature(Trainer).parameters, {}
+    parameters, arguments = inspect.signature(Trainer).parameters, {}
     for name, value in given.items():
         if name == "callbacks":
             several = value if isinstance(value, list) else [value] if value else []
@@ -102,8 +103,8 @@ def _trainer(given: Mapping[str, Any]) -> dict[str, Any]:
         value = value if name in _BATCHES else _one_spelling(value)
         default = parameters[name].default if name in parameters else None
         if not _same(value, default) and not _same(value, NONE_MEANS.get(name)):
-            found[name] = value
-    return found
+            arguments[name] = value
+    return arguments
 
 
 def _one_spelling(value: Any, hint: Any = None) -> Any:
@@ -133,7 +134,7 @@ def _without_defaults(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a class that are not its defaults, each in one spelling."""
     from lra_ssm.layers.spec import annotations
 
-    parameters, hints, found = inspect.signature(cls).parameters, annotations(cls), {}
+    parameters, hints, arguments = inspect.signature(cls).parameters, annotations(cls), {}
     factories: dict[str, Any] = {each.name: each.default_factory for each in fields(cls)} if is_dataclass(cls) else {}
     for name, value in given.items():
         value, default = _one_spelling(value, hints.get(name)), inspect.Parameter.empty
@@ -142,38 +143,38 @@ def _without_defaults(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         elif name in parameters:
             default = parameters[name].default
         if default is inspect.Parameter.empty or not _same(value, _one_spelling(plain(default), hints.get(name))):
-            found[name] = value
-    return found
+            arguments[name] = value
+    return arguments
 
 
 def members(hint: Any) -> tuple[Any, ...]:
-    """Return what a union is made of, or the annotation itself."""
+    """Return the members of a union, or the annotation itself."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def item_of(hint: Any) -> Any:
-    """Return the annotation of what a list or dict of this annotation holds."""
-    held = [get_args(each) for each in members(hint) if get_origin(each) in (list, dict)]
-    return next((each[-1] for each in held if each), None)
+    """Return the annotation of the items of a list or dict with this annotation."""
+    arguments = [get_args(each) for each in members(hint) if get_origin(each) in (list, dict)]
+    return next((each[-1] for each in arguments if each), None)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are equal; True is not 1, and 1.0 is not 1."""
+    """Return whether two values are equal; True is not 1, and 1.0 is not 1."""
     return json.dumps(one, sort_keys=True, default=repr) == json.dumps(other, sort_keys=True, default=repr)
 
 
 def differences(one: Any, other: Any, *, name: str = "", common: bool = False) -> list[str]:
-    """Return what differs between two configurations: "model.network.d_model 8 there, 16 here".
+    """Return the differences between two configurations as text: "model.network.d_model 8 there, 16 here".
 
     common: compare only the names that both have.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping) and one.get("class_path") == other.get("class_path"):
-        found = []
+        texts = []
         for key in dict.fromkeys([*one, *other]):
             if not common or key in one and key in other:
                 below = name if key == "init_args" else f"{name}.{key}".lstrip(".")
-                found += differences(one.get(key), other.get(key), name=below, common=common)
-        return found
+                texts += differences(one.get(key), other.get(key), name=below, common=common)
+        return texts
     same = _same(_one_spelling(one), _one_spelling(other))
     return [] if same else [f"{name} {_short(one)} there, {_short(other)} here"]
 
@@ -184,7 +185,7 @@ def _short(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON and YAML have it: a class by its path, another object by its class and settings."""
+    """Return a value in types of JSON and YAML: a class by its path, another object by its class and settings."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value.name if isinstance(value, Enum) else value
     if hasattr(value, "as_dict"):  # a specification, or jsonargparse's Namespace

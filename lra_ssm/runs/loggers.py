@@ -1,4 +1,4 @@
-"""What a fit writes while it trains: metrics.csv, progress.json, and a run of wandb's."""
+"""Write metrics.csv, progress.json and a wandb run while a fit trains."""
 
 import csv
 import hashlib
@@ -57,7 +57,7 @@ class CSVRunLogger(Logger):
             csv.DictWriter(file, self._columns).writerow(row)
 
     def forget_from(self, step: int) -> None:
-        """Drop the rows from this step on, which a killed run logged after the checkpoint it resumes from."""
+        """Drop the rows from this step on: a killed run logged them after the checkpoint that it resumes from."""
         if rows := read_metrics(self.path):
             self._write([row for row in rows if int(row["step"]) < step], list(rows[0]))
 
@@ -74,13 +74,13 @@ class CSVRunLogger(Logger):
 
 
 class WriteProgress(Callback):
-    """Writes how far a fit is: at its start and end, and every few seconds between them.
+    """Writes the progress of a fit at its start and end, and every few seconds between them.
 
     {"time": UTC, "step": optimizer steps made, "of": steps of the whole fit or null, "rate": steps/s since this start,
     validations included, or null}
 
     Args:
-        path: of the file.
+        path: the file to write.
         every_s: seconds between two writes.
     """
 
@@ -122,40 +122,40 @@ class WriteProgress(Callback):
 
 
 def identify(loggers: Sequence[Any], folder: Path, record: Mapping[str, Any]) -> dict[str, str] | None:
-    """Give each WandbLogger the id, name and group under which all starts of a run are one run of wandb's.
+    """Give each WandbLogger the id, name and group that make all starts of a run one wandb run.
 
-    What its user set (also in the environment: a sweep's agent sets WANDB_RUN_ID) stays. Returns what the run's record
-    keeps of it; None without such a logger.
+    Values that the user set stay, including those in the environment: a sweep's agent sets WANDB_RUN_ID. Returns the
+    entry "wandb" of run.json; None without such a logger.
 
     Args:
-        loggers: the Trainer's.
+        loggers: the Trainer's loggers.
         folder: the run's directory.
-        record: the run's, its first start included.
+        record: the run's record, with its first start.
     """
-    found = None
+    entry = None
     for logger in _of_wandb(loggers):
         if logger._experiment is not None or (wandb := sys.modules.get("wandb")) and wandb.run is not None:
-            continue  # its user's own
+            continue  # the user has begun this wandb run
         experiment = record.get("experiment", folder.parent.name)
-        ours = {
+        defaults = {
             "id": os.environ.get("WANDB_RUN_ID") or _wandb_id(folder.name, record),
             "name": None if os.environ.get("WANDB_NAME") else f"{experiment}/{folder.name}",
             "group": None if os.environ.get("WANDB_RUN_GROUP") else experiment,
-            "resume": "allow",  # the command line passes None, with which a second start replaces the first one
+            "resume": "allow",  # with None, the command line's default, a second start would replace the first one
         }
-        given = logger._wandb_init
-        given.update({key: value for key, value in ours.items() if given.get(key) is None})
-        if given.get("dir") in (None, "."):
-            given["dir"] = str(folder.resolve())
-        if given.get("anonymous") is None:
-            given.pop("anonymous", None)  # or wandb warns that it has no effect
-        logger._id, logger._name, logger._save_dir = given["id"], given["name"], given["dir"]
-        found = {"id": given["id"]}
-    return found
+        settings = logger._wandb_init
+        settings.update({key: value for key, value in defaults.items() if settings.get(key) is None})
+        if settings.get("dir") in (None, "."):
+            settings["dir"] = str(folder.resolve())
+        if settings.get("anonymous") is None:
+            settings.pop("anonymous", None)  # or wandb warns that it has no effect
+        logger._id, logger._name, logger._save_dir = settings["id"], settings["name"], settings["dir"]
+        entry = {"id": settings["id"]}
+    return entry
 
 
 def _wandb_id(run_id: str, record: Mapping[str, Any]) -> str:
-    """Return the id of the run's first start: a run that was deleted and trained again is another one."""
+    """Return the id of the run's first start. A run that was deleted and trained again gets another id."""
     if before := (record.get("wandb") or {}).get("id"):
         return str(before)
     start: dict[str, Any] = next(iter(record.get("starts", [])), {})
@@ -164,7 +164,7 @@ def _wandb_id(run_id: str, record: Mapping[str, Any]) -> str:
 
 
 def begin(loggers: Sequence[Any], provenance: dict[str, Any]) -> None:
-    """Begin the loggers' runs in wandb; log what made the result: wandb finds runs by `provenance.git.commit`.
+    """Begin the loggers' wandb runs, and log the provenance: wandb can search for `provenance.git.commit`.
 
     Raises InputError, such as for a missing account.
     """
@@ -179,7 +179,7 @@ def begin(loggers: Sequence[Any], provenance: dict[str, Any]) -> None:
 
 
 def _log(logger: WandbLogger, metrics: Mapping[str, float], step: int | None = None) -> None:
-    """Log as the logger does; go on without wandb if its process has ended: a job's signal reaches that, too."""
+    """Log as the logger does; go on without wandb if its process has ended: a job's signal may end it, too."""
     try:
         type(logger).log_metrics(logger, metrics, step)
     except OSError as error:
@@ -190,12 +190,12 @@ def _log(logger: WandbLogger, metrics: Mapping[str, float], step: int | None = N
 def summarize(loggers: Sequence[Any], metrics: Mapping[str, float]) -> None:
     """Set wandb's summary to the final metrics."""
     for logger in _of_wandb(loggers):
-        with suppress(sys.modules["wandb"].Error, OSError):  # its user has ended the run already
+        with suppress(sys.modules["wandb"].Error, OSError):  # the user may have ended the run
             logger.experiment.summary.update(dict(metrics))
 
 
 def finish(loggers: Sequence[Any], code: int) -> None:
-    """End the runs that these loggers began, with this exit code; waits for what is not uploaded yet."""
+    """End the wandb runs that these loggers began, with this exit code. Waits until everything is uploaded."""
     for logger in _of_wandb(loggers):
         if logger._experiment is not None and logger._experiment.id == logger._id:
             with suppress(sys.modules["wandb"].Error, OSError):

@@ -1,4 +1,4 @@
-"""What made a result: versions, git commit, hardware, command, Slurm job, and the user's own code."""
+"""Record the origin of a result: versions, git commit, hardware, command, Slurm job, and the user's own code."""
 
 import hashlib
 import inspect
@@ -25,7 +25,7 @@ SOURCE = "lra_ssm_source"  # in a checkpoint, what `user_source` returned; in ru
 CONFIG = "lra_ssm_config"  # in a checkpoint: the run's resolved configuration
 
 _ROOT = Path(__file__).parents[1]
-# The code that can change a run's numbers: not the commands, nor how a run is recorded.
+# The code that can change a run's numbers, without the commands and the code that records runs.
 _COMPUTES = ("ops", "layers", "models", "tasks", "datamodules", "callbacks.py", "runs/checkpoints.py")
 _PACKAGES = ("torch", "lightning", "torchmetrics", "numpy", "triton", "mamba-ssm", "causal-conv1d")
 _SLURM = ("job_id", "array_job_id", "array_task_id", "restart_count", "job_partition")
@@ -38,7 +38,7 @@ def now() -> str:
 
 @cache
 def code_version() -> str:
-    """Return the version and a digest of this package's code that computes, C++ included."""
+    """Return the version, and a digest of the code (with C++) that can change a run's numbers."""
     files = [file for part in _COMPUTES for file in (_ROOT / part, *(_ROOT / part).rglob("*")) if file.is_file()]
     digest = hashlib.sha256()
     for file in sorted(file for file in files if file.suffix in (".py", ".cpp", ".h")):
@@ -97,15 +97,15 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def user_source(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digests of the user's files that a run is made of, by their path below the import root.
+    """Return the digests of the user's files that a run uses, by their path below the import root.
 
-    In a git repository there are also "git commit", and "git diff", the digest of what is not committed.
+    In a git repository the result also has "git commit", and "git diff", the digest of uncommitted changes.
 
     The files are those of the classes and functions that a resolved configuration names by import path, and of their
     base classes; not this package's or an installed library's.
     """
     trainer = {key: value for key, value in (config.get("trainer") or {}).items() if key not in TRAINER_NEUTRAL}
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     folder: Path | None = None
     for thing in (thing for text in _texts({**config, "trainer": trainer}) for thing in _loaded(text)):
         for each in getattr(thing, "__mro__", (thing,)):
@@ -113,11 +113,11 @@ def user_source(config: Mapping[str, Any]) -> dict[str, str]:
             if not path.is_file() or is_installed(path) or path.is_relative_to(_ROOT):
                 continue
             module = each.__module__.replace(".", "/") + ("/__init__" if path.stem == "__init__" else "")
-            found[f"{module}{path.suffix}"] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+            digests[f"{module}{path.suffix}"] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
             folder = folder or path.resolve().parent
     state = git_state(folder) if folder else None
     git = {f"git {key}": str(state[key]) for key in ("commit", "diff")} if state else {}
-    return {**dict(sorted(found.items())), **git}
+    return {**dict(sorted(digests.items())), **git}
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -147,20 +147,20 @@ def changed(before: Any, now: Mapping[str, str] | None) -> str:
 
 
 def other_code(record: Mapping[str, Any], now: Mapping[str, str]) -> str:
-    """Return how the code, lra_ssm's or the user's, differs from what trained a recorded run, as text."""
-    found = []
+    """Return how the code of lra_ssm or of the user differs from the code that trained a recorded run, as text."""
+    changes = []
     for start in record.get("starts", []):
         made_by = (start.get("versions") or {}).get("lra_ssm")
         if made_by not in (None, code_version()):
-            found.append(f"lra_ssm was {made_by}, this is {code_version()}")
-        found.append(changed(start.get("source"), now))
-    return "; ".join(dict.fromkeys(filter(None, found)))
+            changes.append(f"lra_ssm was {made_by}, this is {code_version()}")
+        changes.append(changed(start.get("source"), now))
+    return "; ".join(dict.fromkeys(filter(None, changes)))
 
 
 def weight_digests(path: str | None) -> dict[str, str]:
-    """Return the sha256 of starting weights by file: of a checkpoint, or of a saved model's folder.
+    """Return the sha256 of the files of starting weights: a checkpoint, or the weights in a saved model's folder.
 
-    Empty for what is not a path here: a revision says what a name on the Hub means.
+    Empty for a name that is not an existing path: a revision identifies a model on the Hub.
     """
     if not path or not Path(path).exists():
         return {}
@@ -171,7 +171,7 @@ def weight_digests(path: str | None) -> dict[str, str]:
 
 
 def changed_weights(record: Mapping[str, Any], init_from: str | None) -> str:
-    """Return which starting weights differ from a recorded run's, as text; empty if they are gone."""
+    """Return which starting weights differ from a recorded run's, as text; empty if the files no longer exist."""
     if not (known := record.get("weights")):
         return ""
     with suppress(ValueError, OSError):

@@ -1,4 +1,4 @@
-"""Read a run's directory: what the run is, how far it came and what it scored. Loads neither torch nor lightning.
+"""Read a run's directory: what the run is, its progress and its scores. Loads neither torch nor lightning.
 
 `Run` in run.py is the only writer. A file that is missing or damaged is named in `problem`; nothing is repaired.
 """
@@ -20,7 +20,7 @@ from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, neutral_names, result_sett
 
 @dataclass(eq=False)
 class RunRecord:
-    """One run as its directory has it; empty dicts where a file is missing or damaged."""
+    """One run, as read from its directory. The dict of a missing or damaged file is empty."""
 
     path: Path
     record: dict[str, Any] = field(default_factory=dict)  # run.json
@@ -31,22 +31,22 @@ class RunRecord:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read one run's directory, whatever is missing in it."""
-        found: dict[str, dict[str, Any]] = {}
+        """Read one run's directory, in which files may be missing."""
+        contents: dict[str, dict[str, Any]] = {}
         problems = []
         for name in ("run.json", "test.json", "config.yaml"):
             try:
-                found[name] = read_file(path / name)
+                contents[name] = read_file(path / name)
             except InputError as error:
-                found[name] = {}
+                contents[name] = {}
                 problems.append(str(error))
         if (path / "run.json").exists() and not problems:
-            problems += [] if "status" in found["run.json"] else ["run.json has no status"]
-            problems += [] if found["config.yaml"] else ["it has no config.yaml"]
-        record, tested, config = found.values()
+            problems += [] if "status" in contents["run.json"] else ["run.json has no status"]
+            problems += [] if contents["config.yaml"] else ["config.yaml is missing or empty"]
+        record, tested, config = contents.values()
         return cls(path, record, tested, config, read_object(path / "progress.json"), "; ".join(problems))
 
-    # -- what it is ------------------------------------------------------------------------------------------------
+    # -- identity --------------------------------------------------------------------------------------------------
 
     @property
     def experiment(self) -> str:
@@ -54,12 +54,12 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """Experiment and id."""
+        """The experiment and the run's id, joined by a slash."""
         return f"{self.experiment}/{self.path.name}"
 
     @property
     def task(self) -> str:
-        """The last part but one of the experiment's name; the whole name if it has one part."""
+        """The second to last part of the experiment's name; the whole name if it has one part."""
         return self.experiment.split("/")[-2:][0]
 
     @property
@@ -73,7 +73,7 @@ class RunRecord:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What was set beyond the defaults and can change the result, by dotted name, without the seed."""
+        """The settings that differ from the defaults and can change the result, by dotted name, without the seed."""
         identity = self.record.get("identity") or result_settings(self.config, self.neutral)
         return {name: value for name, value in flatten(identity).items() if name not in (SEED, "experiment")}
 
@@ -100,7 +100,7 @@ class RunRecord:
     def highest_is_best(self) -> bool:
         return (self.config.get("checkpoint") or {}).get("mode") == "max"
 
-    # -- how far it came -------------------------------------------------------------------------------------------
+    # -- progress --------------------------------------------------------------------------------------------------
 
     @cached_property
     def status(self) -> str:
@@ -123,7 +123,7 @@ class RunRecord:
 
     @property
     def planned_steps(self) -> int | None:
-        """Optimizer steps of the whole fit; None if epochs end it and it has not begun."""
+        """Optimizer steps of the whole fit; None if it is limited by epochs and has not begun."""
         for steps in (self.progress.get("of"), (self.config.get("trainer") or {}).get("max_steps")):
             if isinstance(steps, int) and steps > 0:
                 return steps
@@ -131,13 +131,13 @@ class RunRecord:
 
     @property
     def scored_by(self) -> str:
-        """The command that scores it: "test", or "validate" if its data has no test split."""
+        """The command that scores the run: "test", or "validate" if its data has no test split."""
         splits = (self.record.get("data") or {}).get("splits") or {}
         return "validate" if splits and not any(name.rpartition("/")[2] == "test" for name in splits) else "test"
 
     @property
     def missing(self) -> str:
-        """Why the run has no result that counts; empty if it has one."""
+        """Why the run has no valid result; empty if it has one."""
         if self.problem:
             return self.problem
         if self.status == "failed":
@@ -156,7 +156,7 @@ class RunRecord:
         others = read_object(self.path / "test-others.json").get("others") or [{}]
         return f"finished, tested only with {why}" if (why := others[-1].get("why")) else "finished, not tested"
 
-    # -- what it took ----------------------------------------------------------------------------------------------
+    # -- cost ------------------------------------------------------------------------------------------------------
 
     @property
     def last_start(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class RunRecord:
 
     @cached_property
     def seconds(self) -> tuple[float, bool] | None:
-        """Wall time of all attempts, and whether it is a lower bound: a killed attempt counts to its last sign."""
+        """Wall time of all attempts, and whether it is a lower bound: a killed attempt counts to its last progress."""
         took = [_between(start.get("time"), start.get("ended")) for start in self.record.get("starts", [])]
         is_bound = None in took
         if took and took[-1] is None:
@@ -175,26 +175,26 @@ class RunRecord:
 
     @cached_property
     def code(self) -> str:
-        """Version and commit (with + if files were changed) of every attempt, each once, and the user's own files."""
-        found = []
+        """Version, commit (with + if files were changed) and the user's files of every attempt; equal ones once."""
+        versions = []
         for start in self.record.get("starts", []):
-            git, own = start.get("git") or {}, start.get("source") or {}
+            git, source = start.get("git") or {}, start.get("source") or {}
             commit = f"{str(git['commit'])[:10]}{'+' if git.get('changed') else ''}" if git.get("commit") else "none"
-            files = "".join(f", {name} {digest[:6]}" for name, digest in own.items() if not name.startswith("git "))
-            found.append(f"{(start.get('versions') or {}).get('lra_ssm', '?')} (commit {commit}{files})")
-        return ", then ".join(dict.fromkeys(found)) or "?"
+            files = "".join(f", {name} {digest[:6]}" for name, digest in source.items() if not name.startswith("git "))
+            versions.append(f"{(start.get('versions') or {}).get('lra_ssm', '?')} (commit {commit}{files})")
+        return ", then ".join(dict.fromkeys(versions)) or "?"
 
     @property
     def hardware(self) -> str:
-        found = self.last_start.get("hardware") or {}
-        gpus = found.get("gpus") or []
-        return f"{len(gpus)} × {gpus[0]}" if gpus else f"{found.get('cpu', '?')}, {found.get('cpus', '?')} cores"
+        hardware = self.last_start.get("hardware") or {}
+        gpus = hardware.get("gpus") or []
+        return f"{len(gpus)} × {gpus[0]}" if gpus else f"{hardware.get('cpu', '?')}, {hardware.get('cpus', '?')} cores"
 
-    # -- what it began with ----------------------------------------------------------------------------------------
+    # -- data and weights ------------------------------------------------------------------------------------------
 
     @cached_property
     def data(self) -> tuple[str, str]:
-        """The data in words, and what distinguishes it from other data: the digests of its files, else its source."""
+        """The data in words, and text that identifies it: the digests of its files, else its source."""
         manifest = self.record.get("data") or self.tested.get("data") or {}
         source = dict(manifest.get("source") or {})
         if not source:
@@ -207,18 +207,18 @@ class RunRecord:
 
     @property
     def weights(self) -> tuple[str, str]:
-        """The weights that a run started from, by file and by digest; empty if it started from its own."""
-        given = dict(self.record.get("weights") or {})
+        """The weights that a run started from, by file and by digest; empty if it started from random ones."""
+        digests = dict(self.record.get("weights") or {})
         if other_run := self.record.get("ckpt_path"):
-            given[str(other_run.get("file"))] = str(other_run.get("sha256"))
-        return ", ".join(given), ", ".join(given.values())
+            digests[str(other_run.get("file"))] = str(other_run.get("sha256"))
+        return ", ".join(digests), ", ".join(digests.values())
 
-    # -- what it gave ----------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------------
 
     def value(self, metric: str) -> float | None:
-        """A metric of the test split from test.json, else of the fit's end from run.json."""
-        for found in (self.tested.get("metrics"), self.record.get("metrics")):
-            if isinstance(found, dict) and isinstance(value := found.get(metric), (int, float)):
+        """A metric from test.json, else from the end of the fit in run.json."""
+        for metrics in (self.tested.get("metrics"), self.record.get("metrics")):
+            if isinstance(metrics, dict) and isinstance(value := metrics.get(metric), (int, float)):
                 return float(value)
         return None
 
@@ -232,15 +232,15 @@ class RunRecord:
 
     def curve(self, metric: str) -> dict[int, float]:
         """A metric's values by the number of steps done."""
-        found = {}
+        values = {}
         for row in self.metrics:
             with suppress(ValueError, TypeError, KeyError):
-                found[int(row["step"]) + 1] = float(row[metric])
-        return found
+                values[int(row["step"]) + 1] = float(row[metric])
+        return values
 
 
 def read_metrics(file: Path) -> list[dict[str, str]]:
-    """Return the whole rows of a metrics.csv that have a step: a kill may leave half a row at its end.
+    """Return the complete rows of a metrics.csv that have a step: a killed run may leave half a row at the end.
 
     Raises InputError if the file is damaged.
     """
@@ -256,7 +256,7 @@ def read_metrics(file: Path) -> list[dict[str, str]]:
 
 
 def find_runs(path: Path) -> Iterator[Path]:
-    """Yield the run directories at or below a folder, also behind links, each once."""
+    """Yield the run directories at or below a folder, following links, each directory once."""
     seen = set()
     for folder, below, files in os.walk(path, followlinks=True):
         real = os.path.realpath(folder)
@@ -272,13 +272,13 @@ def flatten(node: Any, path: str = "") -> dict[str, Any]:
     """Return a configuration's leaves by dotted name, as users write it: `init_args` is not part of a name."""
     if not isinstance(node, dict) or not node:
         return {path: node} if path else {}
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     if "class_path" in node:
-        found[path] = node["class_path"]
+        leaves[path] = node["class_path"]
         node = {k: v for k, v in node.items() if k not in ("class_path", "init_args")} | (node.get("init_args") or {})
     for key, value in node.items():
-        found |= flatten(value, f"{path}.{key}" if path else str(key))
-    return found
+        leaves |= flatten(value, f"{path}.{key}" if path else str(key))
+    return leaves
 
 
 def load_yaml(file: Path) -> Any:
@@ -292,7 +292,7 @@ def load_yaml(file: Path) -> Any:
 
 
 def read_file(file: Path) -> dict[str, Any]:
-    """Return what a JSON or YAML file holds; empty if it does not exist. Raises InputError if it is damaged."""
+    """Return the content of a JSON or YAML file; empty if it does not exist. Raises InputError if it is damaged."""
     try:
         content = load_yaml(file) if file.suffix == ".yaml" else json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -306,14 +306,14 @@ def read_file(file: Path) -> dict[str, Any]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return what a JSON file holds; empty if the file does not exist or is damaged."""
+    """Return the content of a JSON file; empty if the file does not exist or is damaged."""
     with suppress(InputError):
         return read_file(file)
     return {}
 
 
 def is_held(file: Path) -> bool:
-    """Whether a process holds the lock on a file. This takes a shared lock and gives it back at once."""
+    """Return whether a process holds the lock on a file. This takes a shared lock and releases it at once."""
     import fcntl
 
     with suppress(OSError), open(file) as lock:

@@ -51,7 +51,7 @@ from lra_ssm.tables import wrapped
 class Run(RunDirectory):
     """A fit in its directory, which is locked from its start to its end; nothing is written before.
 
-    From a notebook, where its user names it:
+    In a notebook, where the user chooses its name:
 
         run = Run("runs/mine/a")
         trainer = Trainer(**run.trainer_arguments(max_epochs=3))
@@ -60,7 +60,7 @@ class Run(RunDirectory):
     Args:
         path: the directory.
         checkpoints: which checkpoints it keeps.
-        config: the resolved configuration; None to record what the Trainer, the task and the data say of themselves.
+        config: the resolved configuration; None to record the settings of the Trainer, the task and the data.
         neutral: names that cannot change a result, by section of the configuration.
     """
 
@@ -75,12 +75,12 @@ class Run(RunDirectory):
         self.checkpoints, self.config = checkpoints or CheckpointSettings(), config
         self.neutral = neutral or neutral_names()
         self.source: dict[str, str] = {}  # digests of the user's code
-        self._given: dict[str, Any] = {}  # the Trainer's arguments
+        self._trainer_arguments: dict[str, Any] = {}  # the Trainer's arguments
         self._begun = False  # whether this attempt is in the record
         self._loggers: Sequence[Any] = ()
 
     def changed_settings(self) -> str:
-        """Return which settings differ from those that the run began with, as text: a default may have changed."""
+        """Return which settings differ from those that the run began with, as text. Defaults may have changed, too."""
         if not (before := self.began_with):
             return ""
         began, now_ = (result_settings(each, self.neutral) for each in (before, self.config or {}))
@@ -89,19 +89,20 @@ class Run(RunDirectory):
     # -- the Trainer -----------------------------------------------------------------------------------------------
 
     def trainer_arguments(self, **given: Any) -> dict[str, Any]:
-        """Return the arguments of a Trainer: those that are given, and what a run adds to them.
+        """Return the arguments of a Trainer: the given ones, and those that a run adds.
 
-        Seeds by step, a stop on NaN, the table of groups, throughput; progress.json, best.ckpt and last.ckpt;
-        metrics.csv next to the loggers that are given, unless `logger` is False.
+        A run adds seeds by step, a stop on NaN, the table of groups, throughput, progress.json, best.ckpt and
+        last.ckpt. It adds metrics.csv to the given loggers, unless `logger` is False.
         Raises InputError for a Trainer without an end, and for fast_dev_run.
         """
         quiet()
         check_trainer(given)
         if given.get("fast_dev_run"):
-            raise InputError("fast_dev_run leaves nothing: give it to a Trainer without a run")
-        self._given, callbacks = given, as_list(given.get("callbacks"))
+            raise InputError("fast_dev_run saves nothing: use it in a Trainer without a run")
+        self._trainer_arguments, callbacks = given, as_list(given.get("callbacks"))
         for callback in callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:  # else one below a logger's name
+            # Otherwise Lightning would use a folder named after a logger.
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(self.path / "own_checkpoints")
         best = SaveBest(
             dirpath=self.best.parent, filename=self.best.stem, monitor=self.checkpoints.monitor,
@@ -112,7 +113,7 @@ class Run(RunDirectory):
         progress = WriteProgress(self.path / "progress.json")
         added = [*fit_callbacks(seed), progress, best, last, StopOnSignal(last)]
         logger = given.get("logger")
-        # Ours is last: `self.logger` in a module is the one that its user chose.
+        # Our logger is last, so that `self.logger` in a module is the one that the user chose.
         loggers = logger is not False and [*chosen_loggers(logger), CSVRunLogger(self.path / "metrics.csv")]
         arguments = trainer_arguments(given, added, loggers)
         return {**arguments, "enable_checkpointing": True, "default_root_dir": str(self.path)}
@@ -135,16 +136,17 @@ class Run(RunDirectory):
         """Train, or go on from last.ckpt, and return the final metrics; a finished run is not trained again.
 
         Args:
-            trainer: made of `trainer_arguments`.
-            ckpt_path: a checkpoint of another run that a new run goes on from.
-            init_from: a name and the weights that a new run starts from, with `load(task)` and `check_tokenizer(data)`.
+            trainer: built with `trainer_arguments`.
+            ckpt_path: a checkpoint of another run from which a new run continues.
+            init_from: a name, and the weights from which a new run starts, with `load(task)` and
+                `check_tokenizer(data)`.
             prepare: prepares the data, if not `data.prepare_data`.
             strict: refuse to go on with other code than the checkpoint's.
             check_layer: refuse a layer that looks ahead or lets padding into its outputs.
             command: the command that fits; None in a notebook.
 
         Raises:
-            InputError: something does not fit together; nothing is written then but prepared data.
+            InputError: something does not fit together; then only prepared data has been written.
             KeyboardInterrupt, SystemExit: a signal came, and the step is saved.
         """
         self._describe(trainer, task, data)
@@ -153,11 +155,11 @@ class Run(RunDirectory):
             raise InputError(f"{self.path} began with other settings: {changed}; {remedy}")
         if self.finished:
             return self.report_finished(data, init_from and init_from[0])
-        own = self.last.is_file()
-        checkpoint = self.last if own else None
-        if own and init_from and (changed := changed_weights(self.record, init_from[0])):
+        resumes = self.last.is_file()
+        checkpoint = self.last if resumes else None
+        if resumes and init_from and (changed := changed_weights(self.record, init_from[0])):
             print(to_one_line(f"warning: {self.path} began with other weights: {changed}: it goes on from its own"))
-        elif not own and ckpt_path:
+        elif not resumes and ckpt_path:
             checkpoint = check_begun_from(Path(ckpt_path), self.config or {}, self.neutral)
         name, weights = init_from if init_from and checkpoint is None else (None, None)
         validate_setup(trainer, task, data, checkpoint, weights, prepare, self.source, strict)
@@ -195,7 +197,7 @@ class Run(RunDirectory):
         callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set when the trainer is built
         last = next((each for each in callbacks if isinstance(each, SaveLast) and each.path == self.last), None)
         if last is None:
-            raise InputError("this Trainer keeps nothing in the run: make it of run.trainer_arguments(…)")
+            raise InputError("this Trainer saves nothing in the run: build it with run.trainer_arguments(…)")
         if self.config is None:
             seed = os.environ.get("PL_GLOBAL_SEED")
             if not seed:
@@ -203,7 +205,7 @@ class Run(RunDirectory):
             self.config = {
                 "experiment": self.path.parent.name,
                 SEED: int(seed),
-                "trainer": {name: plain(value) for name, value in self._given.items() if name not in TRAINER_NEUTRAL},
+                "trainer": {k: plain(v) for k, v in self._trainer_arguments.items() if k not in TRAINER_NEUTRAL},
                 "model": _described(task),
                 "data": _described(data),
                 "checkpoint": plain(self.checkpoints),
@@ -213,7 +215,7 @@ class Run(RunDirectory):
         last.made_by = {VERSION: code_version(), SOURCE: self.source, CONFIG: self.config}
 
     def report_finished(self, data: Any = None, init_from: str | None = None) -> dict[str, float]:
-        """Print and return a finished run's metrics, and say if its data, weights or code differ from what there is."""
+        """Print and return a finished run's metrics; also print whether its data, weights or code differ from now."""
         record = self.record
         manifest = data.manifest() if hasattr(data, "manifest") and data.is_prepared() else {}
         others = {
@@ -224,7 +226,7 @@ class Run(RunDirectory):
         message = f"{self.path} is finished (--fresh trains it again)"
         if any(others.values()):
             what = "; ".join(f"other {kind}: {changes}" for kind, changes in others.items() if changes)
-            message = f"{self.path} was trained with {what}; --fresh trains with what there is now"
+            message = f"{self.path} was trained with {what}; --fresh trains with the current ones"
         if stop := record.get("stop"):
             message += f"; it {stop}"
         print(to_one_line(message))
@@ -235,19 +237,19 @@ class Run(RunDirectory):
     def begin(
         self, trainer: Trainer, task: LightningModule, data: Any, checkpoint: Path | None, init_from: str | None
     ) -> None:
-        """Lock the directory and write what the run starts from: config.yaml and run.json. Only the first process does.
+        """Lock the directory and write the start of the run: config.yaml and run.json. Only the first process does.
 
         Raises InputError if another process holds the directory or has trained it meanwhile, or if the run began with
         other data.
         """
         if not is_first_process():
             return
-        before, own = self.record, checkpoint == self.last
+        before, resumes = self.record, checkpoint == self.last
         manifest = data.manifest() if hasattr(data, "manifest") else {}
-        if own and (changed := changed_data(before.get("data") or {}, manifest)):
+        if resumes and (changed := changed_data(before.get("data") or {}, manifest)):
             raise InputError(f"{self.path} was started on other data ({changed}); use --fresh to start over")
         self.lock()
-        if self.finished or self.last.is_file() != own:
+        if self.finished or self.last.is_file() != resumes:
             self.release()
             raise InputError(f"{self.path} was trained by another process just now; start again")
         with replacing(self.path / "config.yaml") as file:
@@ -259,7 +261,7 @@ class Run(RunDirectory):
             record["wandb"] = in_wandb
         used = data.provenance() if hasattr(data, "provenance") else None
         begin(trainer.loggers, {"run": str(self.path), **start, "data": used})
-        write_json(self.path / "run.json", record)  # without the reason or the metrics of a start before
+        write_json(self.path / "run.json", record)  # without the reason or the metrics of an earlier start
         self._begun = True
         if hasattr(data, "describe"):
             print(wrapped(to_one_line(data.describe())))
@@ -277,8 +279,8 @@ class Run(RunDirectory):
     ) -> dict[str, Any]:
         """Return run.json at the start of an attempt. before: its contents until now; data: the manifest."""
         assert self.config is not None
-        own = checkpoint == self.last
-        # A killed attempt has left no end, but the time when it last wrote how far it was.
+        resumes = checkpoint == self.last
+        # A killed attempt has not recorded its end; use the time of its last progress.json.
         attempts = with_end(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
         record = {
             "run_id": self.path.name,
@@ -288,19 +290,19 @@ class Run(RunDirectory):
             "status": "started",
             "starts": [*attempts, {**environment(), "source": self.source, "compute": self.config.get("compute")}],
             "parameters": sum(p.numel() for p in task.parameters()),
-            "weights": before.get("weights", {}) if own else weight_digests(init_from),
+            "weights": before.get("weights", {}) if resumes else weight_digests(init_from),
             "data": data,
         }
-        if checkpoint and not own:
+        if checkpoint and not resumes:
             record["ckpt_path"] = {"file": str(checkpoint), "sha256": sha256(checkpoint)}
-        elif own and "ckpt_path" in before:
+        elif resumes and "ckpt_path" in before:
             record["ckpt_path"] = before["ckpt_path"]
         return record
 
     def end(self, trainer: Trainer) -> dict[str, float]:
-        """Record how the fit ended; return its metrics, the best one by name among them."""
+        """Record how the fit ended; return its metrics, including the best value of the monitored one."""
         metrics = final_metrics(trainer)
-        if not metrics:  # the last step was made before a kill, and nothing is logged: metrics.csv has it
+        if not metrics:  # the run was killed after its last step, so nothing is logged now: read metrics.csv
             rows = read_metrics(self.path / "metrics.csv")
             metrics = _results(
                 {k: float(v) for row in rows for k, v in row.items() if v and k not in ("step", "epoch")}
@@ -330,7 +332,7 @@ class Run(RunDirectory):
             if self._begun:
                 fields["starts"] = with_end(record.get("starts", []), now())
             write_json(self.path / "run.json", {**record, **fields, "status": status})
-        except (OSError, InputError):  # such as the full disk that is the reason for the end
+        except (OSError, InputError):  # such as a full disk, which may be why the run ends
             if status == "finished":
                 raise
         finally:
@@ -344,21 +346,21 @@ class Run(RunDirectory):
 
 
 def trainer_arguments(given: Mapping[str, Any], added: Sequence[Any], loggers: Any) -> dict[str, Any]:
-    """Return the user's arguments of a Trainer with our callbacks behind theirs, and checkpoints written whole.
+    """Return the user's arguments of a Trainer, with our callbacks after the user's and atomic checkpoints.
 
-    Raises InputError for a callback that overrules the configuration.
+    Raises InputError for a callback that overrides the configuration.
     """
-    check_callbacks(own := as_list(given.get("callbacks")))
+    check_callbacks(user_callbacks := as_list(given.get("callbacks")))
     return {
         **given,
-        **display_arguments(given, [*own, *added]),
+        **display_arguments(given, [*user_callbacks, *added]),
         "logger": loggers,
         "plugins": [*as_list(given.get("plugins")), AtomicCheckpointIO()],
     }
 
 
 def is_first_process() -> bool:
-    """Whether this is the process that writes, of those that train together."""
+    """Return whether this is the first of the processes that train together: only that one writes."""
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
@@ -368,12 +370,12 @@ def chosen_loggers(logger: Any) -> list[Any]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return what a Trainer takes as one or several, or None, as a list."""
+    """Return one value, several values or None as a list."""
     return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 
 def final_metrics(trainer: Trainer) -> dict[str, float]:
-    """Return what was logged by name, without learning rates and batches' values whose mean over the epoch is known."""
+    """Return logged values by name, without learning rates and values of batches that have a mean over the epoch."""
     return _results({name: float(value) for name, value in trainer.callback_metrics.items()})
 
 
@@ -383,14 +385,14 @@ def _results(logged: Mapping[str, float]) -> dict[str, float]:
 
 
 def show_metrics(metrics: Mapping[str, float]) -> None:
-    """Print a line for each metric, the values below each other."""
+    """Print a line for each metric, with aligned values."""
     width = max(map(len, metrics), default=0)
     for name, value in metrics.items():
         print(f"  {name:<{width}}  {value:.6g}")
 
 
 def _described(thing: Any) -> dict[str, Any] | None:
-    """Return a task or a data module as a configuration has it: what it records of itself, else its hyperparameters."""
+    """Return a task or data module as in a configuration: what its `record` returns, else its hyperparameters."""
     if thing is None:
         return None
     settings = thing.record() if hasattr(thing, "record") else dict(thing.hparams)

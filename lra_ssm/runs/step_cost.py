@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from lra_ssm.ops.backends import triton_call, triton_depthwise, triton_losses, triton_s4d_kernel, triton_scan
 
-_PER_LAUNCH = 40  # tensors that one kernel of a `_foreach` or fused operator takes, about
+_PER_LAUNCH = 40  # approximate number of tensors in one kernel of a `_foreach` or fused operator
 _ALLOCATION = 512  # bytes that CUDA's allocator rounds to
 
 
@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
 class StepCost:
     """The cost of one training step; memory in bytes."""
 
-    parameters: int = 0  # their number
+    parameters: int = 0  # number of parameters
     resident: int = 0  # parameters, optimizer state, buffers and the batch
     optimizer_state: int = 0  # with averages of the weights
     saved: int = 0  # by forward for backward
@@ -48,7 +48,7 @@ class StepCost:
     kernels: list[Kernel] = field(default_factory=list)
 
     def total(self, key: str, value: str) -> Counter[Any]:
-        """The sum of the kernels' `value` for each `key`, such as launches by phase, size by operator, flops by dtype.
+        """Return the sum of the kernels' `value` for each `key`, such as launches by phase or size by operator.
 
         Calls without a key (products' dtype) are left out.
         """
@@ -62,7 +62,7 @@ class StepCost:
 class CountStep(TorchDispatchMode):
     """Count what is dispatched while the mode is on. `cost` is the result; the caller sets `phase`."""
 
-    # Our own operators, whose kernels are counted one by one, with the memory that they allocate in between.
+    # Our operators, whose kernels are counted one by one, together with the memory that they allocate.
     _OPENED = {"lra_ssm::selective_scan_triton": triton_scan.operator.scan,
                "lra_ssm::selective_scan_triton_backward": triton_scan.operator.backward,
                "lra_ssm::s4d_kernel_triton": triton_s4d_kernel.s4d_kernel_zoh,
@@ -138,15 +138,15 @@ _NO_KERNEL = ("aten::empty", "aten::empty_strided", "aten::empty_like", "aten::n
 
 
 def _bytes(x: Tensor) -> int:
-    """Bytes of the entries; an expanded one counts once."""
+    """Return the bytes of a tensor's entries; expanded entries count once."""
     return x.element_size() * math.prod(n for n, stride in zip(x.shape, x.stride(), strict=True) if stride or n == 0)
 
 
 class FusedAttention(TorchFunctionMode):
     """Attention by the kernel that a GPU uses, which does not store the weights.
 
-    For a fake tensor torch chooses the plain form. Heads that share keys keep it: in float32 that kernel has no such
-    form.
+    For fake tensors torch chooses the plain form. Heads that share keys keep the plain form, because that kernel does
+    not support them in float32.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Stopping a fit by a signal, at a step that is saved and that all processes share."""
+"""Stop a fit after a signal, at the same step in all processes, and save that step."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ class Stopped(SystemExit):
 class StopOnSignal(Checkpoint):
     """Saves the step and raises `Stopped` after a signal: before the next batch, or after a running validation.
 
-    The handler only sets a flag; before each step all processes agree on the largest number that any of them was sent.
+    The handler only sets a flag. Before each step all processes agree on the largest signal number that any received.
     Before and after training, signals have their usual effect: there is nothing to save. A second Ctrl-C ends the
     process at once; other signals may come twice (`timeout` sends SIGTERM to a process and to its group).
 
@@ -66,12 +66,12 @@ class StopOnSignal(Checkpoint):
             signal.signal(signum, self._before[signum])
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if batch_idx % trainer.accumulate_grad_batches:  # gradients are being summed up
+        if batch_idx % trainer.accumulate_grad_batches:  # gradients are being accumulated
             return
         signum = self.signum
         if trainer.world_size > 1:
-            own = torch.tensor(signum, device=trainer.strategy.root_device)
-            signum = int(trainer.strategy.reduce(own, reduce_op="max"))
+            received = torch.tensor(signum, device=trainer.strategy.root_device)
+            signum = int(trainer.strategy.reduce(received, reduce_op="max"))
         if signum:
             self.last.save(trainer)
             raise Stopped(signum, trainer.global_step, trainer.is_global_zero)

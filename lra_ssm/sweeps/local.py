@@ -1,4 +1,4 @@
-"""Train a sweep's runs on this machine, some at a time: each in its own process, as Slurm would start it."""
+"""Train a sweep's runs on this machine, a few at a time, each in its own process as with Slurm."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def run_local(runs: Sequence[FolderRun], at_a_time: int) -> int:
     """Train and test these runs, `at_a_time` of them at once.
 
     The first SIGINT, SIGTERM or SIGHUP lets every process save and end; a second SIGINT kills them. Returns the exit
-    code: 0, 1 if a run did not come to its end, or 128 and the number of the signal.
+    code: 0; 1 if a run did not finish; or 128 plus the number of the signal.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // at_a_time)), **os.environ}
@@ -45,14 +45,14 @@ def run_local(runs: Sequence[FolderRun], at_a_time: int) -> int:
             env=environment, process_group=0,
         )  # fmt: skip
         running.add(process)
-        if signals:  # it came while the process was started
+        if signals:  # a signal arrived while the process was starting
             process.terminate()
         code = process.wait()
         running.remove(process)
         return code
 
     def train_and_test(run: FolderRun) -> bool:
-        """Do what is left of a run; return whether it is done."""
+        """Train and test a run as far as it is not done; return whether it is done now."""
         if signals:
             return False
         began = time.monotonic()

@@ -1,13 +1,13 @@
 """A sweep's folder, and its runs as one Slurm array.
 
 <runs_dir>/sweeps/<name>-<digest>/
-    sweep.yaml, configs/   copies: a config that its user edits later changes no run that waits
+    sweep.yaml, configs/   copies: editing a config later does not change a waiting run
     runs.txt               a line per run: its directory below <runs_dir> and the options of `lra-ssm fit`
     submit.sbatch          the array's script
     jobs.txt               a line per submission: the time, Slurm's job, the runs
     logs/<number>.log      what run <number> printed, in all its attempts
 
-The digest is of the options and of the configs' contents.
+The digest covers the options and the contents of the configs.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from lra_ssm.runs.record import RunRecord
 from lra_ssm.sweeps.sweep import Sweep, read_sweep
 
 # sbatch's options that a sweep decides
-_OURS = {"job-name", "J", "array", "a", "output", "o", "chdir", "D"}
+_RESERVED = {"job-name", "J", "array", "a", "output", "o", "chdir", "D"}
 _PATIENCE_S = 120.0  # with Slurm's commands: a busy controller may need long
 
 
@@ -41,31 +41,31 @@ class FolderRun:
     """A run of a sweep's folder."""
 
     index: int  # from 1: the array's task
-    path: Path  # its directory
+    path: Path  # the run's directory
     experiment: str
     options: list[str]  # of `lra-ssm fit` and `lra-ssm test`
     log: Path
 
     @property
     def changes(self) -> dict[str, str]:
-        """The settings that it changes in its config."""
+        """The settings that the run changes in its config."""
         return {name.lstrip("-"): value for name, _, value in (o.partition("=") for o in self.options[1:])}
 
     @cached_property
     def record(self) -> RunRecord:
-        found = RunRecord.read(self.path)
-        found.config.setdefault("experiment", self.experiment)  # of a run that has not begun
-        return found
+        record = RunRecord.read(self.path)
+        record.config.setdefault("experiment", self.experiment)  # for a run that has not begun
+        return record
 
     def last_line(self) -> str:
-        """Return the last line of ours in the log of the last attempt, else its last line; empty without a log."""
+        """Return the last lra-ssm line in the log of the last attempt, else the last line; empty without a log."""
         try:
             text = self.log.read_text(errors="replace").rpartition("== attempt")[2]
         except OSError:
             return ""
-        lines = text.strip().splitlines()[1:]  # the first one is the rest of the attempt's
-        ours = [line for line in lines if line.startswith("lra-ssm: ")]  # srun repeats its exit code after it
-        return (ours or lines or [""])[-1].removeprefix("lra-ssm: ").removeprefix("error: ")
+        lines = text.strip().splitlines()[1:]  # the first one is the rest of the line `== attempt …`
+        own_lines = [line for line in lines if line.startswith("lra-ssm: ")]  # srun repeats its exit code after it
+        return (own_lines or lines or [""])[-1].removeprefix("lra-ssm: ").removeprefix("error: ")
 
 
 class SweepFolder:
@@ -84,34 +84,34 @@ class SweepFolder:
         ]
 
     @classmethod
-    def find(cls, given: str) -> "SweepFolder":
-        """Return the folder of a sweep: `given` itself, or the one that a sweep file was submitted to from here.
+    def find(cls, name: str) -> "SweepFolder":
+        """Return the folder of a sweep: `name` if it is one, else the folder that its sweep file was submitted to.
 
         Raises InputError if the sweep was not submitted from here.
         """
-        if is_folder(given):
-            return cls(Path(given))
-        sweep = read_sweep(given)
+        if is_folder(name):
+            return cls(Path(name))
+        sweep = read_sweep(name)
         path = folder_of(sweep)
         if not path.is_dir():
             others = sorted(path.parent.glob(f"{sweep.name}-*"))
             changed = f" as it is now (give {others[-1]} for its runs before it or a config changed)" if others else ""
-            raise InputError(f"sweep {given} was not submitted from here{changed}: lra-ssm submit {given}")
+            raise InputError(f"sweep {name} was not submitted from here{changed}: lra-ssm submit {name}")
         return cls(path)
 
     @classmethod
     def make(cls, sweep: Sweep, directories: Sequence[Path]) -> "SweepFolder":
-        """Write the folder, all of it or nothing; an existing one stays as it is. directories: of the sweep's runs.
+        """Write the folder, all of it or nothing; an existing one stays as it is. directories: one for each run.
 
         Raises InputError if two runs have the same directory.
         """
         path = folder_of(sweep)
         if path.is_dir():
             return cls(path)
-        again = next((number for number, each in enumerate(directories) if each in directories[:number]), None)
-        if again is not None:
-            first = directories.index(directories[again]) + 1
-            raise InputError(f"sweep {sweep.file}: run {again + 1} is the same as run {first}")
+        repeated = next((number for number, each in enumerate(directories) if each in directories[:number]), None)
+        if repeated is not None:
+            first = directories.index(directories[repeated]) + 1
+            raise InputError(f"sweep {sweep.file}: run {repeated + 1} is the same as run {first}")
         configs = list(dict.fromkeys(run.config for run in sweep.runs))
         copies = {
             config: f"{i}-{config.parent.name}-{config.name}".replace("--", "-") for i, config in enumerate(configs, 1)
@@ -132,9 +132,9 @@ class SweepFolder:
         return cls(path)
 
 
-def is_folder(given: str) -> bool:
-    """Whether a sweep is given as its folder, and not as a file or a shipped sweep's name."""
-    return Path(given).is_dir() and not shipped.name_of("sweep", given)
+def is_folder(name: str) -> bool:
+    """Return whether a sweep is given as its folder, not as a file or the name of a shipped sweep."""
+    return Path(name).is_dir() and not shipped.name_of("sweep", name)
 
 
 def folder_of(sweep: Sweep) -> Path:
@@ -153,7 +153,7 @@ def folder_of(sweep: Sweep) -> Path:
 def write_script(
     template: Path, folder: SweepFolder, indices: Sequence[int], sbatch: str = "", at_once: int | None = None
 ) -> str:
-    """Make a template the script of an array with one task for each of these runs; write it and return it.
+    """Make the script of an array from a template, with one task per run; write it and return it.
 
     Args:
         template: a script for `sbatch` that trains one run with the options that it is given, as "$@".
@@ -167,20 +167,20 @@ def write_script(
     places = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
     if not places:
         raise InputError(f"{template} has no #SBATCH line: copy slurm/one-gpu.sbatch and change it")
-    given: list[str] = []  # each an option with its value
+    user_options: list[str] = []  # each an option with its value
     for word in sbatch.split():
         if word.startswith("-"):
-            given.append(word)
-        elif not given:
+            user_options.append(word)
+        elif not user_options:
             raise InputError(f"--sbatch={sbatch}: an option of sbatch begins with -, such as --partition=gpu")
         else:
-            given[-1] += f" {word}"
-    if ours := [option for option in given if _name(option) in _OURS]:
+            user_options[-1] += f" {word}"
+    if reserved := [option for option in user_options if _name(option) in _RESERVED]:
         raise InputError(
-            f"--sbatch={sbatch}: {ours[0]} is set by the sweep (--concurrency limits how many run at a time)"
+            f"--sbatch={sbatch}: {reserved[0]} is set by the sweep (--concurrency limits how many run at a time)"
         )
-    replaced = _OURS | {_name(option) for option in given}
-    kept = [lines[i] for i in places if _name(lines[i].removeprefix("#SBATCH").strip()) not in replaced]
+    replaced = _RESERVED | {_name(option) for option in user_options}
+    template_options = [lines[i] for i in places if _name(lines[i].removeprefix("#SBATCH").strip()) not in replaced]
     array = ranges(indices) + (f"%{at_once}" if at_once else "")
     output, here = folder.path / "logs/%a.log", Path.cwd()
     head = [f"--job-name={folder.path.name}", f"--array={array}", f'--output="{output}"', f'--chdir="{here}"']
@@ -188,8 +188,8 @@ def write_script(
         "#!/bin/bash",
         f"# {folder.path.name}: {len(indices):,} runs, a task each. Written by lra-ssm submit from {template}.",
         *(f"#SBATCH {option}" for option in head),
-        *kept,
-        *(f"#SBATCH {option}" for option in given),
+        *template_options,
+        *(f"#SBATCH {option}" for option in user_options),
         "",
         "# This task's run is a line of runs.txt: its directory, and the options of `lra-ssm fit`.",
         f'eval "set -- $(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(folder.path / "runs.txt"))})" && shift',
@@ -204,19 +204,19 @@ def write_script(
 
 
 def _name(option: str) -> str:
-    """The name of an option of sbatch: time for --time=1:00, t for -t 60."""
+    """Return the name of an option of sbatch: time for --time=1:00, t for -t 60."""
     return re.split(r"[=\s]", option.lstrip("-"))[0]
 
 
 def submit_array(folder: SweepFolder, indices: Sequence[int]) -> str:
-    """Submit the folder's script, made for these runs; return Slurm's job.
+    """Submit the folder's script, which was written for these runs; return the number of Slurm's job.
 
     Raises InputError with Slurm's words if it refuses.
     """
     if shutil.which("sbatch") is None:
         raise InputError("there is no sbatch here: submit from a machine of the cluster, or use --local N")
     folder.logs.mkdir(exist_ok=True)  # without it every task fails silently
-    job = _ask(["sbatch", "--parsable", str(folder.path / "submit.sbatch")]).strip().partition(";")[0]
+    job = _run_slurm(["sbatch", "--parsable", str(folder.path / "submit.sbatch")]).strip().partition(";")[0]
     with open(folder.path / "jobs.txt", "a") as file:
         file.write(f"{now()} job {job}: runs {ranges(indices)}\n")
     return job
@@ -225,26 +225,26 @@ def submit_array(folder: SweepFolder, indices: Sequence[int]) -> str:
 def queue_of(folder: SweepFolder) -> dict[int, str]:
     """Ask squeue once for the sweep's tasks; return by run the reason why it waits, or "" if it runs.
 
-    Empty without a Slurm. Raises InputError if squeue fails.
+    Returns an empty dict without Slurm. Raises InputError if squeue fails.
     """
     if shutil.which("squeue") is None or not (folder.path / "jobs.txt").exists():
         return {}
-    out = _ask(["squeue", "--noheader", "--array", "--me", f"--name={folder.path.name}", "--format=%K|%T|%r"])
-    found = re.findall(r"^(\d+)\|(.*?)\|(.*)$", out, re.MULTILINE)
-    return {int(index): reason if state == "PENDING" else "" for index, state, reason in found}
+    out = _run_slurm(["squeue", "--noheader", "--array", "--me", f"--name={folder.path.name}", "--format=%K|%T|%r"])
+    tasks = re.findall(r"^(\d+)\|(.*?)\|(.*)$", out, re.MULTILINE)
+    return {int(index): reason if state == "PENDING" else "" for index, state, reason in tasks}
 
 
-def _ask(command: list[str]) -> str:
+def _run_slurm(command: list[str]) -> str:
     """Return what a command of Slurm prints. Raises InputError with Slurm's words if it fails or is too slow."""
     name = command[0]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S)
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S)
     except subprocess.TimeoutExpired:
         raise InputError(f"{name} did not answer within {_PATIENCE_S:g} s") from None
-    if done.returncode:
-        words = re.sub(rf"^{name}: (?:error: )?", "", done.stderr or done.stdout, flags=re.MULTILINE)
-        raise InputError(f"{name} refuses: {to_one_line(words) or f'exit code {done.returncode}'}")
-    return done.stdout
+    if result.returncode:
+        message = re.sub(rf"^{name}: (?:error: )?", "", result.stderr or result.stdout, flags=re.MULTILINE)
+        raise InputError(f"{name} refuses: {to_one_line(message) or f'exit code {result.returncode}'}")
+    return result.stdout
 
 
 def ranges(indices: Iterable[int]) -> str:

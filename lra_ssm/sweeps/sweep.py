@@ -2,8 +2,8 @@
 
     name: delta-rate                            # default: the file's name
     configs: [scifar/b2s6, my.yaml]             # names or files
-    seeds: [0, 1, 2]                            # default: each config's own seed
-    experiment: delta/{config}/{variant}        # default: each config's own
+    seeds: [0, 1, 2]                            # default: the config's seed
+    experiment: delta/{config}/{variant}        # default: the config's
     set: {trainer.max_steps: 10000}             # for every run
     grid:                                       # every combination
       model.optimizer.lr: [0.001, 0.004]
@@ -12,9 +12,9 @@
       one-block: {model.network.layer.num_blocks: 1}
       whole: {}
     runs_dir: runs
-    groups: [{configs: …, seeds: …}, …]         # several of these; what stands next to `groups` holds for all of them
+    groups: [{configs: …, seeds: …}, …]         # several of these; settings next to `groups` apply to all of them
 
-Seeds vary slowest, so that the first runs are one of everything.
+Seeds vary slowest, so that the first runs cover every combination once.
 """
 
 import json
@@ -42,7 +42,7 @@ class SweepRun:
     changes: dict[str, Any]
 
     def options(self, config: Path, runs_dir: str) -> list[str]:
-        """Return the options of `lra-ssm fit`, with `config` in place of the run's own."""
+        """Return the options of `lra-ssm fit`, with `config` in place of the run's config."""
         changes = self.changes | {"runs_dir": runs_dir}
         return [f"--config={config}", *(f"--{key}={_as_option(value)}" for key, value in changes.items())]
 
@@ -55,12 +55,12 @@ class Sweep:
     runs: list[SweepRun]
 
 
-def read_sweep(given: str | Path) -> Sweep:
+def read_sweep(name_or_file: str | Path) -> Sweep:
     """Read a sweep file, or a shipped one by its name.
 
-    Raises InputError that names the file, the place in it and what would be right there.
+    Raises InputError with the file, the place in it and what would be right there.
     """
-    file = shipped.find("sweep", given)
+    file = shipped.find("sweep", name_or_file)
     try:
         content = _mapping(yaml.safe_load(file.read_bytes()), "the file", ("name", "runs_dir", "groups", *_PARTS))
         name = str(content.get("name", file.stem))
@@ -106,7 +106,7 @@ def _runs(group: Mapping[str, Any], where: str) -> Iterator[SweepRun]:
                 changes[SEED] = seed
             for setting in (fixed, *settings):
                 changes |= setting
-            # A class before its settings: a new class starts from its own defaults.
+            # A class comes before its settings, since a new class starts from its own defaults.
             ordered = sorted(changes, key=lambda key: key.removesuffix(".class_path").count("."))
             yield SweepRun(config, {key: changes[key] for key in ordered})
 
@@ -122,13 +122,13 @@ def _settings(keys: str, values: Any, where: str) -> Iterator[dict[str, Any]]:
 
 
 def _as_option(value: Any) -> str:
-    """A value from YAML as the command line takes it."""
+    """Return a value from YAML as the command line takes it."""
     is_json = value is None or isinstance(value, (bool, int, float, list, dict))  # a date is its text
     return json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
 
 
 def _mapping(value: Any, where: str, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """The value if it is a mapping with text keys, which are among `names`; of None an empty one."""
+    """Return the value if it is a mapping whose keys are texts among `names`; return {} for None."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
@@ -139,7 +139,7 @@ def _mapping(value: Any, where: str, names: Sequence[str] | None = None) -> dict
 
 
 def _list(value: Any, where: str, kind: type, what: str) -> list[Any]:
-    """The value if it is a list of `kind` that is not empty; True and False are not whole numbers."""
+    """Return the value if it is a non-empty list of `kind`; True and False are not whole numbers."""
     refused = bool if kind is int else ()
     if isinstance(value, list) and value and all(isinstance(v, kind) and not isinstance(v, refused) for v in value):
         return value

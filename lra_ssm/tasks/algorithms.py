@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from lra_ssm.errors import InputError, hint
 from lra_ssm.layers.roles import parameter_roles
 from lra_ssm.models.backbone import Backbone
-from lra_ssm.tasks.arguments import built, check_arguments, named_class, taken_by
+from lra_ssm.tasks.arguments import build, check_arguments, import_class, keyword_parameters
 from lra_ssm.width.parameterizations import Optimizer as Rule
 
 ALGORITHMS: dict[str, type[Optimizer]] = {"AdamW": AdamW, "SGD": SGD, "Muon": Muon}
@@ -39,9 +39,9 @@ def default_eps(name: str, arguments: Mapping[str, Any]) -> float | None:
 
     None if the optimizer has none, and for Muon, whose own epsilon is another quantity than AdamW's.
     """
-    cls = ALGORITHMS[name] if name in ALGORITHMS else named_class(name, "algorithm")
-    found = arguments.get("eps", signature(cls).parameters["eps"].default if "eps" in taken_by(cls) else None)
-    return found if isinstance(found, float) and cls is not Muon else None
+    cls = ALGORITHMS[name] if name in ALGORITHMS else import_class(name, "algorithm")
+    eps = arguments.get("eps", signature(cls).parameters["eps"].default if "eps" in keyword_parameters(cls) else None)
+    return eps if isinstance(eps, float) and cls is not Muon else None
 
 
 def update_rule(name: str, arguments: Mapping[str, Any]) -> Rule:
@@ -77,34 +77,38 @@ def optimizer_of(
 
     Raises InputError for arguments that its class does not take, and for settings that it does not support.
     """
-    cls = ALGORITHMS[name] if name in ALGORITHMS else named_class(name, "algorithm")
+    cls = ALGORITHMS[name] if name in ALGORITHMS else import_class(name, "algorithm")
     if not issubclass(cls, Optimizer):
         raise InputError(f"algorithm {name} is not a torch.optim.Optimizer")
-    arguments, takes = dict(arguments or {}), taken_by(cls)
+    arguments, parameters = dict(arguments or {}), keyword_parameters(cls)
     for setting in _SETTINGS:
         if setting in arguments:
             raise InputError(f"arguments.{setting}: set optimizer.{setting} instead")
     check_arguments(cls, arguments, f"algorithm {name}", "arguments", given=("params", *_SETTINGS))
-    if cls is not Muon and "betas" not in takes and betas != USUAL_BETAS:
+    if cls is not Muon and "betas" not in parameters and betas != USUAL_BETAS:
         raise InputError(f"betas is {list(betas)}, but algorithm {name} does not take betas")
-    if "weight_decay" not in takes and any(group["weight_decay"] for group in groups):
+    if "weight_decay" not in parameters and any(group["weight_decay"] for group in groups):
         raise InputError(f"algorithm {name} does not take weight_decay: set every weight_decay to 0")
     if cls is Muon:
-        parted = _by_algorithm(groups, hidden_matrices(model))
-        return built(MuonWithAdamW, f"algorithm {name}", parted, arguments, betas, _fused(model))
+        groups_by_algorithm = _split_by_algorithm(groups, hidden_matrices(model))
+        return build(MuonWithAdamW, f"algorithm {name}", groups_by_algorithm, arguments, betas, _use_fused(model))
     # Some classes require these arguments, but every group has its own values.
-    arguments |= {name: groups[0][name] for name in ("lr", "weight_decay") if name in takes}
-    if "betas" in takes:
+    arguments |= {name: groups[0][name] for name in ("lr", "weight_decay") if name in parameters}
+    if "betas" in parameters:
         arguments["betas"] = betas
-    if issubclass(cls, (Adam, SGD)) and "fused" in takes and not {"fused", "foreach", "differentiable"} & {*arguments}:
-        arguments["fused"] = _fused(model)
-    optimizer = built(cls, f"algorithm {name}", groups, **arguments)
+    if (
+        issubclass(cls, (Adam, SGD))
+        and "fused" in parameters
+        and not {"fused", "foreach", "differentiable"} & {*arguments}
+    ):
+        arguments["fused"] = _use_fused(model)
+    optimizer = build(cls, f"algorithm {name}", groups, **arguments)
     # Lightning refuses to clip if the optimizer could unscale gradients itself, which is not used here.
     optimizer._step_supports_amp_scaling = False
     return optimizer
 
 
-def _fused(model: nn.Module) -> bool | None:
+def _use_fused(model: nn.Module) -> bool | None:
     """Return whether to use torch's fused step: one pass over memory, a fifth of the default's time on a CPU.
 
     None leaves the choice to torch, whose fused optimizers take neither complex nor sharded parameters.
@@ -123,22 +127,22 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
     """
     roles = parameter_roles(model)
     blocks: list[nn.Module] = [module.blocks for module in model.modules() if isinstance(module, Backbone)]
-    inside = {m.weight for part in blocks or [model] for m in part.modules() if isinstance(m, nn.Linear)}
+    linear_weights = {m.weight for root in blocks or [model] for m in root.modules() if isinstance(m, nn.Linear)}
     named = model.named_parameters()
-    return {p for name, p in named if p in inside and roles[name] == "base" and not p.is_complex()}
+    return {p for name, p in named if p in linear_weights and roles[name] == "base" and not p.is_complex()}
 
 
-def _by_algorithm(groups: list[dict[str, Any]], matrices: set[nn.Parameter]) -> list[dict[str, Any]]:
+def _split_by_algorithm(groups: list[dict[str, Any]], matrices: set[nn.Parameter]) -> list[dict[str, Any]]:
     """Split each group into Muon's matrices and AdamW's parameters, and name the algorithm in it."""
-    parted = []
+    split = []
     for group in groups:
-        of_muon = [p for p in group["params"] if p in matrices]
+        hidden = [p for p in group["params"] if p in matrices]
         others = [p for p in group["params"] if p not in matrices]
-        if of_muon:
-            parted.append({**group, "name": "hidden", "params": of_muon, "algorithm": "Muon"})
+        if hidden:
+            split.append({**group, "name": "hidden", "params": hidden, "algorithm": "Muon"})
         if others:
-            parted.append({**group, "params": others, "algorithm": "AdamW"})
-    return parted
+            split.append({**group, "params": others, "algorithm": "AdamW"})
+    return split
 
 
 class MuonWithAdamW(Optimizer):
@@ -162,26 +166,26 @@ class MuonWithAdamW(Optimizer):
         betas: tuple[float, float] = USUAL_BETAS,
         fused: bool | None = None,
     ) -> None:
-        of_muon = [group for group in groups if group["algorithm"] == "Muon"]
-        others = [group for group in groups if group["algorithm"] == "AdamW"]
-        if not of_muon:
+        muon_groups = [group for group in groups if group["algorithm"] == "Muon"]
+        adamw_groups = [group for group in groups if group["algorithm"] == "AdamW"]
+        if not muon_groups:
             raise InputError("algorithm Muon: no hidden matrix found, an nn.Linear of role base in a block")
         # Each writes its defaults into its groups, which are also this optimizer's.
-        self._parts: list[Optimizer] = [Muon(of_muon, **{"adjust_lr_fn": "match_rms_adamw", **arguments})]
-        if others:
-            self._parts.append(AdamW(others, betas=betas, fused=fused))
+        self._parts: list[Optimizer] = [Muon(muon_groups, **{"adjust_lr_fn": "match_rms_adamw", **arguments})]
+        if adamw_groups:
+            self._parts.append(AdamW(adamw_groups, betas=betas, fused=fused))
         super().__init__(groups, {"fused": fused})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step of each, after the closure, which computes loss and gradients; return the loss."""
+        """Make one step of both optimizers, after the closure, which computes loss and gradients; return the loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for part in self._parts:
+        for optimizer in self._parts:
             # Loading a state replaces the groups and the state by new objects.
-            name = type(part).__name__
-            part.param_groups = [group for group in self.param_groups if group["algorithm"] == name]
-            part.state = self.state
-            part.step()
+            name = type(optimizer).__name__
+            optimizer.param_groups = [group for group in self.param_groups if group["algorithm"] == name]
+            optimizer.state = self.state
+            optimizer.step()
         return loss

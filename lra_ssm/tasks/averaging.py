@@ -70,7 +70,7 @@ class AverageWeights(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # `Trainer.validate` after a fit finds the averages in the model, or the weights of the checkpoint it names.
         if trainer.state.fn == TrainerFn.FITTING:
-            self._put_in(pl_module)
+            self._load_averages(pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
@@ -78,9 +78,9 @@ class AverageWeights(Callback):
             self._current = {}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._put_in(pl_module)
+        self._load_averages(pl_module)
 
-    def _put_in(self, pl_module: LightningModule) -> None:
+    def _load_averages(self, pl_module: LightningModule) -> None:
         weights = pl_module.state_dict()
         self._current = {name: weight.clone() for name, weight in weights.items()}
         _copy(self._averages, weights)

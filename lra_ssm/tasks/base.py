@@ -20,7 +20,7 @@ from lra_ssm.layers.norms import world_size
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.algorithms import muon_names, update_rule
 from lra_ssm.tasks.averaging import AverageWeights
-from lra_ssm.tasks.metrics import Metrics, built, metric_specs
+from lra_ssm.tasks.metrics import Metrics, build_metrics, metric_specs
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule, parameter_rates
 from lra_ssm.tasks.sharding import shard
 from lra_ssm.width.scaling import Factors, WidthSettings, scale_initial_values, width_factors, width_of
@@ -51,8 +51,8 @@ class NetworkTask(L.LightningModule):
         check_call(self.network, "network", "inputs", "lengths")
         parameter_rates(self.network, optimizer)  # refuses roles without settings before data is read
         self.optimizer_settings = optimizer
-        stored = {"network": spec.as_dict(), "optimizer": asdict(optimizer)}
-        self.save_hyperparameters(stored if width is None else {**stored, "width": asdict(width)})
+        hyperparameters = {"network": spec.as_dict(), "optimizer": asdict(optimizer)}
+        self.save_hyperparameters(hyperparameters if width is None else {**hyperparameters, "width": asdict(width)})
         self.width_factors: dict[str, Factors] | None = None
         if width is not None:
             rule = update_rule(optimizer.algorithm, optimizer.arguments)
@@ -72,8 +72,8 @@ class NetworkTask(L.LightningModule):
         """Shard the network if the strategy is Lightning's ModelParallelStrategy (FSDP2)."""
         trainer = self._trainer  # None where a checkpoint is loaded without one
         if trainer is not None and isinstance(trainer.strategy, ModelParallelStrategy):
-            lower = torch.bfloat16 if trainer.precision == "bf16-mixed" else None
-            shard(self.network, trainer.strategy.device_mesh["data_parallel"], lower)
+            low_precision = torch.bfloat16 if trainer.precision == "bf16-mixed" else None
+            shard(self.network, trainer.strategy.device_mesh["data_parallel"], low_precision)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Number the parameters of optimizer states by the module's order, and order the groups as the optimizer does.
@@ -87,14 +87,17 @@ class NetworkTask(L.LightningModule):
             return  # only that strategy reads what it writes
         numbers = {id(p): number for number, p in enumerate(self.parameters())}
         for optimizer, state in zip(self.trainer.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
-            ours = [[numbers.get(id(p), -1) for p in group["params"]] for group in optimizer.param_groups]
-            theirs = [group["params"] for group in state.get("param_groups", ())]
-            if not theirs or -1 in sum(ours, []):  # another process saves, or parameters are not the module's
+            module_numbers = [[numbers.get(id(p), -1) for p in group["params"]] for group in optimizer.param_groups]
+            saved_numbers = [group["params"] for group in state.get("param_groups", ())]
+            # Another process saves, or parameters are not the module's.
+            if not saved_numbers or -1 in sum(module_numbers, []):
                 continue
-            new = dict(zip(sum(theirs, []), sum(theirs if sharded else ours, []), strict=True))
-            state["state"] = {new[number]: values for number, values in state["state"].items()}
-            for group, order in zip(state["param_groups"], ours, strict=True):
-                assert sorted(new[number] for number in group["params"]) == sorted(order)
+            renumbered = dict(
+                zip(sum(saved_numbers, []), sum(saved_numbers if sharded else module_numbers, []), strict=True)
+            )
+            state["state"] = {renumbered[number]: values for number, values in state["state"].items()}
+            for group, order in zip(state["param_groups"], module_numbers, strict=True):
+                assert sorted(renumbered[number] for number in group["params"]) == sorted(order)
                 group["params"] = order
 
     def take_metrics(self, metrics: Metrics | None) -> None:
@@ -103,9 +106,9 @@ class NetworkTask(L.LightningModule):
         Raises InputError for a name that the task logs itself, and ValueError for an invalid specification.
         """
         self.metric_specs = metric_specs(metrics, self.own_metrics)
-        self.val_metrics, self.test_metrics = built(self.metric_specs), built(self.metric_specs)
-        stored = {name: spec.as_dict() for name, spec in self.metric_specs.items()}
-        self.save_hyperparameters({"metrics": stored or None})
+        self.val_metrics, self.test_metrics = build_metrics(self.metric_specs), build_metrics(self.metric_specs)
+        specs = {name: spec.as_dict() for name, spec in self.metric_specs.items()}
+        self.save_hyperparameters({"metrics": specs or None})
 
     def log_metrics(self, split: str, predictions: Tensor, targets: Tensor) -> None:
         """Update the metrics with a batch, in which every example counts once on all devices."""
@@ -116,7 +119,7 @@ class NetworkTask(L.LightningModule):
 
     def try_metrics(self, predictions: Tensor, targets: Tensor) -> None:
         """Check that each metric takes such a batch and gives a single number. Raises InputError."""
-        for name, metric in built(self.metric_specs).to(targets.device).items():
+        for name, metric in build_metrics(self.metric_specs).to(targets.device).items():
             try:
                 value = metric(predictions, targets)
             except (ValueError, RuntimeError, TypeError) as error:
@@ -181,9 +184,9 @@ def all_reduce_sums(*values: Tensor) -> tuple[list[Tensor], int]:
     """Return the sums of numbers () over all processes, from one collective call, and the number of processes."""
     if world_size() == 1:
         return list(values), 1
-    together = torch.stack([value.to(torch.float64) for value in values])  # in which counts are exact
-    dist.all_reduce(together)
-    return [sum_.to(value.dtype) for sum_, value in zip(together, values, strict=True)], world_size()
+    stacked = torch.stack([value.to(torch.float64) for value in values])  # in which counts are exact
+    dist.all_reduce(stacked)
+    return [total.to(value.dtype) for total, value in zip(stacked, values, strict=True)], world_size()
 
 
 def unpack(batch: Any) -> tuple[Tensor, Tensor | None, Tensor]:

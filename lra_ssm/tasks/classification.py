@@ -108,7 +108,7 @@ class Classification(NetworkTask):
             loss = mean * ddp_loss_weight(len(labels), labels)
         else:
             loss = self._weighted_loss(logits, labels, self.class_weights)
-        self.log("train/accuracy", _right(logits, labels).mean(), batch_size=len(labels))
+        self.log("train/accuracy", _correct(logits, labels).mean(), batch_size=len(labels))
         return loss
 
     def _weighted_loss(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class Classification(NetworkTask):
         logits = self(inputs, lengths)
         size = len(labels)
         mean_loss(F.cross_entropy(logits, labels), weight=size)
-        accuracy(_right(logits, labels))
+        accuracy(_correct(logits, labels))
         self.log_metrics(split, logits, labels)
         self.log(f"{split}/loss", mean_loss, on_step=False, on_epoch=True, batch_size=size)
         self.log(f"{split}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
@@ -149,6 +149,6 @@ def _examples(batch: Any) -> tuple[Tensor, Tensor | None, Tensor]:
     return inputs, lengths, labels
 
 
-def _right(logits: Tensor, labels: Tensor) -> Tensor:
+def _correct(logits: Tensor, labels: Tensor) -> Tensor:
     """Return 1 where the most probable class is the label, otherwise 0: (B,) float."""
     return (logits.argmax(-1) == labels).float()

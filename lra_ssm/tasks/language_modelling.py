@@ -92,8 +92,8 @@ class LanguageModelling(NetworkTask):
             self._nll(tokens, None, carries)
             return
         logits, _ = self._logits(tokens, None, carries)
-        if logits.shape[-1] <= (most := int(tokens.targets.max())):
-            rule = f"token {most} is among the targets, and each needs a logit"
+        if logits.shape[-1] <= (largest := int(tokens.targets.max())):
+            rule = f"token {largest} is among the targets, and each needs a logit"
             raise wrong_output(self.network, logits, tokens.inputs, rule, "inputs")
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -168,10 +168,10 @@ class LanguageModelling(NetworkTask):
 
     def _nll(self, tokens: Tokens, state: Any, carries: bool, reduction: str = "none") -> tuple[Tensor, Any]:
         """Return −log p of the targets in nats, 0 where not scored, (B, L) or their sum; and the states after them."""
-        own = getattr(self.network, "negative_log_likelihood", None)
-        if own is not None:
-            given = {"reset": tokens.reset, "initial_state": state, "return_last_state": carries}
-            return own(tokens.inputs, tokens.targets, tokens.lengths, **given, reduction=reduction)
+        nll_method = getattr(self.network, "negative_log_likelihood", None)
+        if nll_method is not None:
+            kwargs = {"reset": tokens.reset, "initial_state": state, "return_last_state": carries}
+            return nll_method(tokens.inputs, tokens.targets, tokens.lengths, **kwargs, reduction=reduction)
         logits, state = self._logits(tokens, state, carries)
         nll = F.cross_entropy(
             logits.flatten(0, 1).float(), tokens.targets.flatten(), ignore_index=NOT_SCORED, reduction=reduction
@@ -180,8 +180,8 @@ class LanguageModelling(NetworkTask):
 
     def _logits(self, tokens: Tokens, state: Any, carries: bool) -> tuple[Tensor, Any]:
         """Return the logits (B, L, at least V) of a user's network, and the states after them."""
-        given = supported_kwargs(self.network, tokens.reset, state, carries)
-        out = self.network(tokens.inputs, tokens.lengths, **given)
+        kwargs = supported_kwargs(self.network, tokens.reset, state, carries)
+        out = self.network(tokens.inputs, tokens.lengths, **kwargs)
         logits, state = out if carries else (out, None)
         if not (isinstance(logits, Tensor) and logits.dim() == 3 and logits.shape[:2] == tokens.targets.shape):
             rule = "a network gives logits (batch, length, V)"
@@ -219,9 +219,9 @@ class LanguageModelling(NetworkTask):
 
 def unpack_tokens(batch: Any) -> Tokens:
     """Return a batch by its parts. Raises InputError if it is not a batch of text."""
-    given = batch if isinstance(batch, (tuple, list)) else ()
-    if len(given) in (2, 4) and all(isinstance(part, Tensor) for part in given[:2]):
-        tokens = Tokens(*given)
+    parts = batch if isinstance(batch, (tuple, list)) else ()
+    if len(parts) in (2, 4) and all(isinstance(part, Tensor) for part in parts[:2]):
+        tokens = Tokens(*parts)
         if tokens.targets.shape == tokens.inputs.shape and not tokens.targets.is_floating_point():
             return tokens
     raise InputError(

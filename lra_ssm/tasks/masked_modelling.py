@@ -26,8 +26,8 @@ class MaskedModelling(NetworkTask):
     (B, L) int64, −100 where nothing is scored, for cross-entropy; or (B, L, C) float, NaN where nothing is scored, for
     the absolute error (L1). `data.pretrain` makes such batches from any data module. reset is not used.
 
-    The loss of a batch is the mean over its scored positions, those of all devices. Logged of validation and test, over
-    all scored positions: `loss`, and for classes `accuracy`.
+    The loss of a batch is the mean over its scored positions on all devices. Logged for validation and test, over all
+    scored positions: `loss`, and for classes `accuracy`.
 
     Source: Amos, Berant & Gupta 2024, "Never Train from Scratch", section 3.
 
@@ -37,7 +37,7 @@ class MaskedModelling(NetworkTask):
         optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
         accuracy_up_to: also log the accuracy of positions by their place: [64, 256] logs `accuracy_64` of the first 64
             positions and `accuracy_256` of positions 65 to 256.
-        width: a width parameterization, `WidthSettings` or its values by name; None: the model as it is.
+        width: a width parameterization, `WidthSettings` or its values by name; None leaves the model as it is.
 
     Raises:
         InputError: accuracy_up_to does not rise.
@@ -67,32 +67,32 @@ class MaskedModelling(NetworkTask):
         return getattr(getattr(data, "pretrain", None), "objective", None) == "causal"
 
     def inputs_of(self, batch: Any) -> tuple[Tensor, Tensor | None]:
-        tokens = _positions(batch)
+        tokens = _unpack_targets(batch)
         return tokens.inputs, tokens.lengths
 
     def dry_run(self, batch: Any, num_classes: int | None = None) -> None:
-        """The network on a batch, and what its parameters are to the optimizer: no loss, no log.
+        """Run the network on a batch and build the optimizer, without a loss or logs.
 
-        Raises InputError where the network has no output per position, or too few of them.
+        Raises InputError if the network has no output per position, or too few classes.
         """
         self.try_optimizer()
-        tokens = _positions(batch)
+        tokens = _unpack_targets(batch)
         outputs = self._outputs(tokens)
-        if not tokens.targets.is_floating_point() and outputs.shape[-1] <= (most := int(tokens.targets.max())):
-            rule = f"class {most} is among the targets, and each has a logit"
+        if not tokens.targets.is_floating_point() and outputs.shape[-1] <= (largest := int(tokens.targets.max())):
+            rule = f"class {largest} is among the targets, and each has a logit"
             raise wrong_output(self.network, outputs, tokens.inputs, rule, "inputs")
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        losses, right, _ = self._scored(_positions(batch))
+        losses, correct, _ = self._scored(_unpack_targets(batch))
         total, size = losses.sum(), len(batch[0])
-        (loss, hits, count), processes = all_reduce_sums(
-            total.detach(), right.sum(), torch.tensor(float(len(losses)), device=total.device)
+        (loss, hits, count), world_size = all_reduce_sums(
+            total.detach(), correct.sum(), torch.tensor(float(len(losses)), device=total.device)
         )
         count = count.clamp(min=1)
         self.log("train/loss", loss / count, batch_size=size)
         if not batch[1].is_floating_point():
             self.log("train/accuracy", hits / count, batch_size=size)
-        return total * (processes / count)  # where the gradients of all are averaged
+        return total * (world_size / count)  # DDP averages the gradients of all processes
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch, "val", self.val_means)
@@ -101,42 +101,44 @@ class MaskedModelling(NetworkTask):
         self._evaluate(batch, "test", self.test_means)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """log p of the targets, or minus the absolute error: (B, L, 1), 0 where nothing is scored."""
-        tokens = _positions(batch)
-        losses, _, places = self._scored(tokens)
+        """Return log p of the targets, or minus the absolute error: (B, L, 1), 0 where nothing is scored."""
+        tokens = _unpack_targets(batch)
+        losses, _, scored = self._scored(tokens)
         out = losses.new_zeros(tokens.inputs.shape[:2])
-        out[places] = -losses
+        out[scored] = -losses
         return out.unsqueeze(-1)
 
     def _evaluate(self, batch: Any, split: str, means: torch.nn.ModuleDict) -> None:
-        """Every scored position counts once, whatever the sizes of batches and the shares of devices."""
-        tokens = _positions(batch)
-        losses, right, places = self._scored(tokens)
-        at = places.nonzero()[:, 1]
+        """Count every scored position once, whatever the sizes of batches and the shares of devices."""
+        tokens = _unpack_targets(batch)
+        losses, correct, scored = self._scored(tokens)
+        positions = scored.nonzero()[:, 1]
         parts: dict[str, Tensor] = {"loss": losses}
         if not tokens.targets.is_floating_point():
-            parts["accuracy"] = right
+            parts["accuracy"] = correct
             for start, end in zip([0, *self.ends], self.ends, strict=False):
-                parts[f"accuracy_{end}"] = right[(at >= start) & (at < end)]
+                parts[f"accuracy_{end}"] = correct[(positions >= start) & (positions < end)]
         for name, values in parts.items():
             mean: Any = means[name]
             mean.update(values)
-            shown = name == ("loss" if tokens.targets.is_floating_point() else "accuracy")
-            self.log(f"{split}/{name}", mean, on_step=False, on_epoch=True, prog_bar=shown, batch_size=len(losses))
+            in_progress_bar = name == ("loss" if tokens.targets.is_floating_point() else "accuracy")
+            self.log(
+                f"{split}/{name}", mean, on_step=False, on_epoch=True, prog_bar=in_progress_bar, batch_size=len(losses)
+            )
 
     def _scored(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss (n,) of each scored position, whether it is right (n,) float, and which they are (B, L) bool."""
+        """Return the loss (n,) of each scored position, whether it is right (n,) float, and the scored mask (B, L)."""
         outputs, targets = self._outputs(tokens), tokens.targets
         if targets.is_floating_point():
-            places = ~targets.isnan().any(-1)
-            losses = (outputs[places] - targets[places]).abs().mean(-1)
-            return losses, torch.zeros_like(losses), places
-        places = targets != NOT_SCORED
-        logits, classes = outputs[places].float(), targets[places]
-        return F.cross_entropy(logits, classes, reduction="none"), (logits.argmax(-1) == classes).float(), places
+            scored = ~targets.isnan().any(-1)
+            losses = (outputs[scored] - targets[scored]).abs().mean(-1)
+            return losses, torch.zeros_like(losses), scored
+        scored = targets != NOT_SCORED
+        logits, classes = outputs[scored].float(), targets[scored]
+        return F.cross_entropy(logits, classes, reduction="none"), (logits.argmax(-1) == classes).float(), scored
 
     def _outputs(self, tokens: Tokens) -> Tensor:
-        """(B, L, at least V) or (B, L, C). Raises InputError for anything else."""
+        """Return the outputs (B, L, at least V) or (B, L, C). Raises InputError for another shape."""
         outputs = self(tokens.inputs, tokens.lengths)
         targets, is_tensor = tokens.targets, isinstance(outputs, Tensor)
         if is_tensor and outputs.dim() == 3 and outputs.shape[:2] == targets.shape[:2]:
@@ -147,8 +149,8 @@ class MaskedModelling(NetworkTask):
         raise wrong_output(self.network, outputs, tokens.inputs, rule, "inputs")
 
 
-def _positions(batch: Any) -> Tokens:
-    """A batch by its parts. Raises InputError if it has no target per position."""
+def _unpack_targets(batch: Any) -> Tokens:
+    """Return a batch by its parts. Raises InputError if it does not have a target per position."""
     if isinstance(batch, (tuple, list)) and len(batch) in (2, 4):
         inputs, targets = batch[:2]
         if isinstance(targets, Tensor) and targets.dim() == 2 + targets.is_floating_point():

@@ -82,12 +82,12 @@ def metric_specs(metrics: Mapping[str, Any] | None, taken: Sequence[str]) -> dic
     specs = {name: MetricSpec.of(metric) for name, metric in (metrics or {}).items()}
     for name in specs:
         if name in taken or not name.isidentifier() or hasattr(nn.ModuleDict, name):
-            why = "which the task logs itself" if name in taken else "which is not a name such as f1"
-            raise InputError(f"model.metrics has {name!r}, {why}")
+            reason = "which the task logs itself" if name in taken else "which is not a name such as f1"
+            raise InputError(f"model.metrics has {name!r}, {reason}")
     return specs
 
 
-def built(specs: Mapping[str, MetricSpec]) -> nn.ModuleDict:
+def build_metrics(specs: Mapping[str, MetricSpec]) -> nn.ModuleDict:
     """Build one split's metrics, by name. Raises InputError for one that is not a torchmetrics.Metric."""
     metrics = nn.ModuleDict({name: spec() for name, spec in specs.items()})
     for name, metric in metrics.items():

@@ -96,7 +96,7 @@ class OptimizerSettings:
             raise ValueError(f"cosine_by is {self.cosine_by!r}; it must be step or epoch")
         for name in ("lr", "weight_decay", "warmup_steps", "min_lr_factor"):
             object.__setattr__(self, name, _number(name, getattr(self, name)))
-        object.__setattr__(self, "roles", {role: _role_settings(role, given) for role, given in self.roles.items()})
+        object.__setattr__(self, "roles", {role: _role_settings(role, entry) for role, entry in self.roles.items()})
         if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
             raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a share below 1")
         if self.min_lr_factor > 1:
@@ -132,11 +132,11 @@ class OptimizerSettings:
         return cls(**settings)
 
 
-def _check_names(given: Mapping[str, Any], cls: type[OptimizerSettings | RoleSettings], what: str) -> None:
-    known = [each.name for each in fields(cls)]
-    for name in given:
+def _check_names(settings: Mapping[str, Any], cls: type[OptimizerSettings | RoleSettings], label: str) -> None:
+    known = [field.name for field in fields(cls)]
+    for name in settings:
         if name not in known:
-            raise ValueError(f"{name!r} is not {what}; {hint(name, known)}")
+            raise ValueError(f"{name!r} is not {label}; {hint(name, known)}")
 
 
 def _number(name: str, value: Any) -> Any:
@@ -146,18 +146,18 @@ def _number(name: str, value: Any) -> Any:
     return float(value) if isinstance(value, float) else value  # numpy's float64 is a float that torch.load refuses
 
 
-def _role_settings(role: str, given: RoleSettings | Mapping[str, Any]) -> RoleSettings:
+def _role_settings(role: str, entry: RoleSettings | Mapping[str, Any]) -> RoleSettings:
     """Return an entry of `roles`. Raises ValueError if it is not valid."""
     if role == "base":
         raise ValueError("roles.base: the role base has the optimizer's own lr and weight_decay; set these")
-    if not isinstance(given, RoleSettings):
-        if not isinstance(given, Mapping):
-            raise ValueError(f"roles.{role} is {given!r}; give lr or lr_factor, and weight_decay: {{lr: 0.001}}")
-        _check_names(given, RoleSettings, f"a setting of roles.{role}")
-        given = RoleSettings(**given)
-    if given.lr is not None and given.lr_factor is not None:
-        raise ValueError(f"roles.{role} has lr {given.lr} and lr_factor {given.lr_factor}; set one of them to null")
-    values = {each.name: getattr(given, each.name) for each in fields(RoleSettings)}
+    if not isinstance(entry, RoleSettings):
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"roles.{role} is {entry!r}; give lr or lr_factor, and weight_decay: {{lr: 0.001}}")
+        _check_names(entry, RoleSettings, f"a setting of roles.{role}")
+        entry = RoleSettings(**entry)
+    if entry.lr is not None and entry.lr_factor is not None:
+        raise ValueError(f"roles.{role} has lr {entry.lr} and lr_factor {entry.lr_factor}; set one of them to null")
+    values = {field.name: getattr(entry, field.name) for field in fields(RoleSettings)}
     return RoleSettings(
         **{name: None if value is None else _number(f"roles.{role}.{name}", value) for name, value in values.items()}
     )
@@ -199,11 +199,11 @@ def parameter_rates(
     for role in settings.roles:
         if role not in ROLES and role not in roles.values():
             raise InputError(f"optimizer.roles has {role!r}, which no parameter has; {hint(role, [*ROLES[1:]])}")
-    found = {name: settings.of_role(role) for name, role in roles.items()}
+    rates = {name: settings.of_role(role) for name, role in roles.items()}
     if width is None:
-        return found
+        return rates
     eps = default_eps(settings.algorithm, settings.arguments)
-    return {name: rate.widened(width[name], eps) for name, rate in found.items()}
+    return {name: rate.widened(width[name], eps) for name, rate in rates.items()}
 
 
 def parameter_groups(model: nn.Module, rates: Mapping[str, Rate]) -> list[dict[str, Any]]:
@@ -213,24 +213,24 @@ def parameter_groups(model: nn.Module, rates: Mapping[str, Rate]) -> list[dict[s
     group, which is named after its roles. Embeddings are not named next to "base", nor norms next to "no_decay".
     """
     roles, parameters = parameter_roles(model), dict(model.named_parameters())
-    usual = {"embedding": "base", "norm": "no_decay"}
+    merged_into = {"embedding": "base", "norm": "no_decay"}
     known = list(dict.fromkeys([*ROLES, *roles.values()]))
     groups: dict[Rate, dict[str, Any]] = {}
-    inside: dict[Rate, set[str]] = {}
-    for name in sorted(roles, key=lambda name: known.index(usual.get(roles[name], roles[name]))):
-        group = groups.setdefault(rates[name], {"name": "", "params": [], **_settings_of(rates[name])})
+    group_roles: dict[Rate, set[str]] = {}
+    for name in sorted(roles, key=lambda name: known.index(merged_into.get(roles[name], roles[name]))):
+        group = groups.setdefault(rates[name], {"name": "", "params": [], **_group_settings(rates[name])})
         group["params"].append(parameters[name])
-        inside.setdefault(rates[name], set()).add(roles[name])
+        group_roles.setdefault(rates[name], set()).add(roles[name])
     for rate, group in groups.items():
-        shown = {role for role in inside[rate] if usual.get(role) not in inside[rate]}
-        group["name"] = ", ".join(role for role in known if role in shown)
+        named = {role for role in group_roles[rate] if merged_into.get(role) not in group_roles[rate]}
+        group["name"] = ", ".join(role for role in known if role in named)
     return list(groups.values())
 
 
-def _settings_of(rate: Rate) -> dict[str, Any]:
+def _group_settings(rate: Rate) -> dict[str, Any]:
     """Return a group's settings as plain values, as a checkpoint stores them."""
-    found = {key: value for key, value in rate._asdict().items() if value is not None}
-    return found if rate.width is None else {**found, "width": rate.width._asdict()}
+    settings = {key: value for key, value in rate._asdict().items() if value is not None}
+    return settings if rate.width is None else {**settings, "width": rate.width._asdict()}
 
 
 def format_groups(groups: list[dict[str, Any]]) -> str:
@@ -239,19 +239,19 @@ def format_groups(groups: list[dict[str, Any]]) -> str:
     Columns: name, number of parameters, learning rate, weight decay; the algorithm if there are two; the factors of a
     width parameterization in rate, decay and epsilon.
     """
-    rows, several = [], any("algorithm" in group for group in groups)
+    rows, has_algorithms = [], any("algorithm" in group for group in groups)
     widened = any("width" in group for group in groups)
     for number, group in enumerate(groups):
         count = sum(p.numel() for p in group["params"])
         rate = group.get("initial_lr", group["lr"])
         name, rate = group.get("name", f"group {number}"), f"{rate:g}" if rate else "0 (frozen)"
-        by = [group.get("algorithm", "")] if several else []
+        algorithm = [group.get("algorithm", "")] if has_algorithms else []
         width = group.get("width", {})
         factors = [f"{width[key]:.3g}" for key in ("lr", "weight_decay", "eps")] if widened else []
         kind = [width["kind"]] if widened else []
-        rows.append((name, *kind, f"{count:,}", rate, f"{group['weight_decay']:g}", *by, *factors))
+        rows.append((name, *kind, f"{count:,}", rate, f"{group['weight_decay']:g}", *algorithm, *factors))
     head = ["group", *(["width"] if widened else []), "parameters", "lr", "weight decay"]
-    head += ["algorithm"] if several else []
+    head += ["algorithm"] if has_algorithms else []
     head += ["× lr", "× decay", "× eps"] if widened else []
     return table(head, rows, left=1 + widened, width=terminal_width())
 

@@ -8,7 +8,7 @@
 | wsd      | 1; at the end of the run a line to min_lr_factor      | decay              | Hu et al. 2024, section 4 |
 | rsqrt    | √(warmup_steps / step)                                |                    | Tay et al. 2021, its code |
 
-(Tay et al. divide a base rate by √max(step, warmup_steps): lr is theirs over √warmup_steps.) Any other is the import
+(Tay et al. divide a base rate by √max(step, warmup_steps): lr is their rate / √warmup_steps.) Any other is the import
 path of a class of torch's kind, `Class(optimizer, **schedule_arguments)`, which advances at each step after the
 warm-up.
 """
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau, SequentialLR
 
 from lra_ssm.errors import InputError, hint
-from lra_ssm.tasks.arguments import built, check_arguments, named_class
+from lra_ssm.tasks.arguments import build, check_arguments, import_class
 
 
 class Span(NamedTuple):
@@ -59,7 +59,7 @@ def _constant(step: int, span: Span) -> float:
 
 
 def _wsd(step: int, span: Span, decay: float = 0.1) -> float:
-    """decay: share of the run's steps in which the rate falls."""
+    """Return 1, then a line to the floor; decay: the share of the run's steps in which the rate falls."""
     if not isinstance(decay, (int, float)) or not 0 < decay <= 1:
         raise ValueError(
             f"schedule_arguments.decay is {decay}; it must be a share of the run's steps: above 0, at most 1"
@@ -112,12 +112,12 @@ def schedule_of(optimizer: Optimizer, name: str, arguments: Mapping[str, Any], s
     if name in SCHEDULES:
         after = partial(SCHEDULES[name], span=span, **arguments)
         return LambdaLR(optimizer, lambda step: step / span.warmup if step < span.warmup else after(step))
-    cls = named_class(name, "schedule")
+    cls = import_class(name, "schedule")
     if not issubclass(cls, LRScheduler) or issubclass(cls, ReduceLROnPlateau):
         raise InputError(f"schedule {name} is not an LRScheduler that advances by steps")
     check_arguments(cls, arguments, name, "schedule_arguments", given=("optimizer",))
-    own = built(cls, f"schedule {name}", optimizer, **arguments)
+    schedule = build(cls, f"schedule {name}", optimizer, **arguments)
     if not span.warmup:
-        return own
+        return schedule
     warmup = LambdaLR(optimizer, lambda step: min(1.0, step / span.warmup))
-    return _AfterWarmup(optimizer, [warmup, own], milestones=[span.warmup])
+    return _AfterWarmup(optimizer, [warmup, schedule], milestones=[span.warmup])

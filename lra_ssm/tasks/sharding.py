@@ -23,7 +23,7 @@ _NORMS = (BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnor
 _METHODS = ("negative_log_likelihood",)
 
 
-def shard(network: nn.Module, mesh: DeviceMesh, lower: torch.dtype | None = None) -> None:
+def shard(network: nn.Module, mesh: DeviceMesh, low_precision: torch.dtype | None = None) -> None:
     """Shard a network in place over a mesh of one dimension; each process has the same weights before.
 
     Units are the blocks of the `Backbone`s in it. The rest is gathered for the whole step, so that a network without a
@@ -41,16 +41,16 @@ def shard(network: nn.Module, mesh: DeviceMesh, lower: torch.dtype | None = None
     owners = {network.get_submodule(name.rpartition(".")[0]) for name in recurrent}
     blocks = [block for module in network.modules() if isinstance(module, Backbone) for block in module.blocks]
     for unit in (*blocks, network):
-        exact = list(_exact(unit, owners)) if lower is not None else []
-        if exact:
-            fully_shard(exact, mesh=mesh, mp_policy=policy())
-        fully_shard(unit, mesh=mesh, mp_policy=policy(param_dtype=lower))
+        float32_modules = list(_float32_modules(unit, owners)) if low_precision is not None else []
+        if float32_modules:
+            fully_shard(float32_modules, mesh=mesh, mp_policy=policy())
+        fully_shard(unit, mesh=mesh, mp_policy=policy(param_dtype=low_precision))
     for method in _METHODS:
         if hasattr(network, method):
             register_fsdp_forward_method(network, method)
 
 
-def _exact(unit: nn.Module, owners: set[nn.Module]) -> Iterator[nn.Module]:
+def _float32_modules(unit: nn.Module, owners: set[nn.Module]) -> Iterator[nn.Module]:
     """Yield the outermost modules below a unit that stay float32; for a layer of two directions this is the layer."""
     for child in unit.children():
         if isinstance(child, FSDPModule):
@@ -58,4 +58,4 @@ def _exact(unit: nn.Module, owners: set[nn.Module]) -> Iterator[nn.Module]:
         if isinstance(child, _NORMS) or child in owners:
             yield child
         else:
-            yield from _exact(child, owners)
+            yield from _float32_modules(child, owners)

@@ -17,15 +17,15 @@ def gather_rows(state: Tensor) -> Tensor:
     Every process calls it.
     """
     if world_size() > 1:
-        own = torch.view_as_real(state) if state.is_complex() else state  # gloo does not send complex numbers
-        own = own.contiguous()
-        if own.dim() > 1:
-            longest = torch.tensor(own.shape[1], device=own.device)
+        local = torch.view_as_real(state) if state.is_complex() else state  # gloo does not send complex numbers
+        local = local.contiguous()
+        if local.dim() > 1:
+            longest = torch.tensor(local.shape[1], device=local.device)
             dist.all_reduce(longest, dist.ReduceOp.MAX)
-            empty = (len(own), int(longest) - own.shape[1], *own.shape[2:])
-            own = torch.cat([own.new_full(empty, 0 if own.is_floating_point() else -1), own], dim=1)
-        parts = [torch.empty_like(own) for _ in range(world_size())]
-        dist.all_gather(parts, own)
+            padding_shape = (len(local), int(longest) - local.shape[1], *local.shape[2:])
+            local = torch.cat([local.new_full(padding_shape, 0 if local.is_floating_point() else -1), local], dim=1)
+        parts = [torch.empty_like(local) for _ in range(world_size())]
+        dist.all_gather(parts, local)
         rows = torch.stack(parts, dim=1).flatten(0, 1)
         state = torch.view_as_complex(rows) if state.is_complex() else rows
     return state.cpu()

@@ -65,12 +65,12 @@ class Bigram(nn.Module):
         embedding, *others = self.weights
         h, activations = embedding.T[ids] * self.multipliers[0], list[Tensor]()
         for weight, multiplier in zip(others, self.multipliers[1:], strict=True):
-            h = self._after(h)
+            h = self._normalize(h)
             activations.append(h)
             h = multiplier * F.linear(h, weight)
         return [*activations, h]
 
-    def _after(self, h: Tensor) -> Tensor:
+    def _normalize(self, h: Tensor) -> Tensor:
         h = F.rms_norm(h, h.shape[-1:], eps=0.0) if self.rms_norm else h
         return self.apply_nonlinearity(h)
 

@@ -65,25 +65,25 @@ def measure(
 @torch.no_grad()
 def _activations(network: nn.Module, probe: Callable[[], Tensor]) -> dict[str, Tensor]:
     """Return every module's last output by its name, and the network's."""
-    found: dict[str, Tensor] = {}
-    with _recording(network, found), torch.random.fork_rng(devices=[]):
+    outputs: dict[str, Tensor] = {}
+    with _recording(network, outputs), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the same dropout
-        found[LOGITS] = probe().clone()
-    return found
+        outputs[LOGITS] = probe().clone()
+    return outputs
 
 
 @contextmanager
-def _recording(network: nn.Module, found: dict[str, Tensor]) -> Iterator[None]:
+def _recording(network: nn.Module, outputs: dict[str, Tensor]) -> Iterator[None]:
     def hook(name: str) -> Callable[..., None]:
-        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        def record(module: nn.Module, inputs: Any, output: Any) -> None:
             value = output[0] if isinstance(output, tuple) else output
             if isinstance(value, Tensor) and value.is_floating_point():
-                found[name] = value.clone()
+                outputs[name] = value.clone()
             sizes = getattr(module, "step_sizes", None)  # a layer's Δ
             if sizes is not None and inputs:
-                found[f"{name}.Δ"] = sizes(inputs[0]).clone()
+                outputs[f"{name}.Δ"] = sizes(inputs[0]).clone()
 
-        return keep
+        return record
 
     with ExitStack() as stack:
         for name, module in network.named_modules():
@@ -98,38 +98,38 @@ class Slope(NamedTuple):
     name: str
     what: str  # "activation" or "gradient" at the start, "activation" or "update" after the steps
     step: int
-    found: float  # slope of log RMS over log width; infinite if a value is not finite, NaN if one is 0
+    measured: float  # slope of log RMS over log width; infinite if a value is not finite, NaN if one is 0
     promised: float | None
 
     def verdict(self, tolerance: float) -> str:
         """Return "diverges" if a value is not finite, "grows" or "shrinks" if it is off by more than the tolerance, or
         "".
         """
-        if self.found == math.inf:
+        if self.measured == math.inf:
             return "diverges"
-        if self.promised is None or math.isnan(self.found) or abs(self.found - self.promised) <= tolerance:
+        if self.promised is None or math.isnan(self.measured) or abs(self.measured - self.promised) <= tolerance:
             return ""
-        return "grows" if self.found > self.promised else "shrinks"
+        return "grows" if self.measured > self.promised else "shrinks"
 
 
 def slopes(rows: Iterable[Row], promises: Mapping[tuple[str, str, str], float]) -> list[Slope]:
-    """Return the slopes at the first and the last step, in the order of the rows; RMS is averaged over what else
-    differs, as seeds.
+    """Return the slopes at the first and the last step, in the order of the rows; RMS is averaged over the rest,
+    such as seeds.
 
     promises: by (what, "first" or "last", name), where name may be "*".
     """
-    by: dict[tuple[str, int, str], dict[int, list[float]]] = {}
+    series: dict[tuple[str, int, str], dict[int, list[float]]] = {}
     for row in rows:
-        by.setdefault((row["what"], row["step"], row["name"]), {}).setdefault(row["width"], []).append(row["rms"])
-    last = max(step for _, step, _ in by)
-    found = []
-    for (what, step, name), values in by.items():
+        series.setdefault((row["what"], row["step"], row["name"]), {}).setdefault(row["width"], []).append(row["rms"])
+    last = max(step for _, step, _ in series)
+    fitted = []
+    for (what, step, name), values in series.items():
         if step not in (0, last) or len(values) < 2:
             continue
         when = "last" if step else "first"
         promised = promises.get((what, when, name), promises.get((what, when, "*")))
-        found.append(Slope(name, what, step, log_slope(values), promised))
-    return found
+        fitted.append(Slope(name, what, step, log_slope(values), promised))
+    return fitted
 
 
 def log_slope(values: Mapping[int, Sequence[float]]) -> float:
@@ -137,7 +137,7 @@ def log_slope(values: Mapping[int, Sequence[float]]) -> float:
 
     It is infinite if a value is not finite, otherwise NaN if one is 0.
     """
-    means = np.array([np.mean(many) for many in values.values()])
+    means = np.array([np.mean(rms_values) for rms_values in values.values()])
     if not np.isfinite(means).all():
         return math.inf
     if not (means > 0).all():
@@ -153,21 +153,21 @@ def promises(
     Activations and their updates should not change with the width, which is the aim of each parameterization and the
     measure for a model without one. Logits may start smaller, and gradients follow (10).
     """
-    found = {("activation", "first", "*"): 0.0, ("activation", "last", "*"): 0.0, ("update", "last", "*"): 0.0}
+    expected = {("activation", "first", "*"): 0.0, ("activation", "last", "*"): 0.0, ("update", "last", "*"): 0.0}
     if settings is None:
-        return found
+        return expected
     exponents = settings.exponents(optimizer)
     readout = exponents["readout"]
-    found["activation", "first", LOGITS] = 0.5 - readout.a - readout.b
+    expected["activation", "first", LOGITS] = 0.5 - readout.a - readout.b
     folded = without_multipliers(exponents, optimizer)
     for name, (kind, _) in width_roles(network).items():
         layer = layer_of(kind, settings)
         if layer is not None and kind in ("embedding", "hidden", "vector", "readout"):
-            found["gradient", "first", name] = -gradient_exponent(folded, layer)
+            expected["gradient", "first", name] = -gradient_exponent(folded, layer)
     for name, a in tied_multipliers(network, folded, optimizer).items():
-        found["gradient", "first", name] = 0.0
+        expected["gradient", "first", name] = 0.0
         parts = name.split(".")[:-1]  # the norm, and the modules whose output is the norm's
         for module in (".".join(parts[:i]) for i in range(1, len(parts) + 1)):
             for key in (("activation", "first"), ("activation", "last"), ("update", "last")):
-                found[*key, module] = -a
-    return found
+                expected[*key, module] = -a
+    return expected

@@ -19,7 +19,7 @@ Optimizer = Literal["sgd", "adam", "adafactor", "muon", "muon_original"]
 MUON: tuple[Optimizer, ...] = ("muon", "muon_original")
 Aligned = Literal["full", "none"]
 LAYERS: tuple[Layer, ...] = ("embedding", "hidden", "readout")
-_EXACT = 1e-9  # of sums of halves
+_TOLERANCE = 1e-9  # of sums of halves
 
 
 class Exponents(NamedTuple):
@@ -91,16 +91,16 @@ def update_exponent(parameterization: Parameterization, layer: Layer, optimizer:
 def with_rates(
     parameterization: Parameterization, optimizer: Optimizer = "adam", alignment: Aligned = "full"
 ) -> Parameterization:
-    """Return the same with the largest stable learning rates: equality in (14) and (19), a + c + e = α, 0 for the
-    embedding.
+    """Return the parameterization with the largest stable learning rates: equality in (14) and (19), a + c + e = α, 0
+    for the embedding.
 
     The note has the rates of Adam with full alignment; the others are derived in the same way.
     """
-    found: dict[Layer, Exponents] = {}
+    exponents: dict[Layer, Exponents] = {}
     for layer, (a, b, _) in parameterization.items():
-        aligned = 0.0 if layer == "embedding" else alignment_with(optimizer, layer, ALIGNMENTS[alignment]).alpha
-        found[layer] = Exponents(a, b, aligned - a - update_exponent(parameterization, layer, optimizer))
-    return found
+        alpha = 0.0 if layer == "embedding" else alignment_with(optimizer, layer, ALIGNMENTS[alignment]).alpha
+        exponents[layer] = Exponents(a, b, alpha - a - update_exponent(parameterization, layer, optimizer))
+    return exponents
 
 
 def equivalent(
@@ -139,7 +139,7 @@ def conditions(
 ) -> list[Condition]:
     """Return every condition of stability, in the note's order: at the start (6-8), of an update (14, 18-20).
 
-    Under full alignment they imply (21-24), whose numbers stand next to theirs. For SGD and Adafactor c is c + e of
+    Under full alignment they imply (21-24), whose numbers are given too. For SGD and Adafactor c is c + e of
     `update_exponent` throughout, as in (12). depth: L.
     """
     start = [
@@ -149,14 +149,14 @@ def conditions(
     ]
     embedding = parameterization["embedding"]
     r = embedding.a + embedding.c + update_exponent(parameterization, "embedding", optimizer)
-    found = [*start, _at_least("14, 21", "r_1 = a_0 + c_0", r, 0)]
+    checks = [*start, _at_least("14, 21", "r_1 = a_0 + c_0", r, 0)]
     for layer, name in [*[("hidden", "h")] * depth, ("readout", "{L+1}")]:
-        left = _margins(parameterization, layer, optimizer, alignment, r)  # type: ignore[arg-type]
+        margins = _margins(parameterization, layer, optimizer, alignment, r)  # type: ignore[arg-type]
         texts = (f"a_{name} + b_{name} + r − ω_{name}", f"a_{name} + c_{name} − α", f"a_{name} + c_{name} + r − u")
         equations = ("18, 23" if layer == "hidden" else "18, 24", "19, 22", "20, 22")
-        found += [_at_least(eq, text, value, 0) for eq, text, value in zip(equations, texts, left, strict=True)]
-        r = min(left)
-    return list(dict.fromkeys(found))
+        checks += [_at_least(eq, text, value, 0) for eq, text, value in zip(equations, texts, margins, strict=True)]
+        r = min(margins)
+    return list(dict.fromkeys(checks))
 
 
 def failed(
@@ -164,9 +164,11 @@ def failed(
     optimizer: Optimizer = "adam",
     alignment: Alignment = ALIGNMENTS["full"],
 ) -> list[str]:
-    """Return the conditions that do not hold, each with its equation and the value found."""
+    """Return the conditions that do not hold, each with its equation and value."""
     return [
-        f"({one.equation}) {one.text}" for one in conditions(parameterization, optimizer, alignment) if not one.holds
+        f"({condition.equation}) {condition.text}"
+        for condition in conditions(parameterization, optimizer, alignment)
+        if not condition.holds
     ]
 
 
@@ -187,9 +189,9 @@ def _sum(exponents: Exponents) -> float:
     return exponents.a + exponents.b
 
 
-def _equal(equation: str, text: str, value: float, wanted: float) -> Condition:
-    return Condition(equation, f"{text} = {wanted:g}, and it is {value:g}", abs(value - wanted) < _EXACT)
+def _equal(equation: str, text: str, value: float, expected: float) -> Condition:
+    return Condition(equation, f"{text} = {expected:g}, and it is {value:g}", abs(value - expected) < _TOLERANCE)
 
 
-def _at_least(equation: str, text: str, value: float, least: float) -> Condition:
-    return Condition(equation, f"{text} ≥ {least:g}, and it is {value:g}", value > least - _EXACT)
+def _at_least(equation: str, text: str, value: float, minimum: float) -> Condition:
+    return Condition(equation, f"{text} ≥ {minimum:g}, and it is {value:g}", value > minimum - _TOLERANCE)

@@ -25,50 +25,58 @@ def draw_check(rows: pd.DataFrame, slopes: Sequence[Slope], tolerance: float, ti
     }
     widths = sorted(rows["width"].unique())
     for axes, (name, (what, step)) in zip(figure.subplots(1, 3), panels.items(), strict=True):
-        wrong = {one.name: one for one in slopes if one.what == what and one.step == step and one.verdict(tolerance)}
+        wrong = {
+            slope.name: slope
+            for slope in slopes
+            if slope.what == what and slope.step == step and slope.verdict(tolerance)
+        }
         chosen = rows[(rows["what"] == what) & (rows["step"] == step)]
         means = chosen.groupby(["name", "width"], sort=False)["rms"].mean()
         drawn = means.where(np.isfinite(means)).unstack("width")[widths]
-        for each, line in drawn.iterrows():
-            style = {"color": "#c0392b", "alpha": 0.9} if each in wrong else {"color": "#555555", "alpha": 0.5}
+        for series, line in drawn.iterrows():
+            style = {"color": "#c0392b", "alpha": 0.9} if series in wrong else {"color": "#555555", "alpha": 0.5}
             axes.plot(widths, line, "o-", markersize=3, linewidth=1, **style)
         axes.set(xscale="log", yscale="log", xlabel="width d_model", ylabel="root mean square")
         axes.set_title(f"{name}\n{len(wrong)} not as promised (red)", fontsize=9)
         axes.set_xticks(widths, [str(width) for width in widths])
         axes.minorticks_off()
-        named: list[float] = []  # where names stand: further ones keep off them
-        for each, one in wrong.items():
-            last_width = drawn.loc[each].last_valid_index()
-            y = math.inf if last_width is None else drawn.loc[each, last_width]
-            if 0 < y < math.inf and all(abs(math.log(y / other)) > 0.35 for other in named) and len(named) < 6:
+        label_heights: list[float] = []  # where names stand: further ones keep off them
+        for series, slope in wrong.items():
+            last_width = drawn.loc[series].last_valid_index()
+            y = math.inf if last_width is None else drawn.loc[series, last_width]
+            if (
+                0 < y < math.inf
+                and all(abs(math.log(y / other)) > 0.35 for other in label_heights)
+                and len(label_heights) < 6
+            ):
                 box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5}
-                axes.annotate(f"{each} {one.found:+.2f}", (last_width, y), fontsize=7, ha="right", bbox=box)
-                named.append(y)
+                axes.annotate(f"{series} {slope.measured:+.2f}", (last_width, y), fontsize=7, ha="right", bbox=box)
+                label_heights.append(y)
     figure.suptitle(title, fontsize=10)
     return figure
 
 
-def slope_tables(found: Sequence[Slope], tolerance: float, width: int | None) -> str:
+def slope_tables(slopes: Sequence[Slope], tolerance: float, width: int | None) -> str:
     """Return two tables: of activations at the start, after the steps, and of their changes; and of gradients."""
-    by = {(one.what, bool(one.step), one.name): one for one in found}
-    names = list(dict.fromkeys(one.name for one in found if one.what == "activation"))
+    by_key = {(slope.what, bool(slope.step), slope.name): slope for slope in slopes}
+    names = list(dict.fromkeys(slope.name for slope in slopes if slope.what == "activation"))
     rows = []
     for name in names:
-        slopes = [by.get((*key, name)) for key in (("activation", False), ("activation", True), ("update", True))]
-        verdicts = dict.fromkeys(verdict for one in slopes if one and (verdict := one.verdict(tolerance)))
-        rows.append((name, *(_cell(one and one.found) for one in slopes), " ".join(verdicts)))
+        stages = [by_key.get((*key, name)) for key in (("activation", False), ("activation", True), ("update", True))]
+        verdicts = dict.fromkeys(verdict for slope in stages if slope and (verdict := slope.verdict(tolerance)))
+        rows.append((name, *(_cell(slope and slope.measured) for slope in stages), " ".join(verdicts)))
     first = table(("activation", "at the start", "after", "change", "verdict"), rows, width=width)
-    gradients = [one for one in found if one.what == "gradient" and not one.step]
-    rows = [(one.name, _cell(one.found), _cell(one.promised), one.verdict(tolerance)) for one in gradients]
+    gradients = [slope for slope in slopes if slope.what == "gradient" and not slope.step]
+    rows = [(slope.name, _cell(slope.measured), _cell(slope.promised), slope.verdict(tolerance)) for slope in gradients]
     second = table(("gradient of", "at the start", "promised", "verdict"), rows, width=width)
-    wrong = [verdict for one in found if (verdict := one.verdict(tolerance))]
+    wrong = [verdict for slope in slopes if (verdict := slope.verdict(tolerance))]
     diverging = wrong.count("diverges")
-    message = f"slopes of log RMS over log width; {len(wrong) - diverging} of {len(found)} differ by more than"
+    message = f"slopes of log RMS over log width; {len(wrong) - diverging} of {len(slopes)} differ by more than"
     message += f" {tolerance:g} from what is promised"
     if diverging:
         message += f", and {diverging} diverge: a value is NaN or infinite at some width; lower the learning rate"
     return f"{first}\n\n{second}\n\n{wrapped(message)}"
 
 
-def _cell(slope: float | None) -> str:
-    return "–" if slope is None or math.isnan(slope) else f"{slope:+.2f}"
+def _cell(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:+.2f}"

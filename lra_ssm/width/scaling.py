@@ -71,15 +71,17 @@ class WidthSettings:
         for name, known in {"alignment": ALIGNMENTS, "states": ("hidden", "readout")}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"width {name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
-        given = self.parameterization
-        if isinstance(given, str):
-            if given not in get_args(Name):
-                raise ValueError(f"width parameterization {given!r} is unknown; {hint(given, list(PARAMETERIZATIONS))}")
+        setting = self.parameterization
+        if isinstance(setting, str):
+            if setting not in get_args(Name):
+                raise ValueError(
+                    f"width parameterization {setting!r} is unknown; {hint(setting, list(PARAMETERIZATIONS))}"
+                )
             return
-        if set(given) != set(LAYERS) or any(len(exponents) != 3 for exponents in given.values()):
-            raise ValueError(f"width parameterization {given}: it must have [a, b, c] of {', '.join(LAYERS)}")
-        own = {layer: tuple(map(float, exponents)) for layer, exponents in given.items()}
-        object.__setattr__(self, "parameterization", own)  # plain values, as a checkpoint has them
+        if set(setting) != set(LAYERS) or any(len(exponents) != 3 for exponents in setting.values()):
+            raise ValueError(f"width parameterization {setting}: it must have [a, b, c] of {', '.join(LAYERS)}")
+        custom = {layer: tuple(map(float, exponents)) for layer, exponents in setting.items()}
+        object.__setattr__(self, "parameterization", custom)  # plain values, as a checkpoint has them
 
     @classmethod
     def of(cls, settings: "WidthSettings | Mapping[str, Any] | None") -> "WidthSettings | None":
@@ -97,10 +99,10 @@ class WidthSettings:
         if isinstance(self.parameterization, str):
             named = PARAMETERIZATIONS[cast(Name, self.parameterization)]
             return with_rates(named, optimizer, self.alignment)
-        own = {layer: Exponents(*self.parameterization[layer]) for layer in LAYERS}
-        if wrong := failed(own, optimizer, ALIGNMENTS[self.alignment]):
+        custom = {layer: Exponents(*self.parameterization[layer]) for layer in LAYERS}
+        if wrong := failed(custom, optimizer, ALIGNMENTS[self.alignment]):
             raise ValueError(f"width parameterization is not stable with {optimizer}: {'; '.join(wrong)}")
-        return own
+        return custom
 
 
 class Factors(NamedTuple):
@@ -116,10 +118,10 @@ class Factors(NamedTuple):
 def width_of(spec: ModuleSpec) -> int:
     """Return a network's d_model, given or its class's default. Raises ValueError if it has none."""
     parameter = inspect.signature(spec.cls).parameters.get("d_model")
-    found = spec.init_args.get("d_model", None if parameter is None else parameter.default)
-    if not isinstance(found, int):
+    d_model = spec.init_args.get("d_model", None if parameter is None else parameter.default)
+    if not isinstance(d_model, int):
         raise ValueError(f"{spec.class_path} does not take d_model: a width parameterization needs the network's width")
-    return found
+    return d_model
 
 
 def width_factors(
@@ -143,17 +145,17 @@ def width_factors(
     if optimizer in MUON:
         hidden = with_rates(exponents, "adam", settings.alignment)["hidden"]
         by_adam = without_multipliers({**exponents, "hidden": hidden}, "adam")
-    found = {}
-    for name, (kind, own) in width_roles(network).items():
+    factors = {}
+    for name, (kind, initial) in width_roles(network).items():
         layer = layer_of(kind, settings)
         b, c = (0.0, 0.0) if layer is None else (folded if name in by_muon else by_adam)[layer][1:]
         b = 0.0 if kind == "vector" else b
         g = 0.0 if layer is None else gradient_exponent(folded, layer)
-        found[name] = Factors(kind, ratio ** -(b + own), ratio**-c, ratio**c, ratio**-g)
+        factors[name] = Factors(kind, ratio ** -(b + initial), ratio**-c, ratio**c, ratio**-g)
     for name, a in tied_multipliers(network, folded, optimizer).items():
-        lr = found[name].lr * ratio ** -(KAPPA[optimizer] * a)
-        found[name] = Factors("readout", found[name].initial * ratio**-a, lr, 1 / lr, 1.0)
-    return found
+        lr = factors[name].lr * ratio ** -(KAPPA[optimizer] * a)
+        factors[name] = Factors("readout", factors[name].initial * ratio**-a, lr, 1 / lr, 1.0)
+    return factors
 
 
 def layer_of(kind: WidthKind, settings: WidthSettings) -> Layer | None:

@@ -46,7 +46,7 @@ def test_rows_and_slopes():
     assert (2, "gradient", "inner.weight") not in of_16 and (0, "update", "inner") not in of_16
     found = {(one.what, one.step, one.name): one for one in slopes(many, {("activation", "first", "*"): 0.0})}
     start = found["activation", 0, "inner"]
-    assert start.found == pytest.approx(0.5) and start.verdict(0.2) == "grows" and start.verdict(0.6) == ""
+    assert start.measured == pytest.approx(0.5) and start.verdict(0.2) == "grows" and start.verdict(0.6) == ""
     assert found["update", 2, "inner"].promised is None and found["update", 2, "inner"].verdict(0.0) == ""
     assert ("activation", 1, "inner") not in found
 
@@ -126,7 +126,7 @@ def test_what_steps_change_keeps_its_size_at_every_width(algorithm, arguments, p
                 network, lambda n=network: n(ids), lambda _, n=network: F.cross_entropy(n(ids), labels), optimizer, 3
             )
             many += [{"width": width, **row} for row in found]
-    updates = {one.name: one.found for one in slopes(many, {}) if one.what == "update"}
+    updates = {one.name: one.measured for one in slopes(many, {}) if one.what == "update"}
     assert {"hidden.0", "hidden.1"} < updates.keys()
     for name in ("hidden.0", "hidden.1"):
         assert abs(updates[name]) < 0.1, updates

@@ -1,4 +1,4 @@
-"""Documents: how they are taken from plain text, cut into segments, and some of them held out."""
+"""Documents: read them from plain text, cut them into segments, and hold some of them out."""
 
 import hashlib
 import io
@@ -70,7 +70,7 @@ class ReadOptions:
         end_lines: put end-of-text after every line that is not blank, and leave blank lines out.
 
     Raises:
-        InputError: nothing is left to train on.
+        InputError: a share is invalid, or nothing is left to train on.
     """
 
     documents: Documents = "file"
@@ -102,7 +102,7 @@ class ReadOptions:
 
 # -- segments of documents ---------------------------------------------------------------------------------------------
 
-# The end of a line with no white space on either side: byte-level tokenizers (GPT-2's, NeoX's, ours) give the same
+# The end of a line with no white space on either side: byte-level tokenizers (GPT-2, NeoX, bpe) give the same
 # tokens for the two parts as for the whole.
 CUT = re.compile(r"(?<=\S)\n(?=\S)")
 
@@ -132,7 +132,7 @@ def segments(documents: Iterable[Document], options: ReadOptions) -> Iterator[Se
     """Yield the segments of documents in order.
 
     Raises:
-        InputError: a document is empty and must not be, or has half of a surrogate pair; names file and line.
+        InputError: a document is empty where that is an error, or has half of a surrogate pair; names file and line.
     """
     for document in documents:
         if not document.text.strip():
@@ -148,10 +148,10 @@ def segments(documents: Iterable[Document], options: ReadOptions) -> Iterator[Se
         split = document.split or options.split(parts[0])
         for number, part in enumerate(parts, start=1):
             segment = Segment(part, document.source, split, number == 1, number == len(parts))
-            yield from _ended_lines(segment) if options.end_lines else [segment]
+            yield from _split_lines(segment) if options.end_lines else [segment]
 
 
-def _ended_lines(segment: Segment) -> Iterator[Segment]:
+def _split_lines(segment: Segment) -> Iterator[Segment]:
     """Yield each line that is not blank as a segment that ends; only the first one begins the document."""
     first = segment.first
     for line in io.StringIO(segment.text):  # ends lines only at "\n", unlike str.splitlines
@@ -171,7 +171,7 @@ def read_text(file: BinaryIO, name: str, documents: Documents, split: str | None
     Raises:
         InputError: it is not UTF-8; names the line.
     """
-    return text_documents(_decoded(file, name, documents), name, documents, split)
+    return text_documents(_decode_lines(file, name, documents), name, documents, split)
 
 
 def text_documents(
@@ -183,11 +183,11 @@ def text_documents(
         return
     find = {"line": _lines, "paragraph": _paragraphs, "article": _articles, "endoftext": _separated}[documents]
     for line, text in find(enumerate(lines, start=1)):
-        if documents == "article" or text.strip():  # else only white space between others
+        if documents == "article" or text.strip():  # other texts are only white space between documents
             yield Document(text, f"{name}:{line}", split)
 
 
-def _decoded(file: BinaryIO, name: str, documents: Documents) -> Iterator[str]:
+def _decode_lines(file: BinaryIO, name: str, documents: Documents) -> Iterator[str]:
     """Yield the lines of a file."""
     for number, line in enumerate(file, start=1):
         try:
@@ -223,13 +223,13 @@ def _paragraphs(lines: Numbered) -> Iterator[tuple[int, str]]:
 
 def _articles(lines: Numbered) -> Iterator[tuple[int, str]]:
     """A first-level heading between blank lines begins an article: " = Title = ", and not " = = Section = = "."""
-    article, begin, before = list[str](), 1, ""
-    for (number, line), (_, after) in pairwise(chain(lines, [(0, "")])):
-        if number > 2 and _is_blank(before) and _HEADING.fullmatch(line) and _is_blank(after):
+    article, begin, previous = list[str](), 1, ""
+    for (number, line), (_, following) in pairwise(chain(lines, [(0, "")])):
+        if number > 2 and _is_blank(previous) and _HEADING.fullmatch(line) and _is_blank(following):
             yield begin, "".join(article)
             article, begin = [], number
         article.append(line)
-        before = line
+        previous = line
     if article:
         yield begin, "".join(article)
 

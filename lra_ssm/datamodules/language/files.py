@@ -82,7 +82,7 @@ _SPLIT_NAMES = {
     "val": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-_IGNORED = (".md", ".lock", "files.json")  # lie next to a corpus and do not belong to it
+_IGNORED = (".md", ".lock", "files.json")  # files next to a corpus that do not belong to it
 
 
 def find_files(folder: Path, forms: tuple[str, ...] = FORMS) -> list[Path]:
@@ -92,14 +92,14 @@ def find_files(folder: Path, forms: tuple[str, ...] = FORMS) -> list[Path]:
         InputError: there are no such files.
     """
     files = visible_files(folder)
-    found = [path for path in files if path.name.endswith(forms)]
+    readable = [path for path in files if path.name.endswith(forms)]
     others = [str(path.relative_to(folder)) for path in files if not path.name.endswith((*forms, *_IGNORED))]
     others = [*others[:3], *([f"and {len(others) - 3} more"] if len(others) > 3 else [])]
-    if not found:
+    if not readable:
         raise InputError(f"{folder}: holds no files in {', '.join(forms)}; it has {', '.join(others) or 'none'}")
     if others:
         log.warning("%s: passing over %s: not one of %s", folder, ", ".join(others), ", ".join(forms))
-    return found
+    return readable
 
 
 def split_of(path: Path, folder: Path) -> str | None:
@@ -113,11 +113,11 @@ def split_of(path: Path, folder: Path) -> str | None:
     """
     for part in path.relative_to(folder).parts:
         words = {*re.split(r"[-._ 0-9]+", part)}
-        named = [split for split, keywords in _SPLIT_NAMES.items() if words & {*keywords}]
-        if len(named) > 1:
-            raise InputError(f"{path}: {part!r} names two splits, {' and '.join(named)}; rename it")
-        if named:
-            return named[0]
+        splits = [split for split, keywords in _SPLIT_NAMES.items() if words & {*keywords}]
+        if len(splits) > 1:
+            raise InputError(f"{path}: {part!r} names two splits, {' and '.join(splits)}; rename it")
+        if splits:
+            return splits[0]
     return None
 
 
@@ -132,11 +132,11 @@ def _read(path: Path, options: ReadOptions, split: str | None) -> Iterator[Segme
 
 def in_parts(inputs: list[Input]) -> list[list[Input]]:
     """Group inputs into parts of a preparation: one input each, but small neighbors together."""
-    parts, size = list[list[Input]](), PART_BYTES + 1
+    parts, total = list[list[Input]](), PART_BYTES + 1
     for each in inputs:
-        if size + (own := each.size) > PART_BYTES:
+        if total + (size := each.size) > PART_BYTES:
             parts.append([])
-            size = 0
+            total = 0
         parts[-1].append(each)
-        size += own
+        total += size
     return parts

@@ -32,7 +32,7 @@ class LanguageDataModule(PreparedData):
     Args:
         tokenizer: "bytes", "characters", "words" (the end of a line is a token), "bpe:16000" (trained on the training
             documents), a tokenizer.json or a folder with one, or a name on the Hub ("gpt2", "gpt2@revision").
-        end_of_text: token of a tokenizer.json that ends documents; None if the file or a well-known name tells it.
+        end_of_text: token of a tokenizer.json that ends documents; None if the file names it or has a well-known one.
         length: L, tokens in a window.
         batch_size: windows, or streams, per optimizer batch over all devices together.
         order: "shuffled" for independent windows in an order of (shuffle_seed, epoch); "streams" for a split cut into
@@ -47,7 +47,7 @@ class LanguageDataModule(PreparedData):
 
     tokenizer: str
     end_of_text: str | None = None
-    # Unlike elsewhere: evaluation in streams depends on how many there are.
+    # Here it affects the batches: evaluation in streams depends on the number of streams.
     eval_batch_size: int | None = setting(default=None, affects="batches")
     length: int = setting(default=1024, affects="batches")
     order: Literal["shuffled", "streams"] = setting(default="shuffled", affects="order")
@@ -66,14 +66,14 @@ class LanguageDataModule(PreparedData):
             self.require(stride is None, "eval_stride", f"is only for sliding evaluation, not {self.evaluation!r}")
         self.shuffles = self.order == "shuffled"
         self.spec = parse_tokenizer(self.tokenizer, self.end_of_text)
-        named = self.spec.kind in ("file", "hub")
-        self.require(self.end_of_text is None or named, "end_of_text", "is only for a tokenizer.json")
+        has_file = self.spec.kind in ("file", "hub")
+        self.require(self.end_of_text is None or has_file, "end_of_text", "is only for a tokenizer.json")
 
     # -- what a dataset defines ------------------------------------------------------------------------------------
 
     @abstractmethod
     def corpus(self) -> list[Input]:
-        """Return the inputs of the corpus in order. Raises InputError: files are missing, or not as published."""
+        """Return the inputs of the corpus in order. Raises InputError if files are missing or not as published."""
 
     def expected_splits(self) -> set[str]:
         """Return the splits that must not be empty."""
@@ -103,8 +103,8 @@ class LanguageDataModule(PreparedData):
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        own = {self.tokenizer: self._identity} if self.spec.kind == "file" else {}
-        return {**super().source_digests(), **own}
+        tokenizer = {self.tokenizer: self._identity} if self.spec.kind == "file" else {}
+        return {**super().source_digests(), **tokenizer}
 
     def source_digests(self) -> dict[str, str]:
         return self._digests  # computed once: there may be many files
@@ -113,7 +113,7 @@ class LanguageDataModule(PreparedData):
         return [path for each in self._corpus for path in each.paths]
 
     def fetch(self) -> None:
-        """Download what is missing of the corpus and the tokenizer."""
+        """Download the missing files of the corpus and the tokenizer."""
         self.spec.fetch()
         if self.kind != "files":
             self.fetch_files()
@@ -131,7 +131,7 @@ class LanguageDataModule(PreparedData):
         """Make the parts of shard i/n, so that several machines can work at a time; `merge` comes last.
 
         Returns:
-            One line about what there is now.
+            One line about the finished parts.
 
         Raises:
             InputError: see `prepare_data`.
@@ -142,29 +142,30 @@ class LanguageDataModule(PreparedData):
         return preparation.progress()
 
     def merge(self) -> None:
-        """Put all parts together. Raises InputError: one is missing."""
+        """Join all parts. Raises InputError if one is missing."""
         prepare(self.data_root, self.dataset, self.prepared_folder.name, self._finish)
         self.prepare_data()  # removes the parts
 
     def _finish(self, folder: Path) -> None:
-        made = self._preparation().finish(folder)
-        splits = made["splits"]
+        entries = self._preparation().finish(folder)
+        splits = entries["splits"]
         if missing := sorted(self.expected_splits() - splits.keys()):
-            found = ", ".join(f"{entry['documents']:,} for {name}" for name, entry in splits.items())
+            counts = ", ".join(f"{entry['documents']:,} for {name}" for name, entry in splits.items())
             raise InputError(
-                f"{self.dataset}: no document for {missing[0]} ({found or 'none at all'}): hold out more (val_fraction,"
-                " test_fraction), make smaller documents (documents=line), or give files (train*, val*, test*)"
+                f"{self.dataset}: no document for {missing[0]} ({counts or 'none at all'}): hold out more"
+                " (val_fraction, test_fraction), make smaller documents (documents=line), or give files (train*, val*,"
+                " test*)"
             )
-        write_manifest(folder, {"dataset": self.dataset, **self.facts(), **made})
+        write_manifest(folder, {"dataset": self.dataset, **self.facts(), **entries})
 
     def _preparation(self) -> Preparation:
         return Preparation(self.parts_folder, self.dataset, self._corpus, self.spec)
 
-    # -- what a task asks for --------------------------------------------------------------------------------------
+    # -- properties for tasks ---------------------------------------------------------------------------------------
 
     @property
     def end_of_text_id(self) -> int:
-        """The token that ends every document, once prepared."""
+        """The token that ends every document of the prepared data."""
         return int(self.prepared.manifest["end_of_text"])
 
     @property
@@ -203,7 +204,7 @@ class LanguageDataModule(PreparedData):
         return TokenBatch(tokens, tokens, torch.zeros_like(tokens, dtype=torch.bool) if self.isolate else None, None)
 
     def make_dataset(self, split: Split, name: str) -> TokenWindows:
-        """Raises InputError if the split is too small for its streams."""
+        """Return the batches of a split. Raises InputError if the split is too small for its streams."""
         if name != "train":
             return self.evaluation_windows(split)
         if self.order == "streams":
@@ -211,7 +212,7 @@ class LanguageDataModule(PreparedData):
         return Windows(split, self.end_of_text_id, self.length, self.isolate)
 
     def evaluation_windows(self, split: Split) -> TokenWindows:
-        """Return the windows of a split as `evaluation` has them."""
+        """Return the windows of a split that `evaluation` chooses."""
         if self.evaluation == "streams":
             return Streams(split, self.end_of_text_id, self.length, self.evaluation_batch_size, self.isolate)
         return Windows(split, self.end_of_text_id, self.length, self.isolate, self.eval_stride)
@@ -237,23 +238,23 @@ class LanguageDataModule(PreparedData):
         return [f"{tokens} tokens", vocabulary, f"{self.order} in windows of {self.length:,}"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tokenizer, which travels with checkpoints."""
+        """Return the tokenizer, which is stored in checkpoints."""
         file = self.tokenizer_file
-        made = {"file": file.name, "sha256": self.tokenizer_digest, "text": file.read_text(encoding="utf-8")}
-        return {"tokenizer": {**made, "end_of_text": self.end_of_text_id}}
+        entry = {"file": file.name, "sha256": self.tokenizer_digest, "text": file.read_text(encoding="utf-8")}
+        return {"tokenizer": {**entry, "end_of_text": self.end_of_text_id}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Compare the tokenizer of a checkpoint.
+        """Check that a checkpoint has the data's tokenizer.
 
         Raises:
-            InputError: it is not the data's: the network knows other tokens.
+            InputError: it has another one: the network was trained on other tokens.
         """
         if not (stored := state.get("tokenizer")):
             return
-        theirs, ours = stored["sha256"], self.tokenizer_digest
-        if (theirs, stored["end_of_text"]) != (ours, self.end_of_text_id):
+        expected, actual = stored["sha256"], self.tokenizer_digest
+        if (expected, stored["end_of_text"]) != (actual, self.end_of_text_id):
             raise InputError(
-                f"the checkpoint's tokenizer (sha256 {theirs[:12]}…, end of text {stored['end_of_text']}) is not the"
-                f" data's ({self.tokenizer_file}, sha256 {ours[:12]}…, end of text {self.end_of_text_id}): prepare the"
-                " data with the checkpoint's"
+                f"the checkpoint's tokenizer (sha256 {expected[:12]}…, end of text {stored['end_of_text']}) is"
+                f" not the data's ({self.tokenizer_file}, sha256 {actual[:12]}…, end of text {self.end_of_text_id}):"
+                " prepare the data with the checkpoint's"
             )

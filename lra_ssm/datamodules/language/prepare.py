@@ -1,7 +1,7 @@
 """Prepare a corpus: train or load a tokenizer, tokenize each part, join one array for each split.
 
-Parts (`parts.Parts`) lie next to the prepared folder until all are there: a killed preparation continues, and several
-machines that share a file system can make different parts. A part is one large file or several small ones.
+Parts (`parts.Parts`) lie next to the prepared folder until all of them exist: a killed preparation continues, and
+several machines that share a file system can make different parts. A part is one large file or several small ones.
 """
 
 import json
@@ -30,7 +30,7 @@ _BATCH_TEXTS = 4096
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Return (i, n) of "i/n", as 3/16. Raises InputError."""
+    """Return (i, n) from "i/n", as 3/16. Raises InputError if the text is not of this form."""
     matched = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
     if not matched or not 1 <= int(matched[1]) <= int(matched[2]):
         raise InputError(f"shard {text!r}: must be i/n with i from 1 to n, as 3/16")
@@ -48,12 +48,12 @@ class TextCounts(NamedTuple):
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Self:
-        """Return what an entry of a manifest counts."""
+        """Return the counts in an entry of a manifest."""
         return cls(*(entry[name] for name in cls._fields))
 
     @classmethod
     def of_segment(cls, segment: Segment, tokens: int) -> Self:
-        """Return the counts of a segment that became so many tokens."""
+        """Return the counts of a segment that has this many tokens."""
         data = segment.text.encode()
         lines = data.count(b"\n") + (segment.last and not data.endswith(b"\n"))
         return cls(int(segment.first), tokens, len(data), len(data.split()), lines)
@@ -68,10 +68,10 @@ class Preparation:
     """The preparation of a corpus.
 
     Args:
-        folder: of the parts; created with the first.
-        dataset: its name, for messages.
+        folder: folder of the parts; created with the first one.
+        dataset: name of the dataset, for messages.
         inputs: the corpus, in order.
-        spec: its tokenizer.
+        spec: specification of the tokenizer.
     """
 
     def __init__(self, folder: Path, dataset: str, inputs: list[Input], spec: TokenizerSpec) -> None:
@@ -91,13 +91,13 @@ class Preparation:
         size = sum(each.size for number in missing for each in self.inputs[number])
         with Bar(f"tokenizing {self.dataset}", size, in_bytes=True) as bar:
             for number in missing:
-                self.parts.write(number, partial(self._part, tokenizer, bar))
+                self.parts.write(number, partial(self._tokenize_part, tokenizer, bar))
 
     def progress(self) -> str:
         """Return one line about the finished parts."""
-        made = self.parts.count - len(self.parts.missing())
-        more = "; --merge puts them together" if made == self.parts.count else ""
-        return f"{self.folder}: {made} of {self.parts.count} parts are made{more}"
+        finished = self.parts.count - len(self.parts.missing())
+        more = "; --merge puts them together" if finished == self.parts.count else ""
+        return f"{self.folder}: {finished} of {self.parts.count} parts are made{more}"
 
     def finish(self, folder: Path) -> dict[str, Any]:
         """Join all parts into the arrays of each split in an empty folder, the tokenizer next to them.
@@ -115,7 +115,7 @@ class Preparation:
             if not numbers:
                 continue
             tokens = self.parts.join(folder / f"{split}_tokens.npy", f"{split}_tokens", numbers)
-            # A part counts its documents' starts from its own first token.
+            # The starts in a part are counted from the part's first token.
             sizes = [len(part) for part in self.parts.mapped(f"{split}_tokens", numbers)]
             begins = np.cumsum([0, *sizes[:-1]])
             starts = np.concatenate([*map(np.add, self.parts.mapped(f"{split}_starts", numbers), begins)])
@@ -136,27 +136,29 @@ class Preparation:
 
     def _tokenizer(self) -> TextTokenizer:
         """Return the tokenizer of all parts, which the first process makes and saves next to them."""
-        made = self.folder / TOKENIZER_RECORD
-        if not made.is_file():
+        record_file = self.folder / TOKENIZER_RECORD
+        if not record_file.is_file():
             with locked(self.folder / ".lock", "makes the tokenizer"):
-                if not made.is_file():
+                if not record_file.is_file():
                     tokenizer = self._train() if self.spec.is_trained else self.spec.open()
                     tokenizer.save(self.folder)
-                    write_json(made, {"file": tokenizer.file, "end_of_text": tokenizer.end_of_text})
-        entry = json.loads(made.read_text())
-        return load_tokenizer(self.folder / entry["file"], entry["end_of_text"])
+                    write_json(record_file, {"file": tokenizer.file, "end_of_text": tokenizer.end_of_text})
+        record = json.loads(record_file.read_text())
+        return load_tokenizer(self.folder / record["file"], record["end_of_text"])
 
     def _train(self) -> TextTokenizer:
         inputs = [each for part in self.inputs for each in part]
         size = sum(each.size for each in inputs)
         with Bar(f"reading {self.dataset} for its tokenizer", size, in_bytes=True) as bar:
-            found = _read(inputs, bar)
-            return train_tokenizer(self.spec, (segment.text for segment in found if segment.split == "train"))
+            segments = _read(inputs, bar)
+            return train_tokenizer(self.spec, (segment.text for segment in segments if segment.split == "train"))
 
-    def _part(self, tokenizer: TextTokenizer, bar: Bar, number: int) -> tuple[dict[str, Array], dict[str, Any]]:
+    def _tokenize_part(
+        self, tokenizer: TextTokenizer, bar: Bar, number: int
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return the arrays of a part (tokens and starts of each split) and its counts."""
         writers = dict[str, _SplitWriter]()
-        for batch in _batches(_read(self.inputs[number], bar)):
+        for batch in _batch_segments(_read(self.inputs[number], bar)):
             for split in dict.fromkeys(segment.split for segment in batch):
                 if split not in writers:
                     writers[split] = _SplitWriter(self.folder, tokenizer)
@@ -169,19 +171,19 @@ class Preparation:
 
 
 class _SplitWriter:
-    """Collects what a split has of a part."""
+    """Collects the tokens of one split in a part."""
 
     def __init__(self, folder: Path, tokenizer: TextTokenizer) -> None:
         self.tokenizer, self.tokens = tokenizer, Growing(folder, tokenizer.dtype)
         self.starts = list[Array]()
         self.sources = defaultdict[str, TextCounts](TextCounts)
 
-    def append(self, found: list[Segment]) -> None:
-        tokens, lengths = self.tokenizer.encode([each.text for each in found], [each.last for each in found])
+    def append(self, segments: list[Segment]) -> None:
+        tokens, lengths = self.tokenizer.encode([each.text for each in segments], [each.last for each in segments])
         begins = len(self.tokens) + np.cumsum(lengths) - lengths
-        self.starts.append(begins[np.array([each.first for each in found])])
+        self.starts.append(begins[np.array([each.first for each in segments])])
         self.tokens.append(tokens)
-        for each, length in zip(found, lengths.tolist(), strict=True):
+        for each, length in zip(segments, lengths.tolist(), strict=True):
             counts = TextCounts.of_segment(each, length)
             self.sources[each.source] = add_counts((self.sources[each.source], counts))
 
@@ -190,19 +192,19 @@ def _read(inputs: list[Input], bar: Bar) -> Iterator[Segment]:
     """Yield the segments of inputs. The bar advances with their text, and at the end of each input to its size, which
     may be that of compressed text."""
     for each in inputs:
-        left = each.size
+        remaining = each.size
         for segment in each.read():
             yield segment
-            step = min(len(segment.text), left)
-            left -= step
+            step = min(len(segment.text), remaining)
+            remaining -= step
             bar.advance(step)
-        bar.advance(left)
+        bar.advance(remaining)
 
 
-def _batches(found: Iterator[Segment]) -> Iterator[list[Segment]]:
+def _batch_segments(segments: Iterator[Segment]) -> Iterator[list[Segment]]:
     """Yield lists of segments that are tokenized together."""
     batch, size = list[Segment](), 0
-    for segment in found:
+    for segment in segments:
         batch.append(segment)
         size += len(segment.text)
         if size >= _BATCH_SIZE or len(batch) == _BATCH_TEXTS:

@@ -1,11 +1,11 @@
-"""Tokenizers: texts to one flat array of tokens, and back.
+"""Tokenizers: encode texts as one flat array of tokens, and decode tokens.
 
 - bytes: ids 0–255 are the bytes of the UTF-8, 256 ends a text.
 - characters: `<eos>` 0, `<unk>` 1, then those of the training texts, the most frequent first, equally frequent ones by
   code point; every one that they hold (min_freq 1).
 - words, as in state-spaces/s4 (src/dataloaders/lm.py) and transformer-xl (utils/vocabulary.py): split at white space,
-  case kept. Id 0 is the end of a line, which ends every line, blank ones too, and thereby the text. Words follow by
-  falling frequency in the training texts, equally frequent ones by first occurrence. `<unk>` is one of these words, as
+  with their case. Id 0 is the end of a line, which ends every line, blank ones too, and thereby the text. Words follow
+  by falling frequency in the training texts, equally frequent ones by first occurrence. `<unk>` is one of them, as
   in WikiText; if the training texts do not have it, it gets the last id. A tokenizer.json of the model WordLevel.
 - bpe: a byte-level BPE trained on the training texts (Sennrich et al. 2016; the bytes as GPT-2 has them, Radford et al.
   2019): the same file for the same texts however they are cut or computed.
@@ -37,7 +37,7 @@ _CODE_POINTS = 0x110000  # Unicode has no more
 
 
 class Encoded(NamedTuple):
-    """Tokens of texts one after another (all,), and how many each text has (texts,) int64."""
+    """The tokens of all texts, one text after another (all,), and the number of tokens of each text (texts,) int64."""
 
     tokens: Array
     lengths: IntArray
@@ -69,7 +69,7 @@ class TextTokenizer(ABC):
         self.dtype = np.dtype(token_dtype(vocab_size))
 
     def encode(self, texts: Sequence[str], last: Sequence[bool]) -> Encoded:
-        """Return the tokens of texts (n); last (n): whether a text ends its document, whereupon end_of_text follows.
+        """Return the tokens of texts (n); last (n): whether a text ends its document, so that end_of_text follows.
 
         Raises:
             InputError: a text holds half of a surrogate pair, or something that the tokenizer has no token for.
@@ -96,12 +96,12 @@ class TextTokenizer(ABC):
         """Return the text of tokens; what is not UTF-8 becomes U+FFFD."""
 
     def unknown(self, text: str) -> list[str]:
-        """Return the parts of a text that only `<unk>` stands for, each once; none where bytes are tokens."""
+        """Return the distinct parts of a text that become `<unk>`; none where bytes are tokens."""
         return []
 
     @abstractmethod
     def content(self) -> bytes:
-        """Return what `save` writes."""
+        """Return the bytes that `save` writes."""
 
     def save(self, folder: Path) -> Path:
         """Write `file` into a folder, whole or not at all; return its path."""
@@ -111,7 +111,7 @@ class TextTokenizer(ABC):
 
     @property
     def digest(self) -> str:
-        """The sha256 of what `save` writes, in hexadecimal."""
+        """The sha256 of the saved file, in hexadecimal."""
         return hashlib.sha256(self.content()).hexdigest()
 
     @property
@@ -121,7 +121,7 @@ class TextTokenizer(ABC):
 
 
 class CharacterTokenizer(TextTokenizer):
-    """Characters; others than the given ones are `<unk>`. (numpy: forty times as fast as `tokenizers`.)
+    """Characters; all except the listed ones are `<unk>`. (numpy: forty times as fast as `tokenizers`.)
 
     Args:
         characters: distinct, in the order of their ids, which follow those of `<eos>` and `<unk>`.
@@ -148,7 +148,7 @@ class CharacterTokenizer(TextTokenizer):
 
 
 class ByteTokenizer(TextTokenizer):
-    """The bytes of the UTF-8."""
+    """Bytes of UTF-8."""
 
     def __init__(self) -> None:
         super().__init__(257, 256)
@@ -165,16 +165,16 @@ class ByteTokenizer(TextTokenizer):
 
 
 class SubwordTokenizer(TextTokenizer):
-    """A tokenizer.json. Special tokens in a text are text; its own truncation, padding and dropout are switched off.
+    """A tokenizer.json. Special tokens in a text are text; truncation, padding and dropout are switched off.
 
     Only end_of_text is added to a text. A vocabulary of whole words with the token "\\n" ends every line with it, and
     thereby the text.
 
     Args:
         data: the file's content.
-        end_of_text: the token, or its id, that ends texts; None: what `named` says, else the first known one there is.
-        name: what messages call it: its path.
-        named: the token that ends texts by a file next to it.
+        end_of_text: the token, or its id, that ends texts; None for `named`, or the first known one in the vocabulary.
+        name: its name in messages: the path.
+        named: the token that ends texts, as a file next to it names it.
 
     Raises:
         InputError: it is not such a file, or no token is known to end texts.
@@ -183,19 +183,21 @@ class SubwordTokenizer(TextTokenizer):
     file = TOKENIZER
 
     def __init__(self, data: bytes, end_of_text: str | int | None, name: str, named: str | None = None) -> None:
-        self._data, self._name, self._tokenizer = data, name, _read(data, name)
+        self._data, self._name, self._tokenizer = data, name, _open_tokenizer_json(data, name)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         model = json.loads(data)["model"]
         self.ends_lines = model.get("type") == "WordLevel" and LINE_END in vocabulary
-        self.end_of_text_name = LINE_END if self.ends_lines else self._end_of_text(end_of_text, named, vocabulary)
+        self.end_of_text_name = LINE_END if self.ends_lines else self._find_end_of_text(end_of_text, named, vocabulary)
         super().__init__(max(vocabulary.values()) + 1, vocabulary[self.end_of_text_name])
         unknown = model.get("unk_token"), model.get("unk_id")  # by name, or in a Unigram model by id
         self._unknown = vocabulary.get(unknown[0] or "", unknown[1])
         first = self._tokenizer.encode("a")
-        before = takewhile(lambda pair: pair[1], zip(first.ids, first.special_tokens_mask, strict=True))
-        self.prefix = tuple(id_ for id_, _ in before)
+        special = takewhile(lambda pair: pair[1], zip(first.ids, first.special_tokens_mask, strict=True))
+        self.prefix = tuple(id_ for id_, _ in special)
         if not self.ends_lines:
-            self._tokenizer.add_special_tokens([self.end_of_text_name])  # if it is not yet: a text could end itself
+            self._tokenizer.add_special_tokens(
+                [self.end_of_text_name]
+            )  # else a text that spells it out could end itself
         self._tokenizer.encode_special_tokens = True
 
     def _encode(self, texts: Sequence[str], last: Sequence[bool]) -> Iterator[Array]:
@@ -206,7 +208,7 @@ class SubwordTokenizer(TextTokenizer):
         try:
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # the library raises nothing more particular
-            "".join(texts).encode()  # raises UnicodeEncodeError, where that is why
+            "".join(texts).encode()  # raises UnicodeEncodeError if that is the cause
             raise InputError(f"{self._name}: cannot encode a text ({error})") from error
         for encoding in encodings:
             tokens = np.array(encoding.ids, self.dtype)
@@ -221,27 +223,27 @@ class SubwordTokenizer(TextTokenizer):
 
     def unknown(self, text: str) -> list[str]:
         try:
-            found = self._tokenizer.encode(text, add_special_tokens=False)
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
         except TypeError:  # half of a surrogate pair, which `encode` reports
             return []
-        places = zip(found.ids, found.offsets, strict=True)
+        places = zip(encoding.ids, encoding.offsets, strict=True)
         parts = (text[begin:end] for id_, (begin, end) in places if id_ == self._unknown)
         return [part for part in dict.fromkeys(parts) if not (self.ends_lines and part == UNK)]
 
     def content(self) -> bytes:
         return self._data
 
-    def _end_of_text(self, given: str | int | None, named: str | None, vocabulary: dict[str, int]) -> str:
+    def _find_end_of_text(self, end_of_text: str | int | None, named: str | None, vocabulary: dict[str, int]) -> str:
         """Return the token of the vocabulary that ends texts."""
         by_id: dict[Any, str] = {id_: token for token, id_ in vocabulary.items()}
-        wanted = (named, *KNOWN_END_TOKENS) if given is None else (by_id.get(given, given),)
-        for token in wanted:
+        candidates = (named, *KNOWN_END_TOKENS) if end_of_text is None else (by_id.get(end_of_text, end_of_text),)
+        for token in candidates:
             if token in vocabulary:
                 return str(token)
         special = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
-        what = f"end_of_text {given!r} is not one of its tokens"
-        what = "which token ends a text is not known; give end_of_text" if given is None else what
-        raise InputError(f"{self._name}: {what}; {hint(str(given), special, 'special are')}")
+        message = f"end_of_text {end_of_text!r} is not one of its tokens"
+        message = "which token ends a text is not known; give end_of_text" if end_of_text is None else message
+        raise InputError(f"{self._name}: {message}; {hint(str(end_of_text), special, 'special are')}")
 
 
 def _use_threads() -> None:
@@ -251,7 +253,7 @@ def _use_threads() -> None:
         os.register_at_fork(after_in_child=lambda: os.environ.__setitem__(name, "false"))
 
 
-def _read(data: bytes, name: str) -> Any:
+def _open_tokenizer_json(data: bytes, name: str) -> Any:
     from tokenizers import Tokenizer
 
     try:
@@ -280,7 +282,7 @@ def words_of(words: Sequence[str]) -> SubwordTokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
-    """Return a BPE of `vocab_size` tokens, or fewer for small texts: all that occur as pairs."""
+    """Return a BPE of `vocab_size` tokens, or fewer for small texts, which have too few pairs."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     _use_threads()

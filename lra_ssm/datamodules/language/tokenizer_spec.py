@@ -40,9 +40,9 @@ class TokenizerSpec:
     """A checked specification.
 
     Attributes:
-        text: as given.
-        size: tokens of a bpe.
-        path: of the file, for "file".
+        text: the setting.
+        size: number of tokens of a bpe.
+        path: path of the file, for "file".
         end_of_text: of a tokenizer.json: the token that ends texts; None if it is known or named next to it.
     """
 
@@ -61,12 +61,12 @@ class TokenizerSpec:
         """Return a text that is equal for equal tokenizers: a file's sha256 with the end-of-text token that the file
         next to it names; else the specification. Raises OSError if the file cannot be read."""
         if self.kind == "file":
-            end = _named_end(self.path)
+            end = _read_named_end(self.path)
             return f"sha256:{hashlib.sha256(self.path.read_bytes()).hexdigest()}" + (f" {end}" if end else "")
         return f"bpe:{self.size}" if self.kind == "bpe" else self.text
 
     def open(self) -> TextTokenizer:
-        """Return a tokenizer that is not trained on the corpus; one of the Hub's from the cache.
+        """Return a tokenizer that is not trained on the corpus; the Hub's tokenizers are in the cache.
 
         Raises:
             InputError: it is missing, or not a tokenizer.
@@ -74,13 +74,13 @@ class TokenizerSpec:
         assert not self.is_trained
         if self.kind == "bytes":
             return ByteTokenizer()
-        path = self.path if self.kind == "file" else _from_hub(self.text, cached=True)
+        path = self.path if self.kind == "file" else _find_on_hub(self.text, cached=True)
         return load_tokenizer(path, self.end_of_text)
 
     def fetch(self) -> None:
-        """Download a tokenizer of the Hub to its cache. Raises InputError."""
+        """Download a tokenizer from the Hub to the cache. Raises InputError if that fails."""
         if self.kind == "hub":
-            _from_hub(self.text, cached=False)
+            _find_on_hub(self.text, cached=False)
 
 
 def parse_tokenizer(text: str, end_of_text: str | None = None) -> TokenizerSpec:
@@ -98,12 +98,12 @@ def parse_tokenizer(text: str, end_of_text: str | None = None) -> TokenizerSpec:
         return TokenizerSpec(text, "bpe", int(number))
     path = Path(os.path.expanduser(text))
     if text and path.exists():
-        return TokenizerSpec(text, "file", path=_file_of(path).absolute(), end_of_text=end_of_text)
+        return TokenizerSpec(text, "file", path=_tokenizer_file(path).absolute(), end_of_text=end_of_text)
     if not _HUB.fullmatch(text) or text.endswith(".json"):
         valid = f"{', '.join(KINDS)}, a tokenizer.json, a folder with one, or a name of the hub"
         raise InputError(f"tokenizer {text!r}: there is no such path; it must be {valid}")
-    if (near := hint(text, KINDS)).startswith("did you mean"):
-        raise InputError(f"tokenizer {text!r}: {near}")
+    if (suggestion := hint(text, KINDS)).startswith("did you mean"):
+        raise InputError(f"tokenizer {text!r}: {suggestion}")
     return TokenizerSpec(text, "hub", end_of_text=end_of_text)
 
 
@@ -134,8 +134,8 @@ def load_tokenizer(path: Path, end_of_text: str | int | None = None) -> TextToke
         InputError: it is not a tokenizer that this package reads, or the folder has none.
         OSError: the file cannot be read.
     """
-    path = _file_of(path)
-    return read_tokenizer(path.read_bytes(), str(path), end_of_text, _named_end(path))
+    path = _tokenizer_file(path)
+    return read_tokenizer(path.read_bytes(), str(path), end_of_text, _read_named_end(path))
 
 
 def read_tokenizer(
@@ -145,7 +145,7 @@ def read_tokenizer(
 
     Raises InputError if it is not a tokenizer that this package reads.
     """
-    content = _parsed(data, name)
+    content = _parse_json(data, name)
     if "kind" not in content:
         return SubwordTokenizer(data, end_of_text, name, named_end)
     try:
@@ -154,7 +154,7 @@ def read_tokenizer(
         raise InputError(f"{name}: is not a saved vocabulary of bytes or characters") from error
 
 
-def _file_of(path: Path) -> Path:
+def _tokenizer_file(path: Path) -> Path:
     """Return the file of a tokenizer. Raises InputError if the folder has none."""
     if not path.is_dir():
         return path
@@ -164,17 +164,17 @@ def _file_of(path: Path) -> Path:
     raise InputError(f"{path}: has no {TOKENIZER}, the form of tokenizer that runs no code")
 
 
-def _named_end(path: Path) -> str | None:
+def _read_named_end(path: Path) -> str | None:
     """Return the end-of-text token that the tokenizer_config.json next to it names; None for none."""
     config = path.with_name(_CONFIG)
     if not config.is_file():
         return None
-    token = _parsed(config.read_bytes(), config).get("eos_token")
+    token = _parse_json(config.read_bytes(), config).get("eos_token")
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
 
-def _parsed(data: bytes, path: Path | str) -> dict[str, Any]:
+def _parse_json(data: bytes, path: Path | str) -> dict[str, Any]:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -184,7 +184,7 @@ def _parsed(data: bytes, path: Path | str) -> dict[str, Any]:
     return content
 
 
-def _from_hub(name: str, cached: bool) -> Path:
+def _find_on_hub(name: str, cached: bool) -> Path:
     """Return a repository's tokenizer.json in the Hub's cache, next to its tokenizer_config.json if it has one.
 
     `cached` uses no network.
@@ -200,7 +200,9 @@ def _from_hub(name: str, cached: bool) -> Path:
             download(_CONFIG)
         return Path(file)
     except Exception as error:  # of the Hub, the network or the disk
-        why = f"its {TOKENIZER} cannot be downloaded from the hub ({describe_error(error)})"
+        reason = f"its {TOKENIZER} cannot be downloaded from the hub ({describe_error(error)})"
         if cached and isinstance(error, LocalEntryNotFoundError):
-            why = f"the hub's cache has no {TOKENIZER} of it; `lra-ssm prepare` downloads it where there is a network"
-        raise InputError(f"tokenizer {name}: {why}; or give a path, or one of {', '.join(KINDS)}") from error
+            reason = (
+                f"the hub's cache has no {TOKENIZER} of it; `lra-ssm prepare` downloads it where there is a network"
+            )
+        raise InputError(f"tokenizer {name}: {reason}; or give a path, or one of {', '.join(KINDS)}") from error

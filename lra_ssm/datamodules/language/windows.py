@@ -1,7 +1,7 @@
 """Batches of windows over a stream of tokens.
 
-Every token of a stream t_0 … t_{N−1} is a target once, and the input at its position is the token before it. Before t_0
-stands the end-of-text token, as before every first token of a document.
+Every token of a stream t_0 … t_{N−1} is a target once, and the input at its position is the token before it. The
+end-of-text token precedes t_0, as it precedes the first token of every document.
 
 B batch, L length of a window, N tokens of a split.
 """
@@ -54,15 +54,15 @@ class TokenWindows(BatchDataset):
         rows, tokens = self.rows(examples), self.stream["tokens"]
         lengths = rows.end - rows.begin
         width = int(lengths.max())
-        found = np.zeros((len(examples), width + 1), dtype=tokens.dtype)
-        for row, begin, end in zip(found, rows.begin.tolist(), rows.end.tolist(), strict=True):
+        windows = np.zeros((len(examples), width + 1), dtype=tokens.dtype)
+        for row, begin, end in zip(windows, rows.begin.tolist(), rows.end.tolist(), strict=True):
             if begin:
                 row[: end - begin + 1] = tokens[begin - 1 : end]
             else:
                 row[0], row[1 : end + 1] = self.end_of_text, tokens[:end]
-        inputs, targets = found[:, :-1].astype(np.int64), found[:, 1:].astype(np.int64)
-        same = (lengths == width).all()
-        if not same:
+        inputs, targets = windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
+        all_full = (lengths == width).all()
+        if not all_full:
             padding = np.arange(width) >= lengths[:, None]
             inputs[padding], targets[padding] = 0, NOT_SCORED
         if (rows.scored > rows.begin).any():
@@ -71,7 +71,7 @@ class TokenWindows(BatchDataset):
             torch.from_numpy(inputs),
             torch.from_numpy(targets),
             self._reset(rows, width),
-            None if same else torch.from_numpy(lengths),
+            None if all_full else torch.from_numpy(lengths),
         )
 
     def _reset(self, rows: _Rows, width: int) -> torch.Tensor | None:
@@ -88,16 +88,16 @@ class TokenWindows(BatchDataset):
 
 
 class Windows(TokenWindows):
-    """Windows as examples by themselves: in any order for training, in order for evaluation.
+    """Independent windows: in any order for training, in order for evaluation.
 
-    Window k has the targets kS … kS + L − 1, S the stride. With S = L every token is in one window; with less, windows
-    overlap, and of all but the first only the last S targets are scored: each with at least L − S tokens before it that
-    the model sees.
+    Window k has the targets kS … kS + L − 1, S the stride. With S = L every token is in one window; with a smaller S,
+    windows overlap, and every window but the first scores only its last S targets: the model sees at least L − S tokens
+    before each of them.
 
     Args:
         stream, end_of_text: see `TokenWindows`.
         length: L, of a window; the last one may be shorter.
-        isolate: whether documents are isolated by reset; without, it is None.
+        isolate: whether documents are isolated by reset, which is None otherwise.
         stride: S; None for L.
     """
 

@@ -1,7 +1,7 @@
 """ListOps: nested operators on digits, ten classes; generated with LRA's distribution or read from LRA's files.
 
 LRA's own generator has no seed and takes its splits from the iteration order of a set. Here expressions come in
-numbered blocks, each a pure function of (seed, number); blocks are taken in order and duplicates of anything before are
+numbered blocks, each a pure function of (seed, number); blocks are taken in order and repeated expressions are
 dropped, so that the result does not depend on which process computed which block.
 
 LRA's files are basic_{train,val,test}.tsv: a header `Source\\tTarget`, then one expression and its value per line:
@@ -41,7 +41,7 @@ from lra_ssm.errors import InputError
 
 FOLDER = "listops-1000"
 NAMES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}
-# Generation is given up after so many blocks (50,000 attempts) without a new expression.
+# Generation stops with an error after this many blocks (50,000 attempts) without a new expression.
 WINDOW_BLOCKS = 100
 
 _IDS = {token.encode(): index for index, token in enumerate(VOCABULARY) if index >= FIRST_DIGIT_ID} | {b"X": CLOSE_ID}
@@ -166,7 +166,7 @@ def generate(
     """Yield `count` distinct expressions with their values, in an order that depends only on (trees, seed).
 
     Args:
-        trees: what to draw from.
+        trees: the distribution of expressions.
         seed: any integer.
         count: how many expressions; a larger count begins with those of a smaller one.
         workers: number of processes; None for one per core. Does not change the result.
@@ -175,18 +175,18 @@ def generate(
         InputError: too few (new) expressions turn up.
     """
     seen: set[bytes] = set()
-    last_found = 0  # the number of the last block that had a new expression
+    last_new = 0  # the number of the last block that had a new expression
     with closing(ordered_map(partial(sample_block, trees, seed), count_from(), workers)) as blocks:
         for number, block in enumerate(blocks, start=1):
             for expression, label in zip(block.expressions, block.labels, strict=True):
                 key = blake2b(expression, digest_size=16).digest()
                 if key not in seen:
                     seen.add(key)
-                    last_found = number
+                    last_new = number
                     yield expression, label
                     if len(seen) == count:
                         return
-            if number - last_found == WINDOW_BLOCKS:
+            if number - last_new == WINDOW_BLOCKS:
                 raise InputError(
                     f"ListOps length_bounds ({trees.min_length}, {trees.max_length}), max_depth {trees.max_depth},"
                     f" max_args {trees.max_args}: {count} different expressions are asked for, but only {len(seen)}"

@@ -1,6 +1,6 @@
 """ListOps: vocabulary, meaning of the operators, and the sampling of one numbered block of expressions.
 
-Imports only the standard library, so that a process that samples starts at once.
+This module imports only the standard library, so that sampling processes start fast.
 
 Source: Nangia and Bowman, "ListOps" (2018); settings as in google-research/long-range-arena,
 lra_benchmarks/data/listops.py.
@@ -16,7 +16,7 @@ CLOSE = "]"
 
 
 def _median(values: Sequence[int]) -> int:
-    """int(np.median(values)): the middle value, or the truncated mean of the middle two."""
+    """Return int(np.median(values)): the middle value, or the truncated mean of the middle two."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) // 2
 
@@ -33,7 +33,7 @@ OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
     "[SM": _sum_modulo,
 }
 
-# The order is ours and fixed.
+# This order must not change.
 VOCABULARY: tuple[str, ...] = ("<pad>", "<unk>", "<eos>", *DIGITS, *OPERATORS, CLOSE)
 PAD_ID, UNK_ID, EOS_ID = 0, 1, 2
 FIRST_DIGIT_ID = VOCABULARY.index("0")
@@ -71,7 +71,7 @@ def sample_block(settings: TreeSettings, seed: int, number: int) -> Block:
     integer and `.random()` only, which the standard library promises not to change.
 
     LRA draws trees whose root is an operator with probability .25 and a leaf otherwise, then drops those outside the
-    bounds. Two shortcuts leave the distribution of the kept ones as it is. The root is always an operator here: a
+    bounds. Two shortcuts do not change the distribution of the kept ones. The root is always an operator here: a
     leaf has length 1 and is never kept. And a tree is abandoned as soon as it is too long: how far the stream was
     read by then depends only on numbers already drawn, so what follows is as independent of the past as before.
     """

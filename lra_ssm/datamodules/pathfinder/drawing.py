@@ -3,7 +3,7 @@
 A paddle starts at a whole pixel and has one of few directions: 360 whole degrees for the first of a snake, the pixels
 of a small circle for the others. So each is a stamp of a few pixels, and whether two overlap, what is free around them
 and how they look is read from tables of whole numbers; the floating-point arithmetic that makes the tables is rounded
-where no processor's last bit can matter. Needs only numpy.
+where no processor's last bit can matter. This module needs only numpy.
 
 Masks and images have a frame of `reach` pixels around them so that stamps need no clipping: T = image_size + 2 reach
 is the side of a framed image, and a pixel (y, x) of the image is number (y + reach) T + x + reach of it.
@@ -38,7 +38,7 @@ TIE = 1e-6
 class Stamps(NamedTuple):
     """Pixels of every stamp: offsets from the start in a framed image (stamps, P) and values (stamps, P) uint8.
 
-    Shorter lists are filled up with their own first pixel, which changes neither a comparison nor a maximum.
+    Shorter lists repeat their first pixel, which changes neither a comparison nor a maximum.
     """
 
     offsets: Ints
@@ -136,11 +136,11 @@ def _stamps(images: Bytes, side: int, keep: int = 1) -> Stamps:
     values = np.zeros((len(images), count), dtype=np.uint8)
     for row, image in enumerate(images):
         y, x = np.nonzero(image >= keep)
-        here = len(y)
-        offsets[row, :here] = (y - size // 2) * side + x - size // 2
-        values[row, :here] = image[y, x]
-        if here:
-            offsets[row, here:], values[row, here:] = offsets[row, 0], values[row, 0]
+        num_pixels = len(y)
+        offsets[row, :num_pixels] = (y - size // 2) * side + x - size // 2
+        values[row, :num_pixels] = image[y, x]
+        if num_pixels:
+            offsets[row, num_pixels:], values[row, num_pixels:] = offsets[row, 0], values[row, 0]
     return Stamps(offsets, values)
 
 
@@ -163,8 +163,8 @@ def paddle_tables(settings: PathfinderSettings, margin: int) -> PaddleTables:
     circle = _circle(length + margin)
     degrees = [math.radians(degree) for degree in range(-180, 180)]
     angles = degrees + [math.atan2(dy, dx) for dy, dx in circle]
-    drawn = degrees + [angle + math.pi for angle in angles[DEGREES:]]
-    fine_ends = [(_ceil(length * scale * math.sin(a)), _ceil(length * scale * math.cos(a))) for a in drawn]
+    line_angles = degrees + [angle + math.pi for angle in angles[DEGREES:]]
+    fine_ends = [(_ceil(length * scale * math.sin(a)), _ceil(length * scale * math.cos(a))) for a in line_angles]
     width = round(settings.paddle_thickness * scale)
     fine = np.stack([draw_line(2 * extent * scale + 1, end, width) for end in fine_ends])
     mask = lanczos(dilate(fine, margin * scale), 2 * extent + 1)
@@ -213,8 +213,8 @@ def _weights(angles: Floats, continuity: float) -> tuple[Ints, npt.NDArray[np.in
     turn = np.abs(angles[DEGREES:][None] - angles[:, None])
     turn = np.minimum(np.minimum(turn, 2 * np.pi - turn) * continuity, np.pi / 2)
     weights = np.floor(np.cos(turn) ** 2 * WEIGHT_ONE + TIE).astype(np.int32)
-    most = max(int((weights > 0).sum(axis=1).max()), 1)
-    ahead = np.sort(np.argsort(weights == 0, axis=1, kind="stable")[:, :most], axis=1)
+    max_count = max(int((weights > 0).sum(axis=1).max()), 1)
+    ahead = np.sort(np.argsort(weights == 0, axis=1, kind="stable")[:, :max_count], axis=1)
     return ahead, np.take_along_axis(weights, ahead, axis=1)
 
 

@@ -4,7 +4,7 @@
     block.images, block.labels, block.geometry
 
 `Pathfinder` (module.py) prepares many blocks as a dataset; docs/pathfinder.md writes them as LRA's archive has them.
-Worker processes import only this: neither torch nor lightning.
+Worker processes import only this module, neither torch nor lightning.
 
 Sources: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units" (2018), with
 the algorithm of its public generator; Tay et al., "Long Range Arena" (2021).
@@ -32,9 +32,9 @@ from lra_ssm.datamodules.pathfinder.snakes import Canvas, Paddles, below, grow_c
 
 Shorts = npt.NDArray[np.uint16]
 
-# Raise when the same settings and seed would give other images than before.
+# Increase this when the same settings and seed would give other images than before.
 GENERATOR_VERSION = 1
-# Images drawn at the same time, for the cache's sake.
+# Number of images that are drawn together, so that they fit into the cache.
 CHUNK = 64
 
 
@@ -68,17 +68,17 @@ def block_generator(seed: int, block: int) -> np.random.RandomState:
 def generate_block(settings: PathfinderSettings, seed: int, block: int, size: int) -> PathfinderBlock:
     """Draw one block.
 
-    Labels are exactly balanced: half of them 1, and of an odd number one more in odd blocks. A label decides
+    Labels are exactly balanced: half of them are 1; of an odd number, odd blocks have one more. A label decides
     where the second disc is and nothing else.
 
     Args:
-        settings: what to draw from.
+        settings: parameters of the images.
         seed: any integer.
         block: the block's number, from 0.
         size: images in it; another size gives other images.
     """
     rng = block_generator(seed, block)
-    labels = _shuffled((np.arange(size) + block) % 2, rng)
+    labels = _shuffle((np.arange(size) + block) % 2, rng)
     margins = np.array(settings.paddle_margins)[below(rng, len(settings.paddle_margins), size)]
     # Chosen before the contours are drawn, so that labels do not depend on which contours succeed.
     origins = below(rng, 2, size)
@@ -100,7 +100,7 @@ def generate_block(settings: PathfinderSettings, seed: int, block: int, size: in
         for first in range(0, len(numbers), CHUNK):
             chunk = numbers[first : first + CHUNK]
             part = Paddles(*(array[first : first + CHUNK] for array in contours))
-            images[chunk] = _finish(settings, tables, part, chunk, geometry, rng)
+            images[chunk] = _draw_chunk(settings, tables, part, chunk, geometry, rng)
     return PathfinderBlock(images, labels.astype(np.uint8), geometry)
 
 
@@ -112,14 +112,14 @@ def draw_block(parts: Parts, settings: PathfinderSettings, seed: int, numbered: 
     number, size = numbered
 
     def draw(block: int) -> tuple[dict[str, Bytes | Ints], dict[str, int]]:
-        drawn = generate_block(settings, seed, block, size)
-        return {"images": drawn.images, "labels": drawn.labels.astype(np.int64)}, {"images": size}
+        result = generate_block(settings, seed, block, size)
+        return {"images": result.images, "labels": result.labels.astype(np.int64)}, {"images": size}
 
     parts.write(number, draw)
     return size
 
 
-def _finish(
+def _draw_chunk(
     settings: PathfinderSettings,
     tables: PaddleTables,
     contours: Paddles,
@@ -143,27 +143,27 @@ def _finish(
     geometry.contours[numbers] = _points(tables, contours)
     geometry.distractors[numbers] = _points(tables, distractors)
     geometry.markers[numbers] = _pixels(tables, discs)
-    drawn = [
+    layers = [
         (contours, _contour_contrasts(settings, count, rng)),
         (distractors, _pick(settings.snake_contrasts, distractors.starts.shape, rng)),
     ]
-    return _drawn(settings, tables, drawn, discs)
+    return _draw_images(settings, tables, layers, discs)
 
 
-def _drawn(
-    settings: PathfinderSettings, tables: PaddleTables, drawn: list[tuple[Paddles, Shorts]], discs: Ints
+def _draw_images(
+    settings: PathfinderSettings, tables: PaddleTables, layers: list[tuple[Paddles, Shorts]], discs: Ints
 ) -> Bytes:
     """Draw images (m, size, size) of paddles with their contrasts, and of discs (m, 2)."""
     count, area = len(discs), tables.side**2
     # In hundredths of 1/255: contrasts are given to two digits.
     sheet = np.zeros(count * area, dtype=np.uint16)
-    for paddles, contrasts in drawn:
+    for paddles, contrasts in layers:
         flat = Paddles(*(array.reshape(count, -1) for array in paddles))
         for column, percent in enumerate(contrasts.reshape(count, -1).T):
-            there = np.flatnonzero(flat.starts[:, column] >= 0)
-            stamps = flat.stamps[there, column]
-            pixels = (there * area + flat.starts[there, column])[:, None] + tables.line.offsets[stamps]
-            values = tables.line.values[stamps] * percent[there, None]
+            present = np.flatnonzero(flat.starts[:, column] >= 0)
+            stamps = flat.stamps[present, column]
+            pixels = (present * area + flat.starts[present, column])[:, None] + tables.line.offsets[stamps]
+            values = tables.line.values[stamps] * percent[present, None]
             sheet[pixels] = np.maximum(sheet[pixels], values)
     disc = marker_stamp(settings, tables.side)
     lanes = np.arange(count)
@@ -177,8 +177,8 @@ def _drawn(
     return (framed * scale + np.float32(0.5)).astype(np.uint8)
 
 
-def _shuffled(values: Ints, rng: np.random.RandomState) -> Ints:
-    # Not RandomState.permutation: here too, random_sample is all that is used.
+def _shuffle(values: Ints, rng: np.random.RandomState) -> Ints:
+    # Not RandomState.permutation: only the stream of random_sample is used.
     return values[np.argsort(rng.random_sample(len(values)), kind="stable")]
 
 

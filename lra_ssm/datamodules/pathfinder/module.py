@@ -51,7 +51,7 @@ class Pathfinder(ImageData):
         num_images: number of generated images over all splits; with `limit`, fewer are drawn.
         generator_seed: seed of the generated images.
         inputs: "unit": pixels in [0, 1], as in the S4 code; "symmetric": in [−1, 1], as in S5's; "integers": 0 to 255,
-            as in LRA's own.
+            as in LRA's code.
         split: 80, 10 and 10 % of all images, "random", as in the public S4 code, or in "file_order", as in LRA's.
     """
 
@@ -77,7 +77,7 @@ class Pathfinder(ImageData):
         self.image_size = (self.resolution, self.resolution)
         self.d_input = None if self.inputs == "integers" else 1
         self.vocab_size = 256 if self.inputs == "integers" else None
-        self._left_out = 0  # empty images of LRA's
+        self._left_out = 0  # number of empty images in LRA's archive
 
     def unused_settings(self) -> set[str]:
         unused = {"split_seed"} if self.split == "file_order" else set()

@@ -16,7 +16,7 @@ class PathfinderSettings(NamedTuple):
     """Parameters of one kind of image. Lengths are in pixels; names are those of the public generator where it has one.
 
     A paddle is one short straight line; a snake is a chain of paddles. The two snakes of `contour_length` paddles are
-    the contours of which the question is asked, the others distract.
+    the contours that the question is about; the others are distractors.
     """
 
     image_size: int  # side of the square image

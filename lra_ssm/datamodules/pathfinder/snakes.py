@@ -30,7 +30,7 @@ LANES = 256
 
 
 class Paddles(NamedTuple):
-    """Paddles as stamps: where each starts, as a pixel of the framed image, and which it is; -1: not drawn."""
+    """Paddles: the pixel of the framed image where each starts, and its stamp; -1 for one that is not drawn."""
 
     starts: Ints
     stamps: Ints
@@ -75,10 +75,10 @@ def extend(
     """Find the next paddle of a snake in each lane, without adding it to the canvas.
 
     Args:
-        canvas: everything but the snakes' own last paddles.
+        canvas: everything except the last paddles of these snakes.
         lanes, pivots, stamps: (m,) the snakes' last pivots and paddles.
         retrials: how often an overlapping paddle is drawn again.
-        rng: where to draw from.
+        rng: source of random numbers.
 
     Returns:
         (m,) each: the new pivots, and the new paddles' starts and stamps, both -1 where none fits.
@@ -91,7 +91,7 @@ def extend(
     around = np.ascontiguousarray(around.transpose(1, 0, 2))
     sums = np.cumsum(tables.weights[stamps] * (FULL - around.max(axis=0)), axis=1, dtype=np.int32)
     totals = sums[:, -1]
-    starts, chosen = np.full((2, len(lanes)), -1)
+    starts, new_stamps = np.full((2, len(lanes)), -1)
     pending = np.flatnonzero(totals >= MIN_WEIGHT)
     for _ in range(retrials + 1):
         if not len(pending):
@@ -100,10 +100,10 @@ def extend(
         pixel = tables.ahead[stamps[pending], (sums[pending] <= threshold[:, None]).sum(axis=1)]
         ends = pivots[pending] + tables.circle[pixel]
         fits = canvas.fits(lanes[pending], ends, DEGREES + pixel)
-        found = pending[fits]
-        starts[found], chosen[found] = ends[fits], DEGREES + pixel[fits]
+        placed = pending[fits]
+        starts[placed], new_stamps[placed] = ends[fits], DEGREES + pixel[fits]
         pending = pending[~fits]
-    return pivots, starts, chosen
+    return pivots, starts, new_stamps
 
 
 class _FirstSeeds:
@@ -127,7 +127,7 @@ class _FirstSeeds:
 
 
 class _Growth:
-    """Contours under way, two in each of LANES lanes: each attempt grows both by a paddle in turn."""
+    """Contours that are growing, two in each of LANES lanes: each step adds a paddle to both."""
 
     def __init__(self, tables: PaddleTables, settings: PathfinderSettings, rng: np.random.RandomState) -> None:
         self.tables, self.rng = tables, rng
@@ -137,11 +137,12 @@ class _Growth:
         rows = [round(distance * np.sin(angle)) for angle in angles]
         columns = [round(distance * np.cos(angle)) for angle in angles]
         self.second = np.array(rows) * tables.side + np.array(columns)  # from the first contour's start to the other's
-        # What snake s must keep off: the other one, and itself but for its last paddle.
+        # View s is what snake s must keep off: the other snake, and all of itself but its last paddle.
         self.views = Canvas(tables, LANES), Canvas(tables, LANES)
         self.starts, self.stamps = np.zeros((2, LANES, 2, self.length), dtype=np.int64)
         self.pivots = np.zeros((LANES, 2), dtype=np.int64)
-        self.grown = np.zeros(LANES, dtype=np.int64)  # paddles in each of a lane's contours; 0: to be started
+        # Number of paddles in each of a lane's contours; 0 where they must be started.
+        self.grown = np.zeros(LANES, dtype=np.int64)
 
     def begin(self) -> None:
         """Put two first paddles into each lane that has none, where the second fits."""
@@ -170,14 +171,14 @@ class _Growth:
             last_stamps = self.stamps[alive, snake, number - 1]
             pivots = self.pivots[alive, snake]
             pivots, starts, stamps = extend(view, alive, pivots, last_stamps, self.retrials, self.rng)
-            found = starts >= 0
-            self.grown[alive[~found]] = 0
-            alive, number = alive[found], number[found]
-            self.pivots[alive, snake] = pivots[found]
-            self.starts[alive, snake, number] = starts[found]
-            self.stamps[alive, snake, number] = stamps[found]
-            view.add(alive, last_starts[found], last_stamps[found])
-            self.views[1 - snake].add(alive, starts[found], stamps[found])
+            placed = starts >= 0
+            self.grown[alive[~placed]] = 0
+            alive, number = alive[placed], number[placed]
+            self.pivots[alive, snake] = pivots[placed]
+            self.starts[alive, snake, number] = starts[placed]
+            self.stamps[alive, snake, number] = stamps[placed]
+            view.add(alive, last_starts[placed], last_stamps[placed])
+            self.views[1 - snake].add(alive, starts[placed], stamps[placed])
         self.grown[alive] += 1
 
     def take(self, most: int) -> Paddles:
@@ -192,31 +193,31 @@ def grow_contours(
 ) -> Paddles:
     """Grow two contours in each of `count` images.
 
-    Attempts run in lanes, and the first `count` that succeed are kept. As every success takes equally many steps, that
-    keeps no kind more often than others.
+    Attempts run in lanes, and the first `count` that succeed are kept. As every success takes equally many steps, no
+    kind of contour is favored.
 
     Returns:
         Paddles (count, 2, C).
     """
     growth = _Growth(tables, settings, rng)
-    kept: list[Paddles] = []
+    batches: list[Paddles] = []
     done = 0
     while done < count:
         growth.begin()
         growth.grow()
         finished = growth.take(count - done)
-        kept.append(finished)
+        batches.append(finished)
         done += len(finished.starts)
-    return Paddles(*(np.concatenate(parts) for parts in zip(*kept, strict=True)))
+    return Paddles(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
 
 
 def grow_distractors(canvas: Canvas, settings: PathfinderSettings, rng: np.random.RandomState) -> Paddles:
     """Add distractors, one after the other, to every image of a canvas, as far as there is room.
 
     Args:
-        canvas: of m images; the new snakes are added to it.
-        settings: of the images.
-        rng: where to draw from.
+        canvas: masks of m images; the new snakes are added to it.
+        settings: parameters of the images.
+        rng: source of random numbers.
 
     Returns:
         Paddles (m, D, d), -1 where a snake was left out.
@@ -229,9 +230,9 @@ def grow_distractors(canvas: Canvas, settings: PathfinderSettings, rng: np.rando
     for number in range(count):
         lanes = np.arange(total)
         for _ in range(settings.max_distractor_contour_retrial + 1):
-            before = masks[lanes]
+            saved = masks[lanes]
             starts, stamps = np.full((2, len(lanes), length), -1)
-            starts[:, 0], stamps[:, 0] = _seeds(canvas, settings, lanes, rng)
+            starts[:, 0], stamps[:, 0] = _choose_seeds(canvas, settings, lanes, rng)
             alive = np.flatnonzero(starts[:, 0] >= 0)
             pivots = starts[:, 0] + tables.first_pivots[stamps[:, 0]]
             for paddle in range(1, length):
@@ -244,14 +245,16 @@ def grow_distractors(canvas: Canvas, settings: PathfinderSettings, rng: np.rando
             out.starts[lanes[alive], number], out.stamps[lanes[alive], number] = starts[alive], stamps[alive]
             failed = np.ones(len(lanes), dtype=bool)
             failed[alive] = False
-            masks[lanes[failed]] = before[failed]
+            masks[lanes[failed]] = saved[failed]
             lanes = lanes[failed]
             if not len(lanes):
                 break
     return out
 
 
-def _seeds(canvas: Canvas, settings: PathfinderSettings, lanes: Ints, rng: np.random.RandomState) -> tuple[Ints, Ints]:
+def _choose_seeds(
+    canvas: Canvas, settings: PathfinderSettings, lanes: Ints, rng: np.random.RandomState
+) -> tuple[Ints, Ints]:
     """Choose a first paddle for each lane: a direction, then one of the pixels from which it touches nothing.
 
     A few pixels are tried at random; lanes in which none of them is free are searched completely.
@@ -268,9 +271,9 @@ def _seeds(canvas: Canvas, settings: PathfinderSettings, lanes: Ints, rng: np.ra
     touched = (canvas.bases(lanes)[:, None] + pixels)[:, :, None] + footprint[stamps][:, None]
     free = (canvas.mask[touched] <= FREE).all(axis=2)
     starts = np.where(free.any(axis=1), pixels[np.arange(len(lanes)), free.argmax(axis=1)], -1)
-    missing = np.flatnonzero(starts < 0)
-    chances = rng.random_sample(len(missing))
-    for lane, chance in zip(missing, chances, strict=True):
+    unplaced = np.flatnonzero(starts < 0)
+    chances = rng.random_sample(len(unplaced))
+    for lane, chance in zip(unplaced, chances, strict=True):
         everywhere = _free_starts(canvas, int(lanes[lane]), int(stamps[lane]), size)
         if len(everywhere):
             starts[lane] = everywhere[int(chance * len(everywhere))]
@@ -286,6 +289,6 @@ def _free_starts(canvas: Canvas, lane: int, stamp: int, size: int) -> Ints:
     blocked = np.zeros(span, dtype=bool)
     for offset in set(tables.footprint.offsets[stamp].tolist()):
         blocked |= taken[first + offset : first + offset + span]
-    found = np.flatnonzero(~blocked) + first
-    column = found % tables.side - tables.reach
-    return found[(column >= 0) & (column < size)]
+    pixels = np.flatnonzero(~blocked) + first
+    column = pixels % tables.side - tables.reach
+    return pixels[(column >= 0) & (column < size)]

@@ -18,7 +18,7 @@ class AssociativeRecall(SyntheticData):
     (vocab_size − 2) / 2.
 
     Args:
-        length: tokens in pairs, before the mark and the key that is asked for.
+        length: tokens in pairs, before the mark and the queried key.
         vocab_size: (vocab_size − 2) / 2 keys, the other tokens values, one mark, and one token that is not used: the
             public code has it for a key without a value, and counts it.
     """
@@ -52,8 +52,8 @@ class AssociativeRecall(SyntheticData):
         keys = draws.integers(1, self.length // 2, self.num_keys)
         seen = np.zeros((len(rows), self.num_keys), dtype=bool)
         seen[rows, keys] = True
-        asked = np.where(seen, draws.words(2, self.num_keys) | np.uint64(1), np.uint64(0)).argmax(1)
+        queries = np.where(seen, draws.words(2, self.num_keys) | np.uint64(1), np.uint64(0)).argmax(1)
         tokens = np.empty((len(rows), self.length + 2), dtype=np.int64)
         tokens[:, :-2:2], tokens[:, 1:-2:2] = keys, values[rows, keys]
-        tokens[:, -2], tokens[:, -1] = self.vocab_size - 2, asked
-        return tokens, values[rows[:, 0], asked]
+        tokens[:, -2], tokens[:, -1] = self.vocab_size - 2, queries
+        return tokens, values[rows[:, 0], queries]

@@ -25,7 +25,7 @@ FloatArray = npt.NDArray[np.floating[Any]]
 class ExampleRandom:
     """Random numbers of a batch: row i depends only on seed, split, examples[i], stream and column.
 
-    Each kind of thing that is drawn for an example has its own stream, so that they are independent.
+    Each quantity that is drawn for an example has a separate stream, so that they are independent.
     """
 
     seed: int
@@ -50,8 +50,8 @@ class GeneratedDataset(BatchDataset):
     """Batches of a module's examples; features and real targets in float32.
 
     Args:
-        data: makes them.
-        name: of the split.
+        data: module that makes the examples.
+        name: name of the split.
     """
 
     def __init__(self, data: "SyntheticData", name: str) -> None:
@@ -59,7 +59,7 @@ class GeneratedDataset(BatchDataset):
         self.num_examples: int = getattr(data, f"num_{name}")
         self.resample = data.resample and name == "train"
 
-    def __reduce__(self) -> tuple[Any, ...]:  # to worker processes go only the settings, not a trainer
+    def __reduce__(self) -> tuple[Any, ...]:  # worker processes get only the settings, not a trainer
         settings = {setting.name: getattr(self.data, setting.name) for setting in fields(self.data) if setting.init}
         return _dataset, (type(self.data), settings, self.name)
 
@@ -96,7 +96,7 @@ class SyntheticData(DataModule):
         generator_seed: seed of the examples; the run's seed does not change them.
     """
 
-    version: ClassVar[int] = 1  # raise it when the same settings make other examples than before
+    version: ClassVar[int] = 1  # increase it when the same settings make other examples than before
 
     num_train: int = 10_000
     num_val: int = 1_000
@@ -127,5 +127,5 @@ class SyntheticData(DataModule):
 
     def describe(self) -> str:
         counts = ", ".join(f"{name} {getattr(self, f'num_{name}'):,}" for name in SPLITS)
-        again = ", other training examples in every epoch" if self.resample else ""
-        return f"{self.dataset}, made as it is read: {counts}{again}; inputs as {self.inputs}"
+        resampled = ", other training examples in every epoch" if self.resample else ""
+        return f"{self.dataset}, made as it is read: {counts}{resampled}; inputs as {self.inputs}"

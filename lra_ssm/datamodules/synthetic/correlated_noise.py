@@ -1,8 +1,8 @@
 """Correlated noise: predict Gaussian noise with autocorrelation ρ^|Δ| from its past.
 
 Source of the noise: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025
-submission), proposition 1 and figure 1: R_u(Δ) = ρ^|Δ|, ρ = 0.95. The paper feeds it to given systems; to predict it is
-our task, one whose best loss is known.
+submission), proposition 1 and figure 1: R_u(Δ) = ρ^|Δ|, ρ = 0.95. The paper feeds it to fixed systems; predicting it
+is our task, whose best loss is known.
 """
 
 from lra_ssm.datamodules.synthetic.base import ExampleRandom, FloatArray, SyntheticData
@@ -10,7 +10,7 @@ from lra_ssm.datamodules.synthetic.filters import correlated
 
 
 class CorrelatedNoise(SyntheticData):
-    """u_{t + horizon} from u_0 … u_t. Batches are `Batch` with a real target at every position.
+    """Predict u_{t + horizon} from u_0 … u_t. Batches are `Batch` with a real target at every position.
 
     The best guess is ρ^horizon · u_t, its squared error 1 − ρ^(2 · horizon) on average.
 

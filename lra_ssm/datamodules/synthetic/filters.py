@@ -1,4 +1,4 @@
-"""Linear systems on sequences, in float64: what targets are made with.
+"""Linear systems on sequences, in float64, from which targets are computed.
 
 B batch, L length.
 """
@@ -29,13 +29,13 @@ def diagonal_response(
 ) -> Float64:
     """Return the impulse response (length,) of diagonal systems in a row: x_t = λ x_{t−1} + B u_t, y_t = Re(C x_t).
 
-    One system has Re Σ_n C_n B_n λ_n^t; several have the convolution of theirs.
+    One system has the response Re Σ_n C_n B_n λ_n^t; several have the convolution of all responses.
     """
     times, response = np.arange(length), np.eye(1, length)
     for layer_eigenvalues, layer_B, layer_C in zip(eigenvalues, B, C, strict=True):
         powers = np.asarray(layer_eigenvalues, dtype=np.complex128)[:, None] ** times
-        own = ((np.asarray(layer_B) * np.asarray(layer_C))[:, None] * powers).sum(0).real
-        response = causal_filter(response, own)
+        layer_response = ((np.asarray(layer_B) * np.asarray(layer_C))[:, None] * powers).sum(0).real
+        response = causal_filter(response, layer_response)
     return response[0]
 
 

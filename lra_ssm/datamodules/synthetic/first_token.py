@@ -1,7 +1,8 @@
 """The first token: report its size, however large the last one is.
 
 Source: B2S6 (Yu and Erichson 2025), figure 4: u = (u_1·1, 0, …, 0, u_L) with u_1 ~ N(0, σ1), u_L ~ N(0, σ2 I) in 32
-dimensions, target |u_1|. The grid of σ, the length and the number of examples are not given there.
+dimensions, target |u_1|. The paper does not state the grid of σ, the length or the number of
+examples.
 """
 
 import numpy as np
@@ -10,7 +11,7 @@ from lra_ssm.datamodules.synthetic.base import ExampleRandom, FloatArray, Synthe
 
 
 class FirstToken(SyntheticData):
-    """|u_1| of sequences that are 0 except at the first and the last position.
+    """Predict |u_1| of sequences that are 0 except at the first and the last position.
 
     Batches are `Batch` with a real target. The error that the paper shows, |G − G̃| / σ1, is
     `relative_error` of `Regression`.

@@ -1,4 +1,4 @@
-"""Multi-query associative recall (MQAR) as a LightningDataModule: what stood behind each of these keys?
+"""Multi-query associative recall (MQAR) as a LightningDataModule: which value followed each of these keys?
 
 Source: Arora et al. 2024, "Zoology: Measuring and Improving Recall in Efficient Language Models", section 4 and
 appendix E; HazyResearch/zoology, zoology/data/multiquery_ar.py. The public code draws by numpy's generator; these
@@ -21,9 +21,9 @@ IntegerArray = npt.NDArray[np.int64]
 class MQAR(SyntheticData):
     """K pairs of a key and a value, then each key once more, at random places: its value is the target there.
 
-    Batches are `TokenBatch`: inputs and targets (B, L) int64, scored only where a key is asked for. Keys are tokens 1
-    to vocab_size / 2 − 1, values the upper half, both without replacement; 0 fills the places between queries. How far
-    behind the pairs a key is asked for follows a power law.
+    Batches are `TokenBatch`: inputs and targets (B, L) int64, scored only where a key is queried. Keys are tokens 1
+    to vocab_size / 2 − 1, values the upper half, both without replacement; 0 fills the places between queries. The
+    distance between the pairs and a query follows a power law.
 
     Zoology's difficulty rises with the length, a pair for every 16 positions: 64, 128, 256 (its figure 2).
 
@@ -81,11 +81,11 @@ class MQAR(SyntheticData):
         weights = np.arange(1, places + 1) ** (self.power - 1.0)
         uniform = ((draws.words(2, places) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         gaps = np.argsort(np.log(-np.log(uniform)) - np.log(weights), axis=1, kind="stable")[:, :K]
-        at = 2 * K + 2 * gaps
+        queries = 2 * K + 2 * gaps
         if self.fill == "random":
             inputs[:, 2 * K :] = draws.integers(3, L - 2 * K, self.vocab_size)
-        np.put_along_axis(inputs, at, keys, axis=1)
-        np.put_along_axis(targets, at, values, axis=1)
+        np.put_along_axis(inputs, queries, keys, axis=1)
+        np.put_along_axis(targets, queries, values, axis=1)
         return inputs, targets
 
 

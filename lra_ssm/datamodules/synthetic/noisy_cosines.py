@@ -1,7 +1,8 @@
 """Cosines: recover the coefficients of their sum, with or without noise.
 
 Source: B2S6 (Yu and Erichson 2025), figure 3: u(t; g) = Σ_i g_i cos(p_i t), p_i the ten smallest primes, g to be
-recovered; there without noise. The distribution of g, times t and the number of examples are not given there.
+recovered, without noise. The paper does not state the distribution of g, the times t or the number of
+examples.
 """
 
 from collections.abc import Sequence

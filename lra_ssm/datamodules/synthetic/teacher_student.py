@@ -1,8 +1,8 @@
-"""Teachers: noise, and the outputs of a given diagonal linear system, which a student learns.
+"""Teachers: noise, and the outputs of a fixed diagonal linear system, which a student learns.
 
 Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission),
-section 4: white noise N(0, 1), squared error, teachers whose B and C are 1. Sequence length and the number of examples
-are not given there.
+section 4: white noise N(0, 1), squared error, teachers whose B and C are 1. The paper does not state the
+sequence length or the number of examples.
 """
 
 from collections.abc import Sequence
@@ -69,5 +69,5 @@ class TeacherStudent(SyntheticData):
         return inputs[..., None], causal_filter(inputs, self.response())[..., None]
 
 
-def _layers(given: Sequence[Sequence[float]] | None, states: Sequence[int], default: float) -> Layers:
-    return tuple(map(tuple, [[default] * n for n in states] if given is None else given))
+def _layers(values: Sequence[Sequence[float]] | None, states: Sequence[int], default: float) -> Layers:
+    return tuple(map(tuple, [[default] * n for n in states] if values is None else values))

@@ -1,7 +1,7 @@
-"""Who can run a selective scan or Mamba-2's, or make S4D's kernel: the table of backends and the choice among them.
+"""The backends of the selective scan, Mamba-2's scan and S4D's kernel, and the choice among them.
 
-An operation of a backend is a function that runs checked inputs and one that says why it cannot (one line), or None if
-it can.
+An operation of a backend has two functions: one runs checked inputs; the other returns in one line why the first
+cannot run them, or None if it can.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _always_supported(device: torch.device, inputs: object) -> str | None:
 class Operation(NamedTuple):
     """run(inputs) -> its result; unsupported_reason(device, inputs) -> why it cannot run there, or None.
 
-    inputs None asks only about the device.
+    With inputs None, only the device is checked.
     """
 
     run: Callable[[Any], Any]
@@ -47,7 +47,7 @@ class Operation(NamedTuple):
 
 class Backend(NamedTuple):
     """scan: `ScanInputs` -> (y, last state). s4d_kernel: `KernelInputs` -> (K, D, L). ssd: `SSDInputs` -> (y, last
-    state). None where it has none."""
+    state). None if the backend does not have the operation."""
 
     scan: Operation
     s4d_kernel: Operation | None = None
@@ -82,9 +82,9 @@ _recorded: dict[str, dict[str, None]] | None = None
 
 @contextmanager
 def prefer_backend(name: str) -> Iterator[None]:
-    """Within it, for the whole process, backend "auto" means this one: layers name none.  An error if it cannot run.
+    """Make backend "auto" mean this one inside the block, in the whole process. It is an error if it cannot run.
 
-    S4D's kernel and Mamba-2's scan, of which not every backend has every form, stay with "auto" where it has not.
+    Where this backend lacks S4D's kernel or Mamba-2's scan, these keep the usual "auto".
     """
     global _preferred
     before, _preferred = _preferred, name
@@ -96,7 +96,7 @@ def prefer_backend(name: str) -> Iterator[None]:
 
 @contextmanager
 def record_backends() -> Iterator[dict[str, dict[str, None]]]:
-    """Record which backends run while it is open, in the whole process: operation -> names, in order of first use.
+    """Record which backends run inside the block, in the whole process: operation -> names, in order of first use.
 
     What torch.compile traces is recorded only if `torch.compiler.assume_constant_result` has marked `note_backend`.
     """
@@ -115,14 +115,16 @@ def note_backend(operation: str, name: str) -> None:
 
 
 def scan_backends(device: torch.device | str = "cpu") -> dict[str, str | None]:
-    """Every backend of `selective_scan`: None if it runs on the device, else why it does not."""
+    """Return every backend of `selective_scan`, with None if it runs on the device, else the reason why not."""
     return {name: backend.scan.unsupported_reason(torch.device(device), None) for name, backend in BACKENDS.items()}
 
 
 def run_scan(name: str, inputs: ScanInputs, needs_state: bool = False) -> tuple[Tensor, Tensor]:
-    """(y, last state) by the named backend, or by the first that can for "auto"; ValueError saying why not.
+    """Return (y, last state) from the named backend, or for "auto" from the first that supports the call.
 
-    needs_state: the caller asked for the last state, hence perhaps for its gradient, which mamba-ssm's kernel lacks.
+    needs_state: the caller needs the last state, hence perhaps its gradient, which mamba-ssm's kernel lacks.
+
+    Raises ValueError with the reason if the backend cannot run.
     """
     operations, order = {key: backend.scan for key, backend in BACKENDS.items()}, _order(inputs.u.device)
     # torch.compile cannot look into mamba-ssm's kernel, which also lacks the last state's gradient.
@@ -132,34 +134,36 @@ def run_scan(name: str, inputs: ScanInputs, needs_state: bool = False) -> tuple[
 
 
 def scans_constants_natively(name: str, device: torch.device) -> bool:
-    """Whether this backend's linear scan with a constant factor is C++'s own."""
-    wanted = _preferred if name == "auto" else name
-    natively = wanted in ("auto", "cpu") and cpu_linear_scan.constant_scan_unsupported_reason(device) is None
-    if natively:
+    """Return whether this backend runs a linear scan with a constant factor in C++."""
+    backend = _preferred if name == "auto" else name
+    native = backend in ("auto", "cpu") and cpu_linear_scan.constant_scan_unsupported_reason(device) is None
+    if native:
         note_backend("linear scan", "cpu")
-    return natively
+    return native
 
 
 def run_kernel(name: str, inputs: KernelInputs) -> Tensor:
-    """S4D's kernel (K, D, L), chosen as `run_scan` does."""
+    """Return S4D's kernel (K, D, L) from a backend chosen as in `run_scan`."""
     operations = {key: backend.s4d_kernel for key, backend in BACKENDS.items() if backend.s4d_kernel is not None}
     return _run_preferred("S4D's kernel", operations, name, inputs.delta.device, inputs)
 
 
 def run_ssd(name: str, inputs: SSDInputs) -> tuple[Tensor, Tensor]:
-    """(y, last state) of Mamba-2's scan, chosen as `run_scan` does."""
+    """Return (y, last state) of Mamba-2's scan from a backend chosen as in `run_scan`."""
     operations = {key: backend.ssd for key, backend in BACKENDS.items() if backend.ssd is not None}
     return _run_preferred("Mamba-2's scan", operations, name, inputs.x.device, inputs)
 
 
-def _run_preferred(what: str, operations: dict[str, Operation], name: str, device: torch.device, inputs: Any) -> Any:
-    """`_run` of what not every backend has: "auto" means the preferred one where it can."""
+def _run_preferred(
+    operation: str, operations: dict[str, Operation], name: str, device: torch.device, inputs: Any
+) -> Any:
+    """Run an operation that some backends lack: "auto" means the preferred backend if it supports the call."""
     preferred = operations.get(_preferred)
     if name == "auto" and (
         _preferred not in BACKENDS or (preferred and preferred.unsupported_reason(device, inputs) is None)
     ):
         name = _preferred
-    return _run(what, operations, name, _order(device), device, inputs)
+    return _run(operation, operations, name, _order(device), device, inputs)
 
 
 def _order(device: torch.device) -> Sequence[str]:
@@ -167,7 +171,7 @@ def _order(device: torch.device) -> Sequence[str]:
 
 
 def _run(
-    what: str, operations: dict[str, Operation], name: str, order: Sequence[str], device: torch.device, inputs: Any
+    operation: str, operations: dict[str, Operation], name: str, order: Sequence[str], device: torch.device, inputs: Any
 ) -> Any:
     if name == "auto":
         candidates = [key for key in order if key in operations]
@@ -177,5 +181,5 @@ def _run(
     reason = operations[name].unsupported_reason(device, inputs)
     if reason is not None:
         raise ValueError(f"backend: {name!r} cannot run this call: {reason}")
-    note_backend(what, name)
+    note_backend(operation, name)
     return operations[name].run(inputs)

@@ -29,17 +29,17 @@ def _wide(x: Tensor) -> Tensor:
 def _call(function: str, like: Tensor, **tensors: Tensor | None) -> None:
     native = library()
     assert not isinstance(native, str), native
-    kept = {name: None if x is None else x.resolve_conj().contiguous() for name, x in tensors.items()}
+    contiguous = {name: None if x is None else x.resolve_conj().contiguous() for name, x in tensors.items()}
     batch, length, D = like.shape
     double = like.dtype in (torch.float64, torch.complex128)
     sizes = (batch, length, D * (2 if like.is_complex() else 1), double, like.is_complex(), torch.get_num_threads())
-    pointers = {name: None if x is None else x.data_ptr() for name, x in kept.items()}
+    pointers = {name: None if x is None else x.data_ptr() for name, x in contiguous.items()}
     getattr(native, function)(ctypes.byref(_Arguments(*sizes, **pointers)))
 
 
 @torch.library.custom_op("lra_ssm::linear_scan_cpu", mutates_args=(), device_types="cpu")
 def constant_scan(a: Tensor, b: Tensor, initial: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x (B, L, D) and its last state (B, D); a, b and initial of one dtype, real or complex, 32 or 64 bits."""
+    """Return x (B, L, D) and its last state (B, D); a, b and initial have one dtype, real or complex, 32 or 64 bits."""
     x = torch.empty(b.shape, dtype=b.dtype)
     _call("linear_scan_forward", b, a=_wide(a), b=b, out=x, initial=None if initial is None else _wide(initial),
           reset=reset)  # fmt: skip
@@ -55,7 +55,7 @@ def _(a, b, initial, reset):  # type: ignore[no-untyped-def]
 def constant_scan_backward(
     grad_x: Tensor | None, grad_last: Tensor | None, a: Tensor, x: Tensor, initial: Tensor | None, reset: Tensor | None
 ) -> list[Tensor]:
-    """The gradients of a, b and initial; an empty one where there is no initial."""
+    """Return the gradients of a, b and initial; that of a missing initial is empty."""
     first = x[:, 0].shape
     grad_b, grad_a = torch.empty(x.shape, dtype=x.dtype), torch.zeros(first, dtype=_wide(a).dtype)
     grad_initial = None if initial is None else torch.zeros_like(grad_a)
@@ -88,5 +88,5 @@ constant_scan.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
 def constant_scan_unsupported_reason(device: torch.device) -> str | None:
-    """Why C++ cannot run there, or None."""
+    """Return why C++ cannot run on the device, or None if it can."""
     return f"it needs tensors on a CPU, not on {device.type}" if device.type != "cpu" else unavailable()

@@ -1,7 +1,7 @@
-"""What stands around the scan in a block, by the C++ of native/, without autograd: the short convolution with SiLU, a
+"""The parts of a block around the scan, by the C++ of native/, without autograd: the short convolution with SiLU, a
 linear map of a few rows, and a whole block at one position.
 
-Each function is for tensors that `takes` accepts; results are contiguous.
+Each function is for tensors that `supports` accepts; results are contiguous.
 
 Shapes: B batch, L length, D channels, W taps, R rows.
 """
@@ -18,7 +18,7 @@ from lra_ssm.ops.backends.native_build import library, unavailable
 MAX_TAPS, MAX_ROWS = 4, 8
 _TILE, _LANES = 256, 16  # channels of the convolution that go through time together, at most; floats of a vector
 _WORTH_THREADS = 1 << 13  # numbers
-# Weights of in_proj: of fewer, waiting for each other six times costs threads that sleep more than they gain.
+# Weights of in_proj: with fewer, the threads lose more by waiting for each other six times than they gain.
 _WORTH_WAITING = 1 << 20
 
 
@@ -51,7 +51,7 @@ class _FewRows(ctypes.Structure):
 
 
 def supports(first: Tensor, *others: Tensor | None) -> bool:
-    """Whether C++ can work on these: plain tensors on a CPU, all float32 or all float64, and nobody traces the call."""
+    """Return whether C++ supports these: plain tensors on a CPU, all float32 or all float64, in a call not traced."""
     if torch.compiler.is_compiling() or first.dtype not in (torch.float32, torch.float64):
         return False
     for x in (first, *others):
@@ -65,7 +65,7 @@ def supports(first: Tensor, *others: Tensor | None) -> bool:
 
 
 def _call(function: str, structure: type[ctypes.Structure], like: Tensor, /, **values: object) -> None:
-    """values: numbers, and tensors or None in place of pointers."""
+    """Call a C++ function; values are numbers, and tensors or None in place of pointers."""
     native = library()
     assert not isinstance(native, str), native
     plain = {name: v.data_ptr() if isinstance(v, Tensor) else v for name, v in values.items()}
@@ -78,7 +78,7 @@ def mamba_step(
     x: Tensor, epsilon: float, in_proj: Tensor, delta_up: Tensor, window: Tensor, state: Tensor,
     **weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(y, window, state) of `ops.mamba_step`, for 1 to MAX_ROWS rows; all contiguous, float32."""
+    """Return (y, window, state) of `ops.mamba_step`, for 1 to MAX_ROWS rows; all contiguous, float32."""
     y, window_after, state_after = torch.empty_like(x), torch.empty_like(window), torch.empty_like(state)
     (rows, channels), (_, inner, states) = x.shape, state.shape
     threads = torch.get_num_threads() if in_proj.numel() >= _WORTH_WAITING else 1
@@ -92,7 +92,7 @@ def mamba_step(
 
 
 def few_rows(x: Tensor, weight: Tensor) -> Tensor:
-    """x weightᵀ: (R, D) and (O, D), contiguous, to (R, O), for 1 to MAX_ROWS rows; float32."""
+    """Return x weightᵀ: (R, D) and (O, D), contiguous, to (R, O), for 1 to MAX_ROWS rows; float32."""
     (rows, columns), outputs = x.shape, len(weight)
     y, x = x.new_empty(rows, outputs), x.contiguous()
     _call("few_rows", _FewRows, weight, rows=rows, columns=columns, outputs=outputs, x=x, weight=weight, y=y)
@@ -100,7 +100,7 @@ def few_rows(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _channels_first(x: Tensor) -> Tensor:
-    """(B, D, L) as (B, L, D) whose channels are runs of memory; a view where u's memory is so."""
+    """Return (B, D, L) as (B, L, D) with adjacent channels in memory; a view if x already has that layout."""
     x = x.transpose(1, 2)
     return x if x.stride(2) == 1 else x.contiguous()
 
@@ -109,7 +109,7 @@ def _convolve(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, silu: bool,
     out: Tensor, **more: object,
 ) -> None:  # fmt: skip
-    """u and out (B, L, D) of any batch and time strides."""
+    """Run the convolution; u and out (B, L, D) may have any batch and time strides."""
     (batch, length, channels), threads = u.shape, torch.get_num_threads()
     tiles = -(-channels // _TILE)
     while batch * tiles % threads and channels > tiles * _LANES:  # until all threads have as much to do
@@ -126,7 +126,7 @@ def _convolve(
 def convolution(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, silu: bool
 ) -> Tensor:
-    """`causal_depthwise_convolution`, and SiLU of it if so asked: (B, D, L), channels next to each other."""
+    """Return `causal_depthwise_convolution`, with `silu` SiLU of it: (B, D, L), channels next to each other."""
     x = _channels_first(u)
     out = torch.empty(x.shape, dtype=u.dtype)
     _convolve(x, weight, bias, initial, reset, silu, out)
@@ -137,7 +137,7 @@ def convolution_backward(
     grad: Tensor, u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None,
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """The gradients of u, weight, bias (made without one too) and initial."""
+    """Return the gradients of u, weight, bias (computed even without a bias) and initial."""
     x, grad = _channels_first(u), _channels_first(grad)
     (batch, _, D), W = x.shape, weight.shape[1]
     grad_u, grad_weight, grad_bias = (

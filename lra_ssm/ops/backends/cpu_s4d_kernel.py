@@ -26,16 +26,16 @@ class _Arguments(ctypes.Structure):
 def _call(function: str, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, kernel: Tensor, *gradients: Tensor) -> None:
     native = library()
     assert not isinstance(native, str), native
-    kept = (*(x.contiguous() for x in (delta, A, B, C)), kernel, *gradients)
+    operands = (*(x.contiguous() for x in (delta, A, B, C)), kernel, *gradients)
     double = kernel.dtype == torch.float64
     sizes = (C.shape[0], *A.shape, kernel.shape[-1], double, torch.get_num_threads())
-    if getattr(native, function)(ctypes.byref(_Arguments(*sizes, *(x.data_ptr() for x in kept)))):
+    if getattr(native, function)(ctypes.byref(_Arguments(*sizes, *(x.data_ptr() for x in operands)))):
         raise MemoryError(f"{function}: not enough memory")
 
 
 @torch.library.custom_op("lra_ssm::s4d_kernel_cpu", mutates_args=(), device_types="cpu")
 def s4d_kernel_zoh(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> Tensor:
-    """The kernels (K, D, L) of `lra_ssm.ops.s4d_kernel` under zero-order hold.
+    """Return the kernels (K, D, L) of `lra_ssm.ops.s4d_kernel` under zero-order hold.
 
     delta (D,) float64; A, B (D, N) and C (K, D, N) complex128.  float32 or, if `double`, float64: the precision of the
     sums over states; powers of exp(delta A) are float64 in any case.
@@ -52,7 +52,7 @@ def _(delta, A, B, C, L, double):  # type: ignore[no-untyped-def]
 
 @torch.library.custom_op("lra_ssm::s4d_kernel_cpu_backward", mutates_args=(), device_types="cpu")
 def s4d_kernel_zoh_backward(grad: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
-    """The gradients of delta, A, B and C."""
+    """Return the gradients of delta, A, B and C."""
     gradients = [torch.zeros(x.shape, dtype=x.dtype) for x in (delta, A, B, C)]
     _call("s4d_kernel_backward", delta, A, B, C, grad.contiguous(), *gradients)
     return gradients
@@ -75,13 +75,13 @@ s4d_kernel_zoh.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
 def run_kernel(inputs: KernelInputs) -> Tensor:
-    """(K, D, L) for checked inputs."""
+    """Return the kernel (K, D, L) for checked inputs."""
     x = inputs.as_zoh().in_double()
     return s4d_kernel_zoh(x.delta, x.A, x.B, x.C, x.L, x.dtype == torch.float64)
 
 
 def kernel_unsupported_reason(device: torch.device, inputs: KernelInputs | None) -> str | None:
-    """Why C++ cannot make this kernel, or None; inputs None asks only about the device."""
+    """Return why C++ cannot make this kernel, or None; with inputs None, only the device is checked."""
     if device.type != "cpu":
         return f"it needs tensors on a CPU, not on {device.type}"
     if inputs is not None and not inputs.A.is_complex():

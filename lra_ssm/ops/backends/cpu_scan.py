@@ -51,7 +51,7 @@ class _Arguments(ctypes.Structure):
 
 
 def channels_per_task(batch: int, channels: int, threads: int, least: int) -> int:
-    """The most channels per task, `least` or more, whose number of tasks keeps all threads busy alike."""
+    """Return the most channels per task, at least `least`, for which all threads have the same number of tasks."""
 
     def balance(size: int) -> float:
         tasks = batch * -(-channels // size)
@@ -62,7 +62,7 @@ def channels_per_task(batch: int, channels: int, threads: int, least: int) -> in
 
 
 def slots(channels: int, groups: int, size: int) -> int:
-    """How many tasks of `size` channels meet in one group of B or C, at most."""
+    """Return how many tasks of `size` channels share one group of B or C, at most."""
     group = channels // groups
     return max(
         (last - 1) // size - first // size + 1 for first in range(0, channels, group) for last in [first + group]
@@ -70,7 +70,7 @@ def slots(channels: int, groups: int, size: int) -> int:
 
 
 def _in_huge_pages(x: Tensor) -> Tensor:
-    """An uninitialised result, which is returned."""
+    """Return an uninitialized result and set the pointer to it."""
     native = library()
     size = x.numel() * x.element_size()
     if size >= _HUGE and not isinstance(native, str):
@@ -87,14 +87,14 @@ def _pointer(x: Tensor | None) -> int | None:
 
 
 def _rows(x: Tensor | None) -> _Tensor:
-    """u, delta, z, y or a gradient of these."""
+    """Describe u, delta, z, y or a gradient of these."""
     if x is None:
         return _Tensor(None, None, 0, 0, 0, 0, 0)
     return _Tensor(x.data_ptr(), None, _TYPES[x.dtype], x.stride(0), x.stride(1), 0, x.stride(2))
 
 
 def _matrix(x: Tensor, interleaved: bool) -> _Tensor:
-    """A variable B or C (..., G, N, L), or a gradient of one."""
+    """Describe a variable B or C (..., G, N, L), or a gradient of one."""
     if x.is_complex():
         x = torch.view_as_real(x)
         real = x.select(-1, 0)
@@ -107,7 +107,7 @@ def _matrix(x: Tensor, interleaved: bool) -> _Tensor:
 
 
 class _Call:
-    """One call's structure, and the tensors whose memory it points to."""
+    """The arguments of one call, and the tensors whose memory they point to."""
 
     def __init__(self, tensors: ScanTensors, zoh: bool, softplus: bool, backward: bool = False) -> None:
         u, delta, A, B, C, bias, D, z, delta_bias, initial, reset = tensors
@@ -119,7 +119,7 @@ class _Call:
         small = {"A": A, "bias": bias, "constant_C": C if C.dim() == 2 else None, "D": D, "delta_bias": delta_bias}
         self.small = {name: None if x is None else x.contiguous() for name, x in small.items()}
         self.initial = None if initial is None else initial.contiguous()
-        self.kept = (u, delta, z, B, C, reset)
+        self.operands = (u, delta, z, B, C, reset)
         threads = torch.get_num_threads()
         # Small tasks have every core work on one sample; in backward each has its own part of B's and C's gradients.
         least = max(4, A.shape[1] * (2 if A.is_complex() else 1) // 8) if backward else 2
@@ -148,7 +148,7 @@ class _Call:
 
 
 def tile_steps(A: Tensor) -> int:
-    """Steps per tile: 32 for complex A, else 64, or more where the states kept would be over twice as large as u.
+    """Return steps per tile: 32 for complex A, else 64, or more if the saved states would exceed twice u's size.
 
     Measured: backward's buffers of a tile then stay in a first-level cache; with 128 steps it took an eighth to a
     quarter longer.
@@ -158,7 +158,7 @@ def tile_steps(A: Tensor) -> int:
 
 
 def _new_checkpoints(u: Tensor, A: Tensor) -> Tensor:
-    """A real tensor that takes a state for every tile."""
+    """Return memory for one state per tile, as a real tensor."""
     native = library()
     assert not isinstance(native, str), native
     double, complex_A = A.dtype in (torch.float64, torch.complex128), A.is_complex()
@@ -245,7 +245,7 @@ def unsupported_reason(device: torch.device, inputs: ScanInputs | None) -> str |
 
 
 def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    """(y, last state) for checked inputs; those in half precision are widened by torch."""
+    """Return (y, last state) for checked inputs; torch widens those in half precision."""
     flags = inputs.discretization == "zoh", inputs.delta_softplus, inputs.needs_grad
     half = (torch.float16, torch.bfloat16)
     tensors = (x.float() if x is not None and x.dtype in half else x for x in inputs.tensors)

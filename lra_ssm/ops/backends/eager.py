@@ -4,7 +4,7 @@ Shapes: u, delta, z, y (batch, D, L); A (D, N); B, C constant (D, N) or variable
 (batch, D, N). (D channels, L length, N states, G groups.)
 
 Backward computes each chunk a second time, so that what has N states for every channel and step exists for one chunk at
-a time. Kept for backward are the inputs and the state before every chunk.
+a time. Only the inputs and the state before every chunk are kept for backward.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NAMES = ScanTensors._fields[:-2] + ("initial_state", "reset")  # of `ScanInputs`
 
 
 def _run_chunk(inputs: ScanInputs, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-    given: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
-    return run_reference(replace(inputs, **given))
+    fields: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
+    return run_reference(replace(inputs, **fields))
 
 
 def run_eager(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    """(y, last state) for checked inputs."""
+    """Return (y, last state) for checked inputs."""
     L = inputs.u.shape[-1]
     chunks: list[Iterator[Tensor | None]] = []
     for name, x in zip(NAMES, inputs.tensors, strict=True):

@@ -17,7 +17,7 @@ _T = 128
 
 
 def run_eager_kernel(inputs: KernelInputs) -> Tensor:
-    """(K, D, L) for checked inputs."""
+    """Return the kernel (K, D, L) for checked inputs."""
     inputs = inputs.in_double()
     rule = zoh if inputs.discretization == "zoh" else bilinear
     A_bar, B_bar = rule(inputs.delta.unsqueeze(-1), inputs.A)
@@ -25,7 +25,7 @@ def run_eager_kernel(inputs: KernelInputs) -> Tensor:
 
 
 def _powers(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """x^0 .. x^(count-1) in a new last dimension, and x^m with m the power of two >= count.
+    """Return x^0 .. x^(count-1) in a new last dimension, and x^m with m the power of two >= count.
 
     By doubling: log2(count) steps, and values and gradients are right at x = 0 too, unlike pow's.
     """
@@ -37,12 +37,12 @@ def _powers(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _real_rows(x: Tensor) -> Tensor:
-    """Complex (..., N) as real (..., 2N), re and im interleaved; real as it is."""
+    """Return complex (..., N) as real (..., 2N), re and im interleaved; real x as it is."""
     return torch.view_as_real(x).flatten(-2) if x.is_complex() else x
 
 
 def _two_level(A_bar: Tensor, weights: Tensor, L: int, dtype: torch.dtype) -> Tensor:
-    """2 Re sum_n weights_n A_bar_n^l (no 2 Re if real): A_bar (D, N), weights (K, D, N) -> (K, D, L)."""
+    """Return 2 Re sum_n weights_n A_bar_n^l (no 2 Re if real): A_bar (D, N), weights (K, D, N) -> (K, D, L)."""
     D, N = A_bar.shape
     wide = dtype == torch.float64
     state_dtype = (torch.complex128 if wide else torch.complex64) if A_bar.is_complex() else dtype

@@ -6,8 +6,8 @@ product; a last one brings them to the positions.  The decays are exponentials o
 between, which are never positive; the sums are differences of float64 running sums, so that a strong decay takes no
 precision from what comes after it.
 
-A call is computed piece by piece: a number of rows of the batch, a number of positions with the state carried on.  Kept
-for backward are the inputs and the states at the pieces' beginnings; the rest is computed a second time.
+A call is computed piece by piece: a number of rows of the batch, a number of positions with the state carried on.  Only
+the inputs and the states at the pieces' beginnings are kept for backward; the rest is computed a second time.
 
 Shapes: x, y (batch, L, H, P); delta (batch, L, H); A, D (H,); B, C (batch, L, G, N); state (batch, H, P, N); reset
 (batch, L); K chunks of Q positions.  (H heads, P channels per head, G groups of R = H/G heads, N states.)
@@ -60,13 +60,13 @@ class _Mixing(torch.autograd.Function):
 
 
 def _hidden(Q: int, document: Tensor | None, device: torch.device) -> Tensor:
-    """What position i does not see, j > i or another document's j: document (…, Q) -> (…, Q, Q)."""
+    """Return which j position i does not see, j > i or in another document: document (…, Q) -> (…, Q, Q)."""
     hidden = torch.ones(Q, Q, dtype=torch.bool, device=device).triu(1)
     return hidden if document is None else hidden | (document.unsqueeze(-1) != document.unsqueeze(-2))
 
 
 def _factors(sums: Tensor, dropped: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """exp of sums (batch, K, H, Q), 0 where dropped, as (batch, K, H, 1, Q)."""
+    """Return exp of sums (batch, K, H, Q), 0 where dropped, as (batch, K, H, 1, Q)."""
     sums = sums.to(dtype)
     sums = sums if dropped is None else sums.masked_fill(dropped, -torch.inf)
     return sums.exp().unsqueeze(-2)
@@ -76,8 +76,8 @@ def _run_piece(
     x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor, reset: Tensor | None,
     Q: int, zero_nonfinite: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(y in x's dtype, state after it) of a piece, in the state's dtype."""
-    own, dtype, (batch, L, H, P), (G, N), missing = x.dtype, state.dtype, x.shape, B.shape[2:], -x.shape[1] % Q
+    """Return (y in x's dtype, state after it) of a piece, computed in the state's dtype."""
+    x_dtype, dtype, (batch, L, H, P), (G, N), missing = x.dtype, state.dtype, x.shape, B.shape[2:], -x.shape[1] % Q
     with without_autocast(x.device):
         x, delta, B, C = (t.to(dtype) for t in (x, delta, B, C))
         if missing:
@@ -116,17 +116,17 @@ def _run_piece(
         if D is not None:
             y = torch.addcmul(y, D[:, None, None], x)
         y = y.view(batch, K, H * P, Q).transpose(2, 3).reshape(batch, K * Q, H, P)
-        return y[:, :L].to(own), last.reshape(state.shape)
+        return y[:, :L].to(x_dtype), last.reshape(state.shape)
 
 
 def _chunk(x: Tensor, N: int) -> int:
-    """Q where nobody says: larger products pay where the states are large (docs/performance.md)."""
+    """Return the default Q: larger products pay if the states are large (docs/performance.md)."""
     size = x.shape[-1] * N
     return 64 if x.device.type != "cpu" or size > 2048 else 32 if size > 256 else 16
 
 
 def _piece_size(x: Tensor, Q: int) -> tuple[int, int]:
-    """How many rows and positions a piece has: of several rows all positions."""
+    """Return how many rows and positions a piece has: a piece of several rows has all positions."""
     _, L, H, _ = x.shape
     chunks = max(1, (NUMBERS if x.device.type == "cpu" else NUMBERS_ELSEWHERE) // (H * Q * Q))
     length = min(chunks, CHUNKS, -(-L // Q)) * Q
@@ -134,7 +134,7 @@ def _piece_size(x: Tensor, Q: int) -> tuple[int, int]:
 
 
 def run_eager_ssd(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
-    """(y, last state) of checked inputs."""
+    """Return (y, last state) for checked inputs."""
     x, delta, A, B, C, D, initial, reset, Q, dtype, zero = inputs
     batch, L, H, P = x.shape
     if initial is None:

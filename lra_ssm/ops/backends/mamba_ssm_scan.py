@@ -76,13 +76,13 @@ def _refuse_inputs(inputs: ScanInputs) -> str | None:
 
 
 def unsupported_reason(device: torch.device, inputs: ScanInputs | None) -> str | None:
-    """Why this backend cannot run there, or cannot run this call; None if it can."""
+    """Return why this backend cannot run on the device or cannot run this call; None if it can."""
     reason = _refuse_device(device)
     return reason if reason is not None or inputs is None else _refuse_inputs(inputs)
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x with a last dimension that the kernel can read, and whose `empty_like` it can write: x itself if it may be.
+    """Return x, or a copy if the kernel cannot read its last dimension or cannot write its `empty_like`.
 
     The kernel checks only that the last stride is 1.  It reads 16 bytes at a time where L is a multiple of 128 or more,
     has 32-bit offsets, and gives results the layout that `empty_like` makes of x, where overlapping rows may come out
@@ -107,14 +107,14 @@ def _small(x: Tensor) -> Tensor:
 
 
 def _first_derivatives(dy: Tensor) -> Tensor:
-    """A hook on the kernel's y: its backward checks its input as little as its forward, and records no graph."""
+    """Check the gradient of the kernel's y, whose backward does not check it and records no graph (a hook)."""
     if torch.is_grad_enabled():
         raise RuntimeError("backend 'mamba_ssm' gives first derivatives only (create_graph=True)")
     return _rows(dy)
 
 
 class _LastState(torch.autograd.Function):
-    """The state, as a function of the inputs that it depends on; an error when its gradient is asked for."""
+    """The state as a function of the inputs that it depends on; its backward raises an error."""
 
     @staticmethod
     def forward(ctx: Any, state: Tensor, *inputs: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class _LastState(torch.autograd.Function):
 
 
 def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    """(y, last state) of inputs that are not refused; the last state raises RuntimeError if asked for a gradient."""
+    """Return (y, last state) for supported inputs; backward through the last state raises RuntimeError."""
     u, B = inputs.u, inputs.B
     large = {name: getattr(inputs, name) for name in ("u", "delta", "B", "C", "z")}
     dtypes = {x.dtype for x in large.values() if x is not None and x.dim() > 2}

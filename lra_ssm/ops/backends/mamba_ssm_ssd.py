@@ -63,13 +63,13 @@ def _refuse_inputs(inputs: SSDInputs) -> str | None:
 
 
 def unsupported_reason(device: torch.device, inputs: SSDInputs | None) -> str | None:
-    """Why this backend cannot run there, or cannot run this call; None if it can."""
+    """Return why this backend cannot run on the device or cannot run this call; None if it can."""
     reason = _refuse_device(device)
     return reason if reason is not None or inputs is None else _refuse_inputs(inputs)
 
 
 class _FirstDerivatives(torch.autograd.Function):
-    """The kernels' backward records no graph: asked for one, an error and not a wrong gradient."""
+    """Raise an error for a second derivative: the kernels' backward records no graph."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ class _FirstDerivatives(torch.autograd.Function):
 
 
 def run(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
-    """(y, last state) of inputs that are not refused."""
+    """Return (y, last state) for supported inputs."""
     x, delta, A, B, C, D, initial, reset, chunk_size, _, zero_nonfinite = inputs
     if zero_nonfinite:
         x, delta, B, C = map(without_nonfinite, (x, delta, B, C))

@@ -1,9 +1,9 @@
-"""Builds the C++ kernels of native/ at their first use, and loads them.
+"""Build the C++ kernels of native/ at their first use, and load them.
 
-Nothing is asked of the user: where a C++ compiler is found, the library is compiled for the machine's own processor
-into a cache folder, named by a hash of the sources, the flags and the processor's features, so that login and compute
-nodes with one home directory each have theirs.  A lock lets one of many processes compile, and the finished file is
-moved into place in one step.  Where it cannot be built, `library()` gives the reason instead.
+The user does not need to do anything: if there is a C++ compiler, it compiles the library for the machine's processor
+into a cache folder. The file's name has a hash of the sources, the flags and the processor's features, so that login
+and compute nodes that share a home directory each have their own file.  A lock lets only one process compile, and the
+finished file is moved into place in one step.  If it cannot be built, `library()` returns the reason instead.
 
 LRA_SSM_CACHE: the cache folder, else XDG_CACHE_HOME/lra_ssm, else ~/.cache/lra_ssm.  CXX: the compiler.
 LRA_SSM_NATIVE=0: build and use nothing.
@@ -30,15 +30,15 @@ import torch
 from filelock import FileLock
 
 SOURCES = Path(__file__).parent / "native"
-# -ffast-math is not used: it breaks the range reductions.  What is used instead changes no result but for fused
-# multiply-adds, which the reductions rely on.
+# -ffast-math is not used: it breaks the range reductions.  These flags only change results by fused multiply-adds,
+# which the reductions rely on.
 FLAGS = "-std=c++17 -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fPIC -shared -Wno-psabi".split()
 
 log = logging.getLogger(__name__)
 
 
 def processor() -> str:
-    """The processor's architecture and features: code compiled for one set may not run on another."""
+    """Return the processor's architecture and features: code compiled for one set may not run on another."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         features = sorted({line for line in lines if line.startswith(("flags", "Features", "CPU part"))})
@@ -61,7 +61,7 @@ def file_name() -> str:
 
 
 def cache_folders() -> list[Path]:
-    """The documented places, in order."""
+    """Return the documented cache folders, in order."""
     xdg = os.environ.get("XDG_CACHE_HOME")
     places = [os.environ.get("LRA_SSM_CACHE"), xdg and os.path.join(xdg, "lra_ssm"), "~/.cache/lra_ssm"]
     paths = [Path(os.path.expanduser(place)) for place in places if place]
@@ -69,7 +69,7 @@ def cache_folders() -> list[Path]:
 
 
 def folder_to_write() -> Path | None:
-    """The first place that can be written."""
+    """Return the first cache folder that can be written."""
     for path in cache_folders():
         with suppress(OSError):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def folder_to_write() -> Path | None:
 
 
 def compile_into(target: Path) -> None:
-    """Compiles the library. RuntimeError, in one line, if that fails."""
+    """Compile the library. Raises RuntimeError, in one line, if that fails."""
     wanted = os.environ.get("CXX", "")
     commands = [shlex.split(wanted)] if wanted else [["c++"], ["g++"], ["clang++"]]
     command = next((c for c in commands if shutil.which(c[0])), None)
@@ -124,7 +124,7 @@ def _load() -> ctypes.CDLL:
 
 @cache
 def library() -> ctypes.CDLL | str:
-    """The loaded library, built first if need be; or, in one line, why there is none (said once as a warning too)."""
+    """Return the loaded library, built first if necessary; or, in one line, why it is missing (also warned once)."""
     if os.environ.get("LRA_SSM_NATIVE") == "0":
         return "the CPU kernels are switched off by LRA_SSM_NATIVE=0"
     try:
@@ -137,6 +137,6 @@ def library() -> ctypes.CDLL | str:
 
 @torch.compiler.assume_constant_result  # torch.compile does not look inside
 def unavailable() -> str | None:
-    """Why the kernels cannot be used, or None."""
+    """Return why the kernels cannot be used, or None if they can."""
     native = library()
     return native if isinstance(native, str) else None

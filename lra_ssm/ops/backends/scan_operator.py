@@ -35,7 +35,7 @@ def scan_operator(
         forward: (tensors, zoh, softplus, keep) -> (y in u's dtype and layout, last state, checkpoints: what backward
             needs of the states if keep, else an empty tensor).
         backward: (tensors, zoh, softplus, checkpoints, y's gradient, the last state's) -> gradients of the tensors that
-            are given, without the reset, in order; a gradient that is None is zero.
+            are not None, without the reset, in order; a gradient that is None is zero.
         new_checkpoints: (u, A) -> memory for checkpoints.
         device_types: where it runs; anywhere if None.
     """
@@ -80,8 +80,8 @@ def scan_operator(
 
     def gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         *tensors, checkpoints = ctx.saved_tensors
-        found = iter(scan_backward(*tensors, *ctx.flags, checkpoints, grad_y, grad_last))
-        return (*(None if x is None else next(found) for x in tensors[:-1]), None, None, None, None)
+        grads = iter(scan_backward(*tensors, *ctx.flags, checkpoints, grad_y, grad_last))
+        return (*(None if x is None else next(grads) for x in tensors[:-1]), None, None, None, None)
 
     scan.register_autograd(gradients, setup_context=setup_context)
     return ScanOperator(scan, scan_backward)

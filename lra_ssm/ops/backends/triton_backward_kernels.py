@@ -81,7 +81,7 @@ def gradient_kernel(
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, COMPLEX: tl.constexpr, ZOH: tl.constexpr,
     SOFTPLUS: tl.constexpr, SHARED_A: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one segment, chunk by chunk backward in time.
+    """Compute all gradients of one segment, chunk by chunk backward in time.
 
     A chunk is walked forward from its checkpoint, storing the state before every fourth step in scratch; then four
     steps at a time backward: their states and A_bar are computed once more and stay in registers.
@@ -96,7 +96,7 @@ def gradient_kernel(
     mask = (n < states) & channel_mask[None, :]
     plane = states * channels
     tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
-    own = d * states + n
+    state_offsets = d * states + n
     local = n * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]  # in a tile of scratch
     TILE: tl.constexpr = BLOCK_N * BLOCK_D
     scratch += tl.cast(tl.program_id(0), tl.int64) * ((CHUNK // 4 + 1) * W * TILE)
@@ -109,10 +109,10 @@ def gradient_kernel(
     # A constant B, or its bias, as it is: behind the states in scratch, for want of registers.
     aside = scratch + CHUNK // 4 * W * TILE
     if STEPWISE_ZOH and B_FORM == CONSTANT:
-        whole_re, whole_im = load_pairs(B.data, own, mask, COMPLEX)
+        whole_re, whole_im = load_pairs(B.data, state_offsets, mask, COMPLEX)
         store_planes(aside, local, TILE, mask, whole_re, whole_im, COMPLEX)
     elif STEPWISE_ZOH and B_bias is not None:
-        whole_re, whole_im = load_pairs(B_bias, own, mask, COMPLEX)
+        whole_re, whole_im = load_pairs(B_bias, state_offsets, mask, COMPLEX)
         store_planes(aside, local, TILE, mask, whole_re, whole_im, COMPLEX)
     C_re, C_im = A_re, A_im
     rates = frequencies(A_re, A_im, COMPLEX)
@@ -121,7 +121,7 @@ def gradient_kernel(
         near_below = near_limit(A_re, A_im, COMPLEX)
         square_re, square_im = multiply(A_re, A_im, A_re, A_im, COMPLEX)
     if C_FORM == CONSTANT:
-        C_re, C_im = load_pairs(C.data, own, mask, COMPLEX)
+        C_re, C_im = load_pairs(C.data, state_offsets, mask, COMPLEX)
     skip = load_per_channel(D, d0, channel_mask, BLOCK_D)
     bias = load_per_channel(delta_bias, d0, channel_mask, BLOCK_D)
 
@@ -351,8 +351,8 @@ def gradient_kernel(
     per_channel = tl.cast(segment * batch + b, tl.int64) * channels + d0 + tl.arange(0, BLOCK_D)
     if TIME_INVARIANT:
         step_size = tl.load(delta.data + d, mask=channel_mask[None, :], other=0.0)
-        A_re, A_im = load_A(A, own, n, mask, states, SHARED_A, COMPLEX)
-        B_re, B_im = load_pairs(B.data, own, mask, COMPLEX)
+        A_re, A_im = load_A(A, state_offsets, n, mask, states, SHARED_A, COMPLEX)
+        B_re, B_im = load_pairs(B.data, state_offsets, mask, COMPLEX)
         sum_A_re, sum_A_im, sum_B_re, sum_B_im, sum_delta = undiscretized(
             step_size, A_re, A_im, B_re, B_im, sum_A_re, sum_A_im, sum_B_re, sum_B_im, COMPLEX, ZOH)  # fmt: skip
         tl.store(grad_delta.data + per_channel, sum_delta, mask=channel_mask)
@@ -368,4 +368,4 @@ def gradient_kernel(
     if delta_bias is not None:
         tl.store(sums.delta_bias + per_channel, sum_bias, mask=channel_mask)
     if grad_initial is not None and segment == 0:
-        store_pairs(grad_initial, tl.cast(b, tl.int64) * plane + own, mask, g_re, -g_im, COMPLEX)
+        store_pairs(grad_initial, tl.cast(b, tl.int64) * plane + state_offsets, mask, g_re, -g_im, COMPLEX)

@@ -51,7 +51,7 @@ def processors(device: torch.device) -> int:
 
 
 class Plan(NamedTuple):
-    """How a call is cut: channels per program, blocks of channels in all, steps per segment, segments."""
+    """How a call is split: channels per program, blocks of channels in all, steps per segment, segments."""
 
     block: int
     blocks: int
@@ -94,7 +94,7 @@ def plan(
 
 
 def launch_kernel(kernel: Any, programs: int, num_warps: int = WARPS, **arguments: Any) -> None:
-    """On the device of its tensors, which need not be the current one."""
+    """Launch a kernel on the device of its tensors, which may not be the current one."""
     device = next(x.device for x in arguments.values() if isinstance(x, Tensor))
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         # Fused multiply-add is Triton's default until 3.9 and not after.
@@ -102,7 +102,7 @@ def launch_kernel(kernel: Any, programs: int, num_warps: int = WARPS, **argument
 
 
 def _pairs(x: Tensor | None) -> Tensor | None:
-    """A small tensor as contiguous reals (..., W)."""
+    """Return a small tensor as contiguous reals (..., W)."""
     if x is None:
         return None
     x = x.contiguous()
@@ -161,7 +161,7 @@ def _steps(x: Tensor | None) -> Steps | None:
 
 
 def _planes(state: Tensor | None) -> Tensor | None:
-    """A state (batch, D, N), conjugation resolved, as (batch, W, N, D)."""
+    """Return a state (batch, D, N), conjugation resolved, as (batch, W, N, D)."""
     if state is None:
         return None
     pairs = torch.view_as_real(state.resolve_conj()) if state.is_complex() else state.unsqueeze(-1)
@@ -226,7 +226,7 @@ class Scan:
         launch_kernel(kernel, programs, **{**known, **arguments})
 
     def planes(self, *leading: int) -> Tensor:
-        """A buffer of states (..., W, N, D), channels last."""
+        """Return a buffer of states (..., W, N, D), channels last."""
         width = (2,) if self.complex else (1,)
         return torch.empty((*leading, *width, self.states, self.channels), dtype=torch.float32, device=self.device)
 
@@ -257,7 +257,7 @@ class Scan:
                     summary=None)  # fmt: skip
 
     def backward(self, checkpoints: Tensor, grad_y: Tensor | None, grad_last: Tensor | None) -> list[Tensor]:
-        """Gradients of the tensors of the call but the reset, in `ScanTensors`' order, without those not given."""
+        """Return the gradients of the call's tensors except the reset and None, in `ScanTensors`' order."""
         from lra_ssm.ops.backends.triton_backward_kernels import gradient_kernel
         from lra_ssm.ops.backends.triton_segment_kernels import adjoint_kernel
 
@@ -269,7 +269,7 @@ class Scan:
         tile = (2 if self.complex else 1) * self.known["BLOCK_N"] * self.plan.block
         scratch = torch.empty((self.programs, CHUNK // 4 + 1, tile), dtype=torch.float32, device=self.device)
         by_step = {"u": x.u, "delta": None if self.time_invariant else x.delta, "z": x.z}
-        grads = {name: torch.empty_like(given) for name, given in by_step.items() if given is not None}
+        grads = {name: torch.empty_like(x_step) for name, x_step in by_step.items() if x_step is not None}
         if x.initial is not None:
             grads["initial"] = torch.empty(x.initial.shape, dtype=x.A.dtype, device=self.device)
         partial = {"A": self.planes(segments, batch)}
@@ -292,25 +292,27 @@ class Scan:
         for name in ("A", "B", "C", "B_bias"):
             if name in partial:
                 like = getattr(x, name)
-                grads[name] = self.summed(partial[name]) if like.dim() == 2 else self.summed_steps(partial[name], like)
+                grads[name] = (
+                    self.sum_partials(partial[name]) if like.dim() == 2 else self.sum_partial_steps(partial[name], like)
+                )
         for name in per_channel:
             grads[name] = partial[name].sum((0, 1))
         return [grads[name] for name in ScanTensors._fields if name in grads]
 
     def partial_steps(self, matrix: Matrix) -> Tensor:
-        """A buffer (batch, blocks, L, N, 1 or 2) for the gradient of a variable B or C."""
+        """Return a buffer (batch, blocks, L, N, 1 or 2) for the gradient of a variable B or C."""
         width = 1 if matrix.part is None else 2
         shape = (self.batch, self.plan.blocks, self.length, self.states, width)
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
-    def summed(self, partial: Tensor) -> Tensor:
-        """(segments, batch, W, N, D) -> (D, N) in the state's dtype."""
+    def sum_partials(self, partial: Tensor) -> Tensor:
+        """Sum over segments and batch: (segments, batch, W, N, D) -> (D, N) in the state's dtype."""
         total = partial.sum((0, 1)).permute(2, 1, 0).contiguous()
         # With the strides of its shape where a dimension is 1 too: torch 2.10's view_as_complex asks for them.
         total = total.flatten().view(total.shape)
         return torch.view_as_complex(total) if self.complex else total.squeeze(-1)
 
-    def summed_steps(self, partial: Tensor, like: Tensor) -> Tensor:
-        """(batch, blocks, L, N, 1 or 2) -> the gradient of a variable B or C, in its form, dtype and layout."""
+    def sum_partial_steps(self, partial: Tensor, like: Tensor) -> Tensor:
+        """Sum over blocks: (batch, blocks, L, N, 1 or 2) -> a variable B's or C's gradient, in its form and dtype."""
         total = partial.unflatten(1, (like.shape[1], -1)).sum(2).permute(0, 1, 3, 2, 4)  # (batch, G, N, L, 1 or 2)
         return torch.empty_like(like).copy_(torch.view_as_complex(total) if like.is_complex() else total.flatten(-2))

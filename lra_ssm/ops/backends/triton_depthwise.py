@@ -4,8 +4,8 @@ autograd and torch.compile know.
 Shapes: u, y (batch, D, L); weight (D, W); bias (D,); initial (batch, D, W-1); reset (batch, L). (D channels, L length,
 W width of the filter.)
 
-Both keep only inputs: backward computes what SiLU was given once more. The gradients of weight and bias are summed by
-each program over its segment, and then all at once, in one order.
+Both keep only inputs: backward computes SiLU's input again. Each program sums the gradients of weight and bias over its
+segment; the programs' sums are then added in a fixed order.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ CHANNELS_LAST, CHANNELS_FIRST = 64, 32
 
 
 def supports(u: Tensor) -> bool:
-    """Whether the kernels run for u: on a GPU, under torch.compile too."""
+    """Return whether the kernels support u: on a GPU, also under torch.compile."""
     return bool(u.numel()) and triton_scan.unsupported_reason(u.device, None) is None
 
 
 def _arguments(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, silu: bool
 ) -> tuple[int, dict[str, Any]]:
-    """The number of programs, and what both kernels are given."""
+    """Return the number of programs, and the arguments of both kernels."""
     import triton.language as tl
 
     (batch, channels, length), segments = u.shape, math.ceil(u.shape[2] / SEGMENT)
@@ -51,7 +51,7 @@ def _arguments(
 def convolution(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, silu: bool
 ) -> Tensor:
-    """y, in u's dtype and layout; SiLU of it if silu."""
+    """Return y, in u's dtype and layout; with `silu`, SiLU of it."""
     from lra_ssm.ops.backends.triton_depthwise_kernels import convolution_kernel
 
     y = torch.empty_like(u)
@@ -72,7 +72,7 @@ def convolution_backward(
     grad_y: Tensor, u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None,
     silu: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """The gradients of u, weight, and of bias and initial where they are given."""
+    """Return the gradients of u and weight, and of bias and initial unless they are None."""
     from lra_ssm.ops.backends.triton_depthwise_kernels import convolution_gradient_kernel
 
     (batch, channels, _), W = u.shape, weight.shape[1]
@@ -87,9 +87,9 @@ def convolution_backward(
         grad_taps=sums, grad_initial=grad_initial, grad_y_strides=grad_y.stride(), grad_u_strides=grad_u.stride(),
     )  # fmt: skip
     total = sums[..., : W + 1].sum((0, 1))
-    found = [grad_u, total[:, :W].to(weight.dtype, copy=True)]
-    found += [] if bias is None else [total[:, W].to(bias.dtype, copy=True)]
-    return found if grad_initial is None else [*found, grad_initial]
+    grads = [grad_u, total[:, :W].to(weight.dtype, copy=True)]
+    grads += [] if bias is None else [total[:, W].to(bias.dtype, copy=True)]
+    return grads if grad_initial is None else [*grads, grad_initial]
 
 
 @convolution_backward.register_fake

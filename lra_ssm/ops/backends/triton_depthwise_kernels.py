@@ -33,7 +33,7 @@ def sigmoid(x):
 @triton.jit
 def input_at(u, u_strides, initial, initial_strides, b, d, s, channel_mask, length, W: tl.constexpr,
              TYPE: tl.constexpr):  # fmt: skip
-    """The input at time s, zero where there is none."""
+    """Return the input at time s, zero outside the sequence."""
     at = b * u_strides[0] + d * u_strides[1] + tl.cast(s, tl.int64) * u_strides[2]
     x = tl.load(u + at, mask=channel_mask & (s >= 0) & (s < length), other=0.0).to(TYPE)
     if initial is not None:
@@ -44,7 +44,7 @@ def input_at(u, u_strides, initial, initial_strides, b, d, s, channel_mask, leng
 
 @triton.jit
 def starts_at(reset, strides, b, s, length):
-    """Whether a document starts at time s."""
+    """Return whether a document starts at time s."""
     return (
         tl.load(reset + b * strides[0] + tl.cast(s, tl.int64) * strides[1], mask=(s >= 0) & (s < length), other=0) != 0
     )
@@ -53,7 +53,7 @@ def starts_at(reset, strides, b, s, length):
 @triton.jit
 def inputs_before(u, u_strides, initial, initial_strides, reset, reset_strides, b, d, s, channel_mask, length,
                   W: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
-    """The inputs at s-1, ..., s-(W-1), as far as no document starts in between."""
+    """Return the inputs at s-1, ..., s-(W-1), zeros before the start of the document."""
     crossed = s < s
     before = ()
     for j in tl.static_range(1, W):
@@ -67,7 +67,7 @@ def inputs_before(u, u_strides, initial, initial_strides, reset, reset_strides, 
 
 @triton.jit
 def load_taps(weight, bias, d, channel_mask, W: tl.constexpr, TYPE: tl.constexpr):
-    """The weights of the inputs at s, s-1, ..., and the bias."""
+    """Return the weights of the inputs at s, s-1, ..., and the bias."""
     taps = ()
     for j in tl.static_range(W):
         taps = taps + (tl.load(weight + d * W + W - 1 - j, mask=channel_mask, other=0.0).to(TYPE),)
@@ -78,24 +78,24 @@ def load_taps(weight, bias, d, channel_mask, W: tl.constexpr, TYPE: tl.constexpr
 
 
 @triton.jit
-def kept(before, crossed, W: tl.constexpr):
-    """The inputs before a step, zeros where a document starts with it."""
-    found = ()
+def drop_earlier_document(before, crossed, W: tl.constexpr):
+    """Return the inputs before a step, zeros if a document starts with it."""
+    inputs = ()
     for j in tl.static_range(W - 1):
-        found = found + (tl.where(crossed, 0.0, before[j]),)
-    return found
+        inputs = inputs + (tl.where(crossed, 0.0, before[j]),)
+    return inputs
 
 
 @triton.jit
-def pushed(x, before, W: tl.constexpr):
-    """x in front of the others, without the last."""
-    found = ()
+def shift_in(x, before, W: tl.constexpr):
+    """Return x followed by the inputs before it, without the last."""
+    inputs = ()
     for j in tl.static_range(W - 1):
         if j == 0:
-            found = found + (x,)
+            inputs = inputs + (x,)
         else:
-            found = found + (before[j - 1],)
-    return found
+            inputs = inputs + (before[j - 1],)
+    return inputs
 
 
 @triton.jit
@@ -108,7 +108,7 @@ def convolved(x, before, taps, offset, W: tl.constexpr):
 
 @triton.jit
 def place(channels, segments, SEGMENT: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The batch item, segment, and first step of this program, and its channels."""
+    """Return the batch item, segment, first step and channels of this program."""
     program, blocks = tl.program_id(0), tl.cdiv(channels, BLOCK_D)
     b, rest = tl.cast(program // (blocks * segments), tl.int64), program % (blocks * segments)
     d = rest % blocks * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -130,9 +130,9 @@ def convolution_kernel(
             t = t0 + i + tl.arange(0, 1)
             x = input_at(u, u_strides, initial, initial_strides, b, d, t, channel_mask, length, W, TYPE)
             if reset is not None:
-                before = kept(before, starts_at(reset, reset_strides, b, t, length), W)
+                before = drop_earlier_document(before, starts_at(reset, reset_strides, b, t, length), W)
             total = convolved(x, before, taps, offset, W)
-            before = pushed(x, before, W)
+            before = shift_in(x, before, W)
             if SILU:
                 total *= sigmoid(total)
             at = b * y_strides[0] + d * y_strides[1] + tl.cast(t, tl.int64) * y_strides[2]
@@ -168,7 +168,7 @@ def convolution_gradient_kernel(
             x = input_at(u, u_strides, initial, initial_strides, b, d, t, channel_mask, length, W, TYPE)
             if reset is not None:
                 starts = starts_at(reset, reset_strides, b, t, length)
-                before = kept(before, starts, W)
+                before = drop_earlier_document(before, starts, W)
                 flags = ()
                 for j in tl.static_range(W - 1):
                     flags = flags + (since[j] | starts.to(tl.int32),)
@@ -180,27 +180,27 @@ def convolution_gradient_kernel(
                 total = convolved(x, before, taps, offset, W)
                 gate = sigmoid(total)
                 grad = tl.where(mask, grad * gate * (1.0 + total * (1.0 - gate)), 0.0)
-            own = tl.where(t < end, grad, 0.0)
-            of_bias += own
-            sums = (of_taps[0] + own * x,)
-            found = (taps[0] * grad,)  # the gradients of the inputs at t, t-1, ..., as far as they are known
+            segment_grad = tl.where(t < end, grad, 0.0)
+            of_bias += segment_grad
+            sums = (of_taps[0] + segment_grad * x,)
+            input_grads = (taps[0] * grad,)  # the gradients of the inputs at t, t-1, ..., as far as they are known
             for j in tl.static_range(1, W):
-                sums = sums + (of_taps[j] + own * before[j - 1],)
-                reached = taps[j] * grad
+                sums = sums + (of_taps[j] + segment_grad * before[j - 1],)
+                contribution = taps[j] * grad
                 if reset is not None:
-                    reached = tl.where(since[j - 1] != 0, 0.0, reached)
-                found = found + (waiting[j - 1] + reached,)
+                    contribution = tl.where(since[j - 1] != 0, 0.0, contribution)
+                input_grads = input_grads + (waiting[j - 1] + contribution,)
             of_taps = sums
             done = t - (W - 1)
             at = b * grad_u_strides[0] + d * grad_u_strides[1] + tl.cast(done, tl.int64) * grad_u_strides[2]
-            tl.store(grad_u + at, found[W - 1], mask=channel_mask & (done >= begin) & (done < end))
+            tl.store(grad_u + at, input_grads[W - 1], mask=channel_mask & (done >= begin) & (done < end))
             if grad_initial is not None:  # times before 0: only the first segment
                 at = (b * channels + d) * (W - 1) + t
-                tl.store(grad_initial + at, found[W - 1], mask=channel_mask & (done + begin * W < 0))
-            before, since = pushed(x, before, W), pushed(tl.zeros((1,), tl.int32), since, W)
+                tl.store(grad_initial + at, input_grads[W - 1], mask=channel_mask & (done + begin * W < 0))
+            before, since = shift_in(x, before, W), shift_in(tl.zeros((1,), tl.int32), since, W)
             later = ()
             for j in tl.static_range(W - 1):
-                later = later + (found[j],)
+                later = later + (input_grads[j],)
             waiting = later
     at = ((b * segments + segment) * channels + d) * TAPS
     for j in tl.static_range(W):

@@ -54,7 +54,7 @@ def power_of_2(x, MINUS: tl.constexpr = False):
 
 @triton.jit
 def divide(x, y):
-    """x / y, to two rounding errors for y up to 2^126: without the code for greater ones."""
+    """Return x / y, to two rounding errors for y up to 2^126: without the code for greater ones."""
     if INTERPRETED:
         return x / y
     else:
@@ -65,7 +65,7 @@ def divide(x, y):
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)).  log1p(e) = 2 artanh(e/(2 + e)) keeps its digits where e = exp(-|x|) is small, unlike
+    """Return log(1 + exp(x)).  log1p(e) = 2 artanh(e/(2 + e)) keeps its digits where e = exp(-|x|) is small, unlike
     log(1 + e)."""
     # exp(-size) = 2^t: what rounding took from t is given back, or a step of 1e-3 would be off by several rounding
     # errors, which the state multiplies by its frequency at every step.
@@ -88,7 +88,7 @@ def sigmoid(x):
 
 @triton.jit
 def frequencies(A_re, A_im, COMPLEX: tl.constexpr):
-    """What exponentials of delta A need of A, made once for all steps: Re A log2(e), and Im A / 2 pi in two parts.
+    """Return what exponentials of delta A need from A, once for all steps: Re A log2(e), and Im A / 2 pi in two parts.
 
     The second part is 2^-18 of the first, enough to show in a sum with it: so the remainder of a step's
     phase is rounded up and down at random.  What the nearest float32 leaves would mostly be lost, and the rounding of
@@ -112,7 +112,7 @@ def largest_delta(rates):
 
 @triton.jit
 def half_turn(r):
-    """(sin, cos) of pi r, r in [-1/2, 1/2].
+    """Return (sin, cos) of pi r, r in [-1/2, 1/2].
 
     The hardware's sine and cosine (errors up to 4e-7) made ListOps' step with B2S6 no faster on an H200.
     """
@@ -163,7 +163,7 @@ def complex_exp_minus_1(minus_1, sine, cosine):
 
 @triton.jit
 def exp_minus_1(delta, A_im, rates, COMPLEX: tl.constexpr):
-    """m = exp(delta A) - 1, rates from `frequencies`."""
+    """Return m = exp(delta A) - 1, rates from `frequencies`."""
     rate, turn, turn_rest = rates
     minus_whole = ROUNDING - tl.fma(delta, rate, ROUNDING)
     r = tl.fma(delta, rate, minus_whole)
@@ -180,7 +180,7 @@ def exp_minus_1(delta, A_im, rates, COMPLEX: tl.constexpr):
 
 @triton.jit
 def zero_order_hold(delta, A_re, A_im, inverse_re, inverse_im, COMPLEX: tl.constexpr):
-    """(A_bar, B_bar) = (exp(delta A), A^-1 (exp(delta A) - 1)), A from `away_from_zero`."""
+    """Return (A_bar, B_bar) = (exp(delta A), A^-1 (exp(delta A) - 1)), A from `away_from_zero`."""
     m_re, m_im = exp_minus_1(delta, A_im, frequencies(A_re, A_im, COMPLEX), COMPLEX)
     B_bar_re, B_bar_im = multiply(m_re, m_im, inverse_re, inverse_im, COMPLEX)
     return m_re + 1.0, m_im, B_bar_re, B_bar_im
@@ -242,7 +242,7 @@ def hold_slope(delta, A_re, A_im, square_re, square_im, COMPLEX: tl.constexpr, T
 @triton.jit
 def zoh_derivative(delta, A_re, A_im, inverse_re, inverse_im, A_bar_re, A_bar_im, B_bar_re, B_bar_im,
                    COMPLEX: tl.constexpr, TERMS: tl.constexpr = 2):  # fmt: skip
-    """dB_bar/dA = (delta A_bar - B_bar)/A."""
+    """Return dB_bar/dA = (delta A_bar - B_bar)/A."""
     square_re, square_im = multiply(A_re, A_im, A_re, A_im, COMPLEX)
     re, im = hold_slope(delta, A_re, A_im, square_re, square_im, COMPLEX, TERMS)
     re, im = multiply(re, im, B_bar_re, B_bar_im, COMPLEX)
@@ -255,7 +255,7 @@ def zoh_derivative(delta, A_re, A_im, inverse_re, inverse_im, A_bar_re, A_bar_im
 @triton.jit
 def undiscretized(delta, A_re, A_im, B_re, B_im, of_A_re, of_A_im, of_B_re, of_B_im, COMPLEX: tl.constexpr,
                   ZOH: tl.constexpr):  # fmt: skip
-    """The gradients of A, B (conjugated, as all) and delta (BLOCK_D,) from those of A_bar and of B_bar B."""
+    """Return the gradients of A, B (conjugated, as all) and delta (BLOCK_D,) from those of A_bar and of B_bar B."""
     A_bar_re, A_bar_im, _, _, hold_re, hold_im = discretized(delta, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
     of_hold_re, of_hold_im = multiply(of_B_re, of_B_im, B_re, B_im, COMPLEX)
     of_B_re, of_B_im = multiply(of_B_re, of_B_im, hold_re, hold_im, COMPLEX)

@@ -65,13 +65,13 @@ def load_system(A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM: t
 
     TIME_INVARIANT: of A_bar and B_bar B.  1/A for euler, and B where there is none, are stand-ins.
     """
-    own = d * states + n  # in (D, N)
+    state_offsets = d * states + n  # in (D, N)
     # Before A: the compiler gives a state the layout of what is read last, and e^(delta A) has A's.
     if B_FORM == CONSTANT:
-        B_re, B_im = load_pairs(B.data, own, mask, COMPLEX)
+        B_re, B_im = load_pairs(B.data, state_offsets, mask, COMPLEX)
     elif B_bias is not None:
-        B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
-    A_re, A_im = load_A(A, own, n, mask, states, SHARED_A, COMPLEX)
+        B_re, B_im = load_pairs(B_bias, state_offsets, mask, COMPLEX)
+    A_re, A_im = load_A(A, state_offsets, n, mask, states, SHARED_A, COMPLEX)
     inverse_re, inverse_im = A_re, A_im
     if ZOH:
         A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
@@ -87,7 +87,7 @@ def load_system(A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM: t
 
 @triton.jit
 def load_per_channel(x, d0, channel_mask, BLOCK_D: tl.constexpr):
-    """D or delta_bias, (BLOCK_D,), or zeros."""
+    """Load D or delta_bias, (BLOCK_D,), or zeros."""
     if x is not None:
         return tl.load(x + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)
     else:
@@ -120,7 +120,7 @@ def load_inputs(
 ):  # fmt: skip
     """(u or y's gradient, delta, B, C, z) of four steps as they are; a stand-in for what is None or does not vary.
 
-    All are asked for before the first is waited for: on a GPU that wait is longer than what is computed.
+    All loads start before the first is waited for: on a GPU that wait takes longer than the computation.
     """
     # A tile smaller than a warp is spread over it, four steps a lane, before softplus; copies make it one a lane.
     COPIES: tl.constexpr = 8 // BLOCK_D if SOFTPLUS and BLOCK_D < 8 else 1
@@ -142,7 +142,7 @@ def load_inputs(
 
 @triton.jit
 def transition(delta, A_re, A_im, rates, COMPLEX: tl.constexpr, TIME_INVARIANT: tl.constexpr):
-    """A_bar of a step; A itself of a discretized system, and 1 beyond the end."""
+    """Return A_bar of a step; A itself of a discretized system, and 1 beyond the end."""
     if TIME_INVARIANT:
         return tl.where(delta != 0, A_re, 1.0), tl.where(delta != 0, A_im, 0.0)
     else:
@@ -186,7 +186,7 @@ def scan_kernel(
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, COMPLEX: tl.constexpr, ZOH: tl.constexpr,
     SOFTPLUS: tl.constexpr, SHARED_A: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
-    """One segment of the scan.
+    """Run one segment of the scan.
 
     With summary, and without y: from zero, storing where it ends, by how much it shrinks what was before it (decays),
     and whether a reset cuts that off (dropped).  With y: from starts, or from zero where there are none, storing y, the
@@ -202,7 +202,7 @@ def scan_kernel(
     mask = (n < states) & channel_mask[None, :]
     plane = states * channels
     tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
-    own = d * states + n  # in (D, N)
+    state_offsets = d * states + n  # in (D, N)
 
     x_re, x_im = tl.zeros((BLOCK_N, BLOCK_D), tl.float32), tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     if starts is not None:  # before A, see `load_system`
@@ -214,7 +214,7 @@ def scan_kernel(
     most = largest_delta(rates) if (ZOH or COMPLEX) and not TIME_INVARIANT else None
     C_re, C_im = A_re, A_im
     if C_FORM == CONSTANT and y is not None:
-        C_re, C_im = load_pairs(C.data, own, mask, COMPLEX)
+        C_re, C_im = load_pairs(C.data, state_offsets, mask, COMPLEX)
     skip = load_per_channel(D, d0, channel_mask, BLOCK_D)
     bias = load_per_channel(delta_bias, d0, channel_mask, BLOCK_D)
 
@@ -294,4 +294,4 @@ def scan_kernel(
         if reset is not None:  # every block of channels stores the same
             tl.store(summary.dropped + segment * batch + b + tl.arange(0, 1), any_reset)
     elif end == length:
-        store_pairs(last, tl.cast(b, tl.int64) * plane + own, mask, x_re, x_im, COMPLEX)
+        store_pairs(last, tl.cast(b, tl.int64) * plane + state_offsets, mask, x_re, x_im, COMPLEX)

@@ -17,14 +17,14 @@ BLOCK, WARPS = 4096, 8
 
 
 def supports(logits: Tensor) -> bool:
-    """Whether the kernel runs for logits (n, V): on a GPU, but not under torch.compile, which has its own."""
+    """Return whether the kernel supports logits (n, V): on a GPU, but not under torch.compile, which has its own."""
     on_gpu = logits.device.type == "cuda" and triton_scan.unsupported_reason(logits.device, None) is None
     return on_gpu and not torch.compiler.is_compiling()
 
 
 @torch.library.custom_op("lra_ssm::softmax_losses_triton", mutates_args=("logits",))
 def softmax_losses(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tensor | None) -> Tensor:
-    """-log softmax(logits)[target] (n,), 0 where ignored; with scale (n,) the logits (n, V) become the gradient of
+    """Return -log softmax(logits)[target] (n,), 0 where ignored; with scale (n,) overwrite logits with the gradient of
     sum(scale · losses)."""
     import triton.language as tl
 

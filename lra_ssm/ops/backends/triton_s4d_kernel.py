@@ -24,14 +24,14 @@ WARPS = 4
 
 
 def unsupported_reason(device: torch.device, inputs: KernelInputs | None) -> str | None:
-    """Why Triton cannot make this kernel, or None; inputs None asks only about the device."""
+    """Return why Triton cannot make this kernel, or None; with inputs None, only the device is checked."""
     if inputs is not None and not inputs.A.is_complex():
         return "it computes kernels of a complex A only"
     return triton_scan.unsupported_reason(device, None)
 
 
 def _launch(kernel: Any, programs: int, A: Tensor, B: Tensor, C: Tensor, double: bool, **arguments: Any) -> None:
-    """Both kernels are given the system alike."""
+    """Return the arguments that describe the system to both kernels."""
     import triton.language as tl
 
     pairs = {name: torch.view_as_real(x.resolve_conj()) for name, x in (("A", A), ("B", B), ("C", C))}
@@ -44,7 +44,7 @@ def _launch(kernel: Any, programs: int, A: Tensor, B: Tensor, C: Tensor, double:
 
 @torch.library.custom_op("lra_ssm::s4d_kernel_triton", mutates_args=())
 def s4d_kernel_zoh(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> Tensor:
-    """The kernels (K, D, L) of `lra_ssm.ops.s4d_kernel` under zero-order hold: float64 if `double`, else float32.
+    """Return the kernels (K, D, L) of `lra_ssm.ops.s4d_kernel` under zero-order hold, in float64 if `double`.
 
     delta (D,), A, B (D, N) and C (K, D, N) of any real, and complex, dtypes.
     """
@@ -63,7 +63,7 @@ def _(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> T
 
 @torch.library.custom_op("lra_ssm::s4d_kernel_triton_backward", mutates_args=())
 def s4d_kernel_zoh_backward(grad: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
-    """The gradients of delta, A, B and C, contiguous, in the dtypes of these."""
+    """Return the gradients of delta, A, B and C, contiguous, in their dtypes."""
     from lra_ssm.ops.backends.triton_s4d_kernels import s4d_gradient_kernel
 
     grads = [x.new_empty(x.shape) for x in (delta, A, B, C)]
@@ -92,6 +92,6 @@ s4d_kernel_zoh.register_autograd(_backward, setup_context=_setup_context)
 
 
 def run(inputs: KernelInputs) -> Tensor:
-    """(K, D, L) for checked inputs."""
+    """Return the kernel (K, D, L) for checked inputs."""
     inputs = inputs.as_zoh()
     return s4d_kernel_zoh(inputs.delta, inputs.A, inputs.B, inputs.C, inputs.L, inputs.dtype == torch.float64)

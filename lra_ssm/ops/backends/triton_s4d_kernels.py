@@ -32,7 +32,7 @@ PHI1 = tl.constexpr(tuple(1 / math.factorial(k + 1) for k in range(16)))  # Tayl
 
 @triton.jit
 def load_states(x, strides, k, d, n, mask):
-    """(re, im) of x (K, D, N, 2) at states n, in double."""
+    """Load (re, im) of x (K, D, N, 2) at states n, in double."""
     at = x + tl.cast(k, tl.int64) * strides[0] + tl.cast(d, tl.int64) * strides[1] + n * strides[2]
     re = tl.load(at, mask=mask, other=0.0).to(tl.float64)
     return re, tl.load(at + strides[3], mask=mask, other=0.0).to(tl.float64)
@@ -40,7 +40,7 @@ def load_states(x, strides, k, d, n, mask):
 
 @triton.jit
 def zero_order_hold(step, A_re, A_im):
-    """(A, 1/A, A_bar, B_bar), re and im each, in double; A is kept away from zero."""
+    """Return (A, 1/A, A_bar, B_bar), re and im each, in double; A is kept away from zero."""
     A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, True)
     z = step * A_re
     near = tl.abs(z) < 0.5  # exp(z) - 1 would cancel
@@ -71,7 +71,7 @@ def powers(times, step, A_re, A_im, TYPE: tl.constexpr):
 
 @triton.jit
 def product(x, y, total, TYPE: tl.constexpr):
-    """total + x y, never in TF32."""
+    """Return total + x y, never in TF32."""
     return tl.dot(x, y, total, input_precision="ieee", out_dtype=TYPE)
 
 
@@ -80,7 +80,7 @@ def s4d_kernel(
     delta, A, B, C, out, A_strides, B_strides, C_strides, channels, states, length, rows,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_I rows of one kernel of one channel."""
+    """Compute BLOCK_I rows of one kernel of one channel."""
     program = tl.program_id(0)
     k, d, i0 = program // (rows * channels), program // rows % channels, program % rows * BLOCK_I
     i, j = i0 + tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_J)
@@ -118,7 +118,7 @@ def s4d_gradient_kernel(
     delta, A, B, C, grad, grad_delta, grad_A, grad_B, grad_C, A_strides, B_strides, C_strides, channels, states,
     length, kernels, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one channel.
+    """Compute all gradients of one channel.
 
     k_l = 2 Re sum_n w p^l has, in PyTorch's convention, the gradients 2 conj(sum_l g_l p^l) of w and
     2 conj(w sum_l g_l l p^l) of log p = delta A.
@@ -136,7 +136,7 @@ def s4d_gradient_kernel(
         in_re, in_im = multiply(hold_re, hold_im, B_re, B_im, True)
         of_z_re, of_z_im = tl.zeros((BLOCK_N,), tl.float64), tl.zeros((BLOCK_N,), tl.float64)
         of_in_re, of_in_im = of_z_re, of_z_im
-        # Powers beyond the last position are not asked for: they may be infinite, and times 0 no number.
+        # Powers beyond the last position are not computed: they may be infinite, and times 0 NaN.
         low_re, low_im = powers(tl.minimum(j, length - 1), step, A_re, A_im, TYPE)
         late_re, late_im = low_re * j[:, None].to(TYPE), low_im * j[:, None].to(TYPE)
         for k in range(kernels):

@@ -43,7 +43,7 @@ def unsupported_reason(device: torch.device, inputs: ScanInputs | None) -> str |
 
 
 def _new_checkpoints(u: Tensor, A: Tensor) -> Tensor:
-    """The state before every chunk: (chunks, batch, W, N, D)."""
+    """Return memory for the state before every chunk: (chunks, batch, W, N, D)."""
     (batch, channels, length), states = u.shape, A.shape[-1]
     chunks, width = math.ceil(length / triton_call.CHUNK), 2 if A.is_complex() else 1
     return u.new_empty((chunks, batch, width, states, channels), dtype=A.dtype.to_real())
@@ -72,7 +72,7 @@ operator = scan_operator("selective_scan_triton", _forward, _backward, _new_chec
 
 
 def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    """(y, last state) for checked inputs."""
+    """Return (y, last state) for checked inputs."""
     tensors = inputs.tensors
     if inputs.constant_delta is not None and inputs.B.dim() == 2:
         tensors = tensors._replace(delta=inputs.constant_delta)

@@ -28,7 +28,7 @@ COMPLEX_STEPS = tl.constexpr(2)
 
 @triton.constexpr_function
 def halvings(size):
-    """How often a power of two is halved until it is 1."""
+    """Return how often a power of two is halved until it is 1."""
     return size.bit_length() - 1
 
 
@@ -102,13 +102,13 @@ def last_step(length, WHOLE: tl.constexpr):
 
 @triton.jit
 def steps_mask(t0, last_t, channel_mask):
-    """Which of four steps, and of the channels, exist: (BLOCK_D, 4)."""
+    """Return which of four steps and of the channels exist: (BLOCK_D, 4)."""
     return channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
 
 
 @triton.jit
 def channel_pointers(x, b, d0, t0, BLOCK_D: tl.constexpr):
-    """Pointers (BLOCK_D, 4) into Steps x (batch, D, L); 64 bits where an offset may need them."""
+    """Return pointers (BLOCK_D, 4) into Steps x (batch, D, L); 64 bits where an offset may need them."""
     base = x.data + tl.cast(b, tl.int64) * x.batch + tl.cast(d0, tl.int64) * x.channel
     base += tl.cast(t0, tl.int64) * x.step
     return base + tl.arange(0, BLOCK_D)[:, None] * x.channel + tl.arange(0, 4)[None, :] * x.step
@@ -116,7 +116,7 @@ def channel_pointers(x, b, d0, t0, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def load_channels(x, b, d0, t0, mask, BLOCK_D: tl.constexpr, COPIES: tl.constexpr = 1):
-    """Four steps of Steps x (batch, D, L) as float32, (BLOCK_D, 4), or (COPIES, BLOCK_D, 4).
+    """Load four steps of Steps x (batch, D, L) as float32, (BLOCK_D, 4), or (COPIES, BLOCK_D, 4).
 
     bfloat16 and float16 are widened by assembly: above a conversion that it knows, the compiler moves the spreading of
     a tile over all lanes, and every lane then computes every softplus, which doubles the instructions of a step.
@@ -141,13 +141,13 @@ def store_channels(x, b, d0, t0, mask, tile, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def group_of(x, b, d0):
-    """Where Matrix x (batch, G, N, L[, 2]) begins for a batch item and the group of channel d0."""
+    """Return where Matrix x (batch, G, N, L[, 2]) begins for a batch item and the group of channel d0."""
     return x.data + tl.cast(b, tl.int64) * x.batch + tl.cast(d0 // x.channels, tl.int64) * x.group
 
 
 @triton.jit
 def load_matrix(x, b, d0, t0, last, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr):
-    """Four steps of a variable B or C as they are, (BLOCK_N, 4[, 2]), for `split_matrix`."""
+    """Load four steps of a variable B or C as they are, (BLOCK_N, 4[, 2]), for `split_matrix`."""
     n, t = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, 4)[None, :]
     pointers = group_of(x, b, d0) + tl.cast(t0, tl.int64) * x.step + n * x.state + t * x.step
     mask = (n < states) & (t0 + t <= last)
@@ -160,7 +160,7 @@ def load_matrix(x, b, d0, t0, last, states, BLOCK_N: tl.constexpr, FORM: tl.cons
 
 @triton.jit
 def split_matrix(tile, FORM: tl.constexpr):
-    """What `load_matrix` read as four re (BLOCK_N,) and four im."""
+    """Return what `load_matrix` read as four re (BLOCK_N,) and four im."""
     tile = tile.to(tl.float32)
     if FORM == COMPLEX_STEPS:
         re, im = tl.split(tile)
@@ -171,7 +171,7 @@ def split_matrix(tile, FORM: tl.constexpr):
 
 @triton.jit
 def matrix_pointers(x, b, d0, BLOCK_N: tl.constexpr, FORM: tl.constexpr):
-    """Where the states of a variable B or C are at step 0: (BLOCK_N,), or (BLOCK_N, 2) for re and im."""
+    """Return where the states of a variable B or C are at step 0: (BLOCK_N,), or (BLOCK_N, 2) for re and im."""
     pointers = group_of(x, b, d0) + tl.arange(0, BLOCK_N) * x.state
     if FORM == COMPLEX_STEPS:
         return pointers[:, None] + tl.arange(0, 2)[None, :] * x.part
@@ -195,9 +195,9 @@ def load_matrix_step(pointers, stride, t0, i, last, states, BLOCK_N: tl.constexp
 
 @triton.jit
 def fetch_matrix(x, b, d0, t0, last, states, BLOCK_N: tl.constexpr):
-    """Has what `load_matrix_step` will read of four steps brought into the first cache; nothing waits for it.
+    """Prefetch what `load_matrix_step` will read for four steps into the first cache; nothing waits for it.
 
-    Of many states every fourth is asked for: its neighbours come along where they lie side by side.
+    With many states it requests every fourth: its neighbours come along where they lie side by side.
     """
     if not INTERPRETED:
         APART: tl.constexpr = 4 if BLOCK_N >= 32 else 1
@@ -268,12 +268,12 @@ def load_pairs(x, index, mask, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def load_A(A, own, n, mask, states, SHARED_A: tl.constexpr, COMPLEX: tl.constexpr):
+def load_A(A, state_offsets, n, mask, states, SHARED_A: tl.constexpr, COMPLEX: tl.constexpr):
     """A (D, N) as a tile (BLOCK_N, BLOCK_D); (N,), of all channels, as (BLOCK_N, 1)."""
     if SHARED_A:
         return load_pairs(A, n, n < states, COMPLEX)
     else:
-        return load_pairs(A, own, mask, COMPLEX)
+        return load_pairs(A, state_offsets, mask, COMPLEX)
 
 
 @triton.jit

@@ -134,7 +134,7 @@ def test_shards_in_any_order_and_a_merge_give_what_one_process_gives(texts, once
 
 def prepare_and_die(arguments: list[str]) -> int:
     """Run in a process of its own, which is killed after two parts. Arguments: texts, the data root."""
-    made, part = [], prepare_module.Preparation._part
+    made, part = [], prepare_module.Preparation._tokenize_part
     files_module.PART_BYTES, prepare_module._BATCH_TEXTS = PART_BYTES, BATCH_TEXTS  # the process has no fixtures
 
     def deadly(self, *given):
@@ -143,7 +143,7 @@ def prepare_and_die(arguments: list[str]) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         return part(self, *given)
 
-    prepare_module.Preparation._part = deadly
+    prepare_module.Preparation._tokenize_part = deadly
     corpus(Path(arguments[1]), Path(arguments[0])).prepare_data()
     return 0
 
@@ -152,8 +152,10 @@ def test_a_killed_preparation_continues(texts, once, tmp_path, monkeypatch):
     assert Command([str(texts), str(tmp_path)], tmp_path, call=prepare_and_die).wait().code == -9
     data = corpus(tmp_path, texts)
     assert len([*tmp_path.glob("corpus/.parts-*/0*/part.json")]) == 2 and not data.is_prepared()
-    made, part = list[int](), prepare_module.Preparation._part
-    monkeypatch.setattr(prepare_module.Preparation, "_part", lambda *given: made.append(given[-1]) or part(*given))
+    made, part = list[int](), prepare_module.Preparation._tokenize_part
+    monkeypatch.setattr(
+        prepare_module.Preparation, "_tokenize_part", lambda *given: made.append(given[-1]) or part(*given)
+    )
     data.prepare_data()
     assert made == [2, 3, 4, 5, 6][: len(made)] and made[0] == 2
     assert contents(data) == contents(once) and not unfinished(data)
