@@ -271,8 +271,7 @@ def test_overfit_batches_are_the_same_in_every_epoch(tmp_path):
     assert len(losses) == 3 and len(set(losses)) == 1
 
 
-def test_max_time_stops_a_run_that_is_not_finished(tmp_path, monkeypatch):
-    monkeypatch.setenv("DELAY", "0.1")
+def test_max_time_stops_a_run_that_is_not_finished(tmp_path):
     flags = ["--trainer.max_epochs=500", "--trainer.max_time=00:00:00:01"]
     assert "stopped by max_time" in succeed([*FIT, *flags], tmp_path).out
     assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "stopped by max_time"

@@ -283,8 +283,7 @@ def _network_settings(task: Any) -> dict[str, Any]:
 def try_network(task: Any, data: Any, trainer: Trainer) -> None:
     """Send the first training examples through the network, on the device and in the precision that will train.
 
-    Leaves no trace: no gradient, no random number drawn, no buffer changed. Raises what the network raises. Tasks
-    without `dry_run`, data without `sample`, and FSDP are not tried.
+    No gradient, random number or buffer changes. Tasks without `dry_run`, data without `sample` and FSDP are not tried.
     """
     if hasattr(task, "dry_run") and hasattr(data, "sample") and _runs_plainly(trainer):
         with _dry_run(task, trainer) as to_device:
@@ -294,9 +293,8 @@ def try_network(task: Any, data: Any, trainer: Trainer) -> None:
 def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
     """Refuse a layer that looks ahead in a language model, or whose outputs depend on padding.
 
-    Three random sequences go through the network twice: the second time with another future, or with less padding of
-    other content. Valid positions may change by rounding only. Leaves no trace, as `try_network`. Raises InputError
-    that names the innermost module whose inputs agree and whose outputs do not.
+    Three random sequences go through the network twice: the second time with another future, or with other padding.
+    Valid positions may only change by rounding. Raises InputError that names the innermost module that fails.
     """
     network = getattr(task, "network", None)
     if not isinstance(network, nn.Module) or not hasattr(data, "sample") or not _runs_plainly(trainer):
