@@ -207,7 +207,7 @@ def test_what_cannot_be_inspected_is_one_line(trained, tmp_path, capsys):
         ([1], "checkpoint"),
         ({"state_dict": {}}, "names no network"),
         ({"state_dict": {}, "hyper_parameters": {"network": {"class_path": "no.such.Class"}}}, "cannot be built"),
-        ({"state_dict": {}, "hyper_parameters": {"network": LINEAR}}, "of another shape"),
+        ({"state_dict": {}, "hyper_parameters": {"network": LINEAR}}, "has other shapes"),
     ):
         torch.save(state, "x.ckpt")
         assert expected in refused(["inspect", "x.ckpt"], capsys)
