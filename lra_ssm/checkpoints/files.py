@@ -114,7 +114,7 @@ class ModelFiles:
     def weight_files(self, allow_pickle: bool) -> list[Path]:
         """Return the files of the weights: safetensors, whole or in parts, else a pickle, whole or in parts.
 
-        Raises InputError if there are none, or if they are a pickle and pickles are not allowed.
+        Raises InputError if the folder has no weights, or if they are a pickle and pickles are not allowed.
         """
         paths = self._whole_or_parts(WEIGHTS)
         if not paths and allow_pickle:

@@ -35,7 +35,7 @@ class NamedNetwork(NamedTuple):
         name: what messages call it.
         network: the network, on the CPU.
         specification: the network's specification as plain values.
-        config: the run's configuration; empty if there is none.
+        config: the run's configuration; empty without a config.yaml.
         recorded: what the run recorded about its data.
         score: the metric in the model's headline, as text.
         checkpoint: the checkpoint and its run; None for a saved model.
@@ -66,14 +66,14 @@ class NamedNetwork(NamedTuple):
 
     @property
     def config_file(self) -> Path | None:
-        """The file of the run's configuration; None if there is none."""
+        """The file of the run's configuration; None if the model has no such file."""
         if self.files is not None:
             return self.files.find(RUN_CONFIG)
         return self.checkpoint.run / RUN_CONFIG if self.checkpoint and self.checkpoint.run else None
 
     @property
     def data(self) -> dict[str, Any] | None:
-        """The section of the configuration that names a data module; None if there is none."""
+        """The section of the configuration that names a data module; None if it names no data module."""
         section = get_nested(self.config, "data")
         return section if isinstance(section.get("class_path"), str) else None
 
@@ -194,7 +194,7 @@ class LoadedLanguageModel(NamedTuple):
 
     before: tokens before a text: the end-of-text token for a model of this package, which was trained with it before
         each document; for other models what their tokenizer adds, as in transformers.
-    data: the settings of the run's data module, as they were written; empty if there is no run.
+    data: the settings of the run's data module, as they were written; empty without a run.
     stop: tokens that end a text: those of the model's own configuration, else the tokenizer's.
     """
 

@@ -63,7 +63,7 @@ def status(*runs: str, json: bool = False) -> None:
 
 
 def collect_runs(names: Iterable[str]) -> Iterator[tuple[SweepFolder | None, list[RunRecord]]]:
-    """Yield for each argument its sweep, if it is one, and its runs. Raises InputError if there are none."""
+    """Yield the sweep of each argument, None for a folder of runs, and its runs. Raises InputError without runs."""
     for name in names:
         paths = [Path(name)] if Path(name).exists() else [Path(path) for path in sorted(glob.glob(name))]
         if name_of("sweep", name) or (len(paths) == 1 and (paths[0].is_file() or (paths[0] / "runs.txt").is_file())):

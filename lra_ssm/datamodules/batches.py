@@ -28,7 +28,7 @@ class TokenBatch(NamedTuple):
     """Tokens with a target each. Padding, on the right, has token 0 and target NOT_SCORED (−100)."""
 
     inputs: torch.Tensor  # (B, L) int64 tokens, or (B, L, C) float32 features
-    # The target of each position: (B, L) int64, or (B, L, C) float32; NOT_SCORED or NaN where there is none
+    # The target of each position: (B, L) int64, or (B, L, C) float32; NOT_SCORED or NaN where nothing is scored
     targets: torch.Tensor
     reset: torch.Tensor | None  # (B, L) bool, true where a document starts; None if each row is one
     lengths: torch.Tensor | None  # (B,) int64, None if all have the length L

@@ -117,7 +117,7 @@ def cut(text: str) -> Iterator[str]:
 
 
 def _place_to_cut(text: str, begin: int) -> int:
-    """Return the last place to cut within TEXT_SIZE characters, else the first one after them; 0 if there is none."""
+    """Return the last place to cut within TEXT_SIZE characters, else the first one after them, else 0."""
     end = text.rfind("\n", begin, begin + TEXT_SIZE)
     while end > begin and not CUT.match(text, end):
         end = text.rfind("\n", begin, end)

@@ -20,7 +20,7 @@ LABELS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 
 
 def metadata_files(folder: Path) -> list[Path]:
-    """Return the metadata files in numeric order. Raises InputError if there are none, or one has no number."""
+    """Return the metadata files in numeric order. Raises InputError without any, or if one has no number."""
     files = [path for path in folder.glob("metadata/*.npy") if not path.name.startswith(".")]
     for path in files:
         if not path.stem.isdecimal():
