@@ -136,13 +136,13 @@ def test_modules_that_start_fresh_are_named(command: list[str], tmp_path: Path, 
     start = [*command, "--init_from=untied"]
     assert "head.weight is (257, 12) in the checkpoint, missing in the model" in refused(start, capsys)
     out = printed([*start, "--init_from_without=head"], capsys)
-    assert re.search(r"from untied: (\d+) of \1 tensors; not from there: head$", out, re.MULTILINE)
+    assert re.search(r"from untied: (\d+) of \1 tensors taken; starting fresh: head$", out, re.MULTILINE)
     ours = trained(tmp_path)
     assert "head.weight" not in ours
     assert all(torch.allclose(x, model.state_dict()[name], atol=1e-12) for name, x in ours.items())
     run = only_run(tmp_path)  # a run's directory is its best checkpoint, here its last
     options = ["--experiment=again", "--model.network.tie_embeddings=false", f"--init_from={run}"]
-    assert "not from there: head" in printed([*command, *options, "--init_from_without=head"], capsys)
+    assert "starting fresh: head" in printed([*command, *options, "--init_from_without=head"], capsys)
     message = refused([*start, "--init_from_without=heat"], capsys)
     assert message == "--init_from_without: no parameter below 'heat'; there are backbone"
     assert "--init_from_without needs --init_from" in refused([*command, "--init_from_without=head"], capsys)

@@ -112,7 +112,7 @@ class StartingWeights:
                     selected[name] = value[:, :-1].clone()
                     not_loaded.append("the mask's input channel, which is left out")
         tensors = f"{len(selected.keys() & task_weights.keys())} of {len(task_weights)} tensors"
-        print(to_one_line(f"from {self.name}: {tensors}; not from there: {', '.join(not_loaded)}"))
+        print(to_one_line(f"starting from {self.name}: {tensors} taken; starting fresh: {', '.join(not_loaded)}"))
         return selected | {name: value for name, value in task_weights.items() if name in initial}
 
     def check_tokenizer(self, data: Any) -> None:
