@@ -89,7 +89,7 @@ def assert_same_weights(run, other):
 def test_an_array_with_a_requeue_a_kill_and_a_missing_data_root(folder, tmp_path_factory):
     """Four runs, two at a time: one undisturbed, one queued again in its middle, one killed, one without its data."""
     write_sweep(folder, "four", seeds=[1, 2, 3, 4], set=SETTINGS | {"data.root": None})
-    again = "scontrol requeue ${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}; sleep 1"
+    again = "scontrol requeue ${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}; sleep 60"  # until Slurm ends it
     job = submit(
         folder,
         "four",
