@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -204,7 +205,8 @@ def test_last_is_kept_every_few_steps_and_best_by_its_metric(tmp_path):
     last = SaveLast(tmp_path / "last.ckpt", 3, {"made_by": "code"})
     best = SaveBest(dirpath=tmp_path, filename="best", monitor="val/loss", mode="min", save_on_train_epoch_end=False)
     saved = Each(lambda _: torch.load(last.path, weights_only=True)["global_step"] if last.path.is_file() else None)
-    fit(tmp_path, last, best, saved, max_epochs=2, enable_checkpointing=True)
+    stop = EarlyStopping("train/loss")  # which no validation logs
+    fit(tmp_path, last, best, saved, stop, max_epochs=2, enable_checkpointing=True, num_sanity_val_steps=1)
     # Every third step, before the last batch of an epoch (a validation follows) and at its end.
     assert saved.seen == [None, None, None, 3, 4, 4, 4, 7]
     state = torch.load(last.path, weights_only=True)
