@@ -2,7 +2,7 @@
 
 import pytest
 
-from lra_ssm.results.published import data_differences, differences, row_of, row_of_config
+from lra_ssm.results.published import differences, row_of, row_of_config
 from lra_ssm.results.table import groups_of, results_table, runs_frame
 from tests.results.made import LAYER, LR, make_run, read
 
@@ -45,15 +45,6 @@ def test_the_row_of_a_run(config, changes, figure, metric, tmp_path):
            "60.2 ± 1.4": "± of Orvieto et al. 2023, table 8: the printed standard error times the square root of "
            "the number of seeds"}.get(figure)  # fmt: skip
     assert how is None or how in notes
-
-
-def test_what_differs_is_told_leaf_by_leaf(tmp_path):
-    run = made(tmp_path, changes={"trainer.max_steps": 1000, "data.init_args.source": "lra",
-                                  "trainer.precision": "bf16-mixed"})  # fmt: skip
-    assert [*differences(run, row_of(run))[1].values()] == [
-        "trainer.max_steps 1000 instead of 80000", "trainer.precision bf16-mixed instead of 32-true"
-    ]  # fmt: skip
-    assert data_differences(run) == []  # the row has LRA's files too
 
 
 @pytest.mark.parametrize("precision", [None, "32", "32-true"])
