@@ -1,7 +1,6 @@
 """`lra-ssm results` and `lra-ssm status` of folders: what they print, draw, write and refuse."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from lra_ssm.cli import status
 from lra_ssm.results import plot
 from lra_ssm.results.table import groups_of, runs_frame
 from tests.results.made import LAYER, LR, make_run, read
-from tests.runner import only_run, printed, refused
+from tests.runner import printed, refused
 
 
 @pytest.fixture
@@ -26,19 +25,14 @@ def made(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_real_run_is_scored_and_shown(tmp_path, trained, capsys, monkeypatch):
-    shutil.copytree(trained[0], tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
-    path = only_run(Path())
-    for name in ("test.json", "test-others.json"):
-        (path / name).unlink(missing_ok=True)  # other tests score the run that all share
+def test_a_real_run_is_scored_and_shown(finished, capsys):
     assert "finished, not tested" in printed(["results", "runs"], capsys)
-    printed(["test", "--config", str(path / "config.yaml")], capsys)
-    score = json.loads((path / "test.json").read_text())["metrics"]["test/accuracy"]
+    printed(["test", "--config", str(finished / "config.yaml")], capsys)
+    score = json.loads((finished / "test.json").read_text())["metrics"]["test/accuracy"]
     out = printed(["results", "runs"], capsys)
     assert f"{100 * score:.2f}" in out and "data: tiny: generated" in out and "not counted" not in out
     out = printed(["status"], capsys).splitlines()
-    assert out[1].split()[:3] == [path.name, "tiny", "done"] and f"{100 * score:.2f} %" in out[1]
+    assert out[1].split()[:3] == [finished.name, "tiny", "done"] and f"{100 * score:.2f} %" in out[1]
     assert out[-1] == "1 in all: 1 done"
 
 

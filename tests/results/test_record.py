@@ -1,9 +1,9 @@
 """RunRecord reads a run's directory, whatever is missing in it, without torch."""
 
 import json
-import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from filelock import FileLock
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.record import RunRecord, changed_data, find_runs
 from tests.results.made import DATA, make_run, read
-from tests.runner import only_run
 
 
 def test_runs_behind_links_are_found_once(tmp_path):
@@ -24,11 +23,10 @@ def test_runs_behind_links_are_found_once(tmp_path):
     assert sorted(run.resolve() for run in find_runs(tmp_path / "runs")) == sorted([here, there])
 
 
-def test_a_record_has_what_a_real_run_leaves(trained, tmp_path):
-    shutil.copytree(trained[0] / "runs", tmp_path / "runs")
-    (only_run(tmp_path) / "test.json").unlink(missing_ok=True)  # other tests score the run that all share
-    (run,) = read(tmp_path / "runs")
-    assert run.path == only_run(tmp_path) and (run.task, run.model, run.seed) == ("tiny", "tiny", 1)
+def test_a_record_has_what_a_real_run_leaves(finished):
+    (run,) = read("runs")
+    assert run.path == finished.relative_to(Path.cwd())
+    assert (run.task, run.model, run.seed) == ("tiny", "tiny", 1)
     state = torch.load(run.path / "checkpoints/last.ckpt", weights_only=True)
     assert run.step == state["global_step"] and run.status == "finished" and run.missing == "finished, not tested"
     took, is_bound = run.seconds
