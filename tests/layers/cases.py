@@ -4,8 +4,7 @@ Each is built small, in double precision, its Δ larger than at initialization, 
 length, and its norms' weights away from 1.
 """
 
-import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,22 +68,29 @@ STEPS = {"delta_min": 0.05, "delta_max": 0.5}
 OF_S4D = {"d_state": 4, **STEPS}
 
 
-class Case:
+class Case(NamedTuple):
     """A layer, or a block around one, as specifications; called, it builds the module."""
 
-    def __init__(self, width: int, layer: LayerSpec, block: BlockSpec | None = None) -> None:
-        self.width, self.layer, self.block = width, layer, block
+    width: int
+    layer: LayerSpec
+    block: BlockSpec | None = None
+
+    @property
+    def attends(self) -> bool:
+        return self.layer.cls is Attention
 
     def __call__(self, bidirectional: bool = False, **more: Any) -> nn.Module:
-        attends = self.layer.cls is Attention
-        way = {"causal": not bidirectional} if attends else {"bidirectional": bidirectional}
+        way = {"causal": not bidirectional} if self.attends else {"bidirectional": bidirectional}
         layer = LayerSpec(self.layer.cls, **{**self.layer.init_args, **way, **more})
         return layer(self.width) if self.block is None else self.block(self.width, layer)
 
 
-def of(kind: type[nn.Module], *sizes: Any, **settings: Any) -> Case:
-    names = list(inspect.signature(kind).parameters)[1:]
-    return Case(D, LayerSpec(kind, **dict(zip(names, sizes, strict=False)), **settings))
+def of(kind: type[nn.Module], **settings: Any) -> Case:
+    return Case(D, LayerSpec(kind, **settings))
+
+
+def attending(**settings: Any) -> Case:
+    return Case(8, LayerSpec(Attention, n_heads=4, **settings))
 
 
 def around(kind: type[nn.Module], layer: type[nn.Module], given: dict[str, Any], **settings: Any) -> Case:
@@ -92,36 +98,32 @@ def around(kind: type[nn.Module], layer: type[nn.Module], given: dict[str, Any],
     return Case(8 if layer is Attention else 4, LayerSpec(layer, **given), BlockSpec(kind, **settings))
 
 
-def attending(**settings: Any) -> Case:
-    return Case(8, LayerSpec(Attention, n_heads=4, **settings))
-
-
 LAYERS: dict[str, Case] = {
     "s4d": of(S4D, d_state=8, **STEPS),
     "s4d-tied": of(S4D, init="inv", tie_A=True, tie_B=True, tie_C=True, **OF_S4D),
     "s4d-bilinear": of(S4D, discretization="bilinear", **OF_S4D),
     "s4d-best": of(S4D, parameterization={"name": "best", "a": 2.0, "b": 0.2}, **OF_S4D),
-    "s6": of(S6, 4, **STEPS),
-    "s6-softplus": of(S6, 4, parameterization="softplus", **STEPS),
-    "ssd": of(SSD, 4, 2, A_max=8, **STEPS),
-    "ssd-groups": of(SSD, 3, 1, n_groups=3, chunk_size=4, **STEPS),
-    "b2s6": of(B2S6, 3, 8, **STEPS),
-    "b2s6-one-block": of(B2S6, 1, 4, init="lin", **STEPS),
-    "b2s6-no-bias": of(B2S6, 2, 4, bias=False, **STEPS),
-    "b2s6-as-s6": of(B2S6, 1, 3, bias=False, complex_A=False, **STEPS),
-    "b2s6-real": of(B2S6, 2, 3, complex_A=False, **STEPS),
-    "b2s6-complex-C": of(B2S6, 6, 4, complex_C=True, **STEPS),
-    "b2s6-relu": of(B2S6, 2, 4, parameterization="relu", **STEPS),
-    "stable": of(StableSSM, 4, **STEPS),
-    "stable-real": of(StableSSM, 5, form="real"),
-    "stable-real-held": of(StableSSM, 4, form="real", readout="relu", delta=0.1),
-    "s5": of(S5, 8, 2, **STEPS),
-    "s5-clip": of(S5, 4, 1, C_init="complex_normal", parameterization="clip", **STEPS),
-    "lru": of(LRU, 5),
-    "lru-best": of(LRU, 4, r_min=0.3, r_max=0.9, parameterization="best"),
-    "local": of(LocalConvolution, 4),
-    "local-wide": of(LocalConvolution, 40),
-    "deep-linear": of(DeepLinearSSM, 3, 2),
+    "s6": of(S6, d_state=4, **STEPS),
+    "s6-softplus": of(S6, d_state=4, parameterization="softplus", **STEPS),
+    "ssd": of(SSD, d_state=4, head_dim=2, A_max=8, **STEPS),
+    "ssd-groups": of(SSD, d_state=3, head_dim=1, n_groups=3, chunk_size=4, **STEPS),
+    "b2s6": of(B2S6, num_blocks=3, d_state=8, **STEPS),
+    "b2s6-one-block": of(B2S6, num_blocks=1, d_state=4, init="lin", **STEPS),
+    "b2s6-no-bias": of(B2S6, num_blocks=2, d_state=4, bias=False, **STEPS),
+    "b2s6-as-s6": of(B2S6, num_blocks=1, d_state=3, bias=False, complex_A=False, **STEPS),
+    "b2s6-real": of(B2S6, num_blocks=2, d_state=3, complex_A=False, **STEPS),
+    "b2s6-complex-C": of(B2S6, num_blocks=6, d_state=4, complex_C=True, **STEPS),
+    "b2s6-relu": of(B2S6, num_blocks=2, d_state=4, parameterization="relu", **STEPS),
+    "stable": of(StableSSM, d_state=4, **STEPS),
+    "stable-real": of(StableSSM, d_state=5, form="real"),
+    "stable-real-held": of(StableSSM, d_state=4, form="real", readout="relu", delta=0.1),
+    "s5": of(S5, d_state=8, num_blocks=2, **STEPS),
+    "s5-clip": of(S5, d_state=4, num_blocks=1, C_init="complex_normal", parameterization="clip", **STEPS),
+    "lru": of(LRU, d_state=5),
+    "lru-best": of(LRU, d_state=4, r_min=0.3, r_max=0.9, parameterization="best"),
+    "local": of(LocalConvolution, width=4),
+    "local-wide": of(LocalConvolution, width=40),
+    "deep-linear": of(DeepLinearSSM, n_layers=3, d_state=2),
     "deep-linear-relu": of(DeepLinearSSM, relu=True, normalize=True, trained="AB"),
     "a user's own": of(Leaky),
 }
@@ -175,14 +177,6 @@ def build(name: str, bidirectional: bool = False) -> nn.Module:
         if "Norm" in type(module).__name__ and getattr(module, "weight", None) is not None:
             nn.init.normal_(module.weight, 1, 0.1)
     return built
-
-
-def attends(name: str) -> bool:
-    return ALL[name].layer.cls is Attention
-
-
-def width(name: str) -> int:
-    return ALL[name].width
 
 
 def sequences(B: int = 2, L: int = 7, D: int = D) -> Tensor:
