@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from lra_ssm.models import Generation, LanguageModel
+from lra_ssm.models import Generation
 from lra_ssm.models.generation import draw, keep_top_k, keep_top_p, penalize, row_seeds
-from tests.models.public_mamba import hf_folder, sizes
-from tests.models.test_language_model import LAYERS, model, tokens
+from tests.models.cases import LAYERS, model, tokens
 
 PROMPT = 5
 
@@ -47,6 +46,8 @@ def test_prompts_of_different_length_are_continued_independently(layer):
         assert torch.equal(generation.ids[row, : length + 6], alone)
         assert not generation.ids[row, length + 6 :].any()
     assert torch.equal(lm.generate(ids, 6, lengths=lengths), generation.ids)
+    for given in (new, generation.ids):  # ordinary tensors to train on, of which the model keeps nothing
+        lm.negative_log_likelihood(given, given, reduction="sum")[0].backward()
 
 
 def test_the_head_reads_one_position_of_a_prompt_and_the_state_does_not_grow():
@@ -113,51 +114,26 @@ def test_top_k_top_p_and_penalty_are_those_of_transformers(V, scale):
         torch.testing.assert_close(keep_top_p(logits.double(), p), theirs, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("penalty", [1.0, 3.0])
-def test_greedy_text_is_that_of_transformers(penalty, tmp_path):
-    transformers = pytest.importorskip("transformers", reason="transformers, which is compared, is not installed")
-    hf_folder(tmp_path / "hf", sizes(tied=False))
-    theirs = transformers.MambaForCausalLM.from_pretrained(tmp_path / "hf")
-    ids = torch.randint(21, (2, 6), generator=torch.Generator().manual_seed(0))
-    expected = theirs.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=15, do_sample=False, repetition_penalty=penalty,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    found = LanguageModel.from_pretrained(tmp_path / "hf").generate(ids, 15, repetition_penalty=penalty)
-    assert torch.equal(found, expected) and len(found[:, 6:].unique()) > 2
-
-
 @pytest.mark.parametrize("settings", [{"top_k": 1}, {"temperature": 1e-300}, {"top_p": 1e-300}], ids=str)
 def test_the_most_extreme_settings_are_greedy(settings):
     lm, ids = model(), tokens()
     assert torch.equal(lm.generate(ids, 5, **{"temperature": 1.0, "seed": 1, **settings}), lm.generate(ids, 5))
 
 
-def test_the_order_is_penalty_temperature_top_k_top_p():
-    """Sample by hand from the parallel form with each row's own random numbers."""
-    lm, ids = sharp().double(), tokens(length=PROMPT)
-    found = lm.generate(ids, 8, temperature=1.7, top_k=6, top_p=0.8, repetition_penalty=1.4, seed=3)
-    for row, seed in enumerate(row_seeds(3, 3)):
+@pytest.mark.parametrize("penalty", [1.4, 1e9])
+def test_the_order_is_penalty_temperature_top_k_top_p(penalty):
+    """Sample by hand from the parallel form with each row's own random numbers; padding of prompts is not penalized."""
+    lm, ids, lengths = sharp().double(), torch.tensor([[4, 4, 4], [5, 0, 0], [7, 2, 0]]), torch.tensor([3, 1, 2])
+    settings = {"temperature": 1.7, "top_k": 6, "top_p": 0.8, "repetition_penalty": penalty}
+    found = lm.generate(ids, 8, lengths=lengths, seed=3, **settings)
+    for text, n, seed in zip(found, lengths.tolist(), row_seeds(3, 3), strict=True):
         numbers = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        for t in range(PROMPT, PROMPT + 8):
-            so_far = found[row : row + 1, :t]
-            logits = lm(so_far)[:, -1, :13]
-            seen = torch.zeros(1, 13, dtype=torch.bool).scatter_(1, so_far, True)
-            logits = keep_top_p(keep_top_k(penalize(logits, seen, 1.4) / 1.7, 6), 0.8)
-            assert found[row, t] == draw(logits, numbers[t - PROMPT : t - PROMPT + 1])
-    assert found[:, PROMPT:].unique().numel() > 4
-
-
-def test_the_penalty_counts_the_prompt_and_not_its_padding():
-    lm, ids, lengths = sharp().double(), torch.tensor([[4, 4, 4], [5, 0, 0]]), torch.tensor([3, 1])
-    strong = lm.generate(ids, 12, lengths=lengths, repetition_penalty=1e9)
-    for row, length in zip(strong, lengths, strict=True):
-        said = row[: length + 12].tolist()
-        logits = lm(torch.tensor([said]))[0, ..., :13]
-        for t in range(int(length), int(length) + 12):
-            before = torch.zeros(13, dtype=torch.bool)
-            before[said[:t]] = True
-            assert said[t] == penalize(logits[t - 1][None], before[None], 1e9).argmax()
+        for t in range(n, n + 8):
+            logits = lm(text[None, :t])[:, -1, :13]
+            seen = torch.zeros(1, 13, dtype=torch.bool).scatter_(1, text[None, :t], True)
+            logits = keep_top_p(keep_top_k(penalize(logits, seen, penalty) / 1.7, 6), 0.8)
+            assert text[t] == draw(logits, numbers[t - n : t - n + 1])
+    assert found.unique().numel() > 4
 
 
 # --- seeds ---
@@ -216,16 +192,6 @@ def test_a_caller_may_end_a_row_and_nothing_new_is_the_prompt():
         generation.ended[1] |= t == 3
     assert generation.lengths.tolist() == [21, 15, 21]
     assert torch.equal(lm.generate(ids, 0), ids)
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_what_is_generated_can_be_trained_on(layer):
-    """Generated tokens are ordinary tensors, and the model keeps nothing from inference mode."""
-    lm = model(layer)
-    generation = Generation(lm, tokens(), 3, temperature=1.0, seed=0)
-    given = torch.stack(list(generation), 1)
-    for ids in (given, generation.ids):
-        lm.negative_log_likelihood(ids, ids, reduction="sum")[0].backward()
 
 
 # --- what is refused ---
