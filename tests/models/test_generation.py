@@ -7,8 +7,6 @@ from lra_ssm.models import Generation
 from lra_ssm.models.generation import draw, keep_top_k, keep_top_p, penalize, row_seeds
 from tests.models.cases import LAYERS, model, tokens
 
-PROMPT = 5
-
 
 def sharp(layer="S6", **settings):
     """An untied model with large weights, whose logits differ and whose text changes from token to token."""
@@ -20,32 +18,16 @@ def sharp(layer="S6", **settings):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_greedy_is_the_argmax_of_the_parallel_form_in_any_document(layer):
-    lm, ids = sharp(layer).double(), tokens(length=PROMPT)
-    found = lm.generate(ids, 20)
-    assert found.shape == (3, 25) and torch.equal(found[:, :PROMPT], ids)
-    assert len(found[:, PROMPT:].unique()) > 4
-    best = lm(found)[..., :13].argmax(-1)
-    assert torch.equal(found[:, PROMPT:], best[:, PROMPT - 1 : -1])
-    # The same behind another document, which the reset separates.
-    reset = torch.zeros(3, 7 + 25, dtype=torch.bool)
-    reset[:, 7] = True
-    packed = lm(torch.cat([tokens(length=7, seed=2), found], 1), reset=reset)[:, 7:, :13].argmax(-1)
-    assert torch.equal(found[:, PROMPT:], packed[:, PROMPT - 1 : -1])
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_prompts_of_different_length_are_continued_independently(layer):
-    lm, ids, lengths = sharp(layer).double(), tokens(length=PROMPT), torch.tensor([5, 1, 3])
-    generation = Generation(lm, ids, 6, lengths=lengths)
+def test_greedy_is_the_argmax_of_the_parallel_form_whatever_the_other_prompts_are(layer):
+    lm, ids, lengths = sharp(layer).double(), tokens(length=5), torch.tensor([5, 1, 3])
+    generation = Generation(lm, ids, 20, lengths=lengths)
     new = torch.stack(list(generation), 1)
-    assert torch.equal(new, torch.stack([r[n:][:6] for r, n in zip(generation.ids, lengths, strict=True)]))
-    assert torch.equal(generation.lengths, lengths + 6)
-    for row, length in enumerate(lengths):
-        alone = lm.generate(ids[row : row + 1, :length], 6)[0]
-        assert torch.equal(generation.ids[row, : length + 6], alone)
-        assert not generation.ids[row, length + 6 :].any()
-    assert torch.equal(lm.generate(ids, 6, lengths=lengths), generation.ids)
+    assert new.shape == (3, 20) and len(new.unique()) > 3 and torch.equal(generation.lengths, lengths + 20)
+    for prompt, text, own, n in zip(ids, generation.ids, new, lengths, strict=True):
+        assert torch.equal(text[: n + 20], torch.cat([prompt[:n], own])) and not text[n + 20 :].any()
+        best = lm(text[None, : n + 20])[0, :, :13].argmax(-1)
+        assert torch.equal(own, best[n - 1 : -1])
+    assert torch.equal(lm.generate(ids, 20, lengths=lengths), generation.ids)
     for given in (new, generation.ids):  # ordinary tensors to train on, of which the model keeps nothing
         lm.negative_log_likelihood(given, given, reduction="sum")[0].backward()
 
@@ -169,7 +151,7 @@ def test_without_a_seed_torchs_generator_decides():
 
 
 def test_a_row_ends_after_a_stop_and_is_padded_with_0():
-    lm, ids, lengths = sharp().double(), tokens(length=PROMPT), torch.tensor([5, 2, 4])
+    lm, ids, lengths = sharp().double(), tokens(length=5), torch.tensor([5, 2, 4])
     free = Generation(lm, ids, 40, temperature=2.0, seed=1, lengths=lengths)
     new = torch.stack(list(free), 1)
     stops = (7, int(new[2, 3]))

@@ -154,15 +154,12 @@ def test_settings_that_only_change_initial_values_or_speed_are_read(tmp_path: Pa
 
 def test_tensors_that_do_not_fit_are_named_as_in_the_file(tmp_path: Path) -> None:
     tensors = hf_folder(tmp_path / "hf", sizes())
-    name = "backbone.layers.0.mixer.x_proj.weight"
-    for changed, message in [
-        ({key: value for key, value in tensors.items() if "layers.1." not in key},
-         r"backbone.layers.1.mixer.A_log is missing in the checkpoint, \(24, 4\) in the model \(and 9 more\)"),
-        ({**tensors, "more": torch.zeros(3)}, r"more is \(3,\) in the checkpoint, missing in the model"),
-        ({**tensors, name: torch.zeros(8, 24)}, rf"{name} is \(8, 24\) in the checkpoint, \(9, 24\) in the model"),
-        ({key: value.to(torch.int32) if key.endswith(".D") else value for key, value in tensors.items()},
-         "layer.D is of torch.int32, not torch.float32"),
-    ]:  # fmt: skip
+    missing = r"layers.1.mixer.A_log is missing in the checkpoint, \(24, 4\) in the model \(and 9 more\)"
+    wide = r"backbone.layers.0.mixer.x_proj.weight is \(8, 24\) in the checkpoint, \(9, 24\) in the model"
+    for changed, message in (
+        ({name: x for name, x in tensors.items() if "layers.1." not in name}, missing),
+        ({name: x[:8] if name.endswith("0.mixer.x_proj.weight") else x for name, x in tensors.items()}, wide),
+    ):
         save_file(changed, tmp_path / "hf/model.safetensors")
         with pytest.raises(InputError, match=message):
             LanguageModel.from_pretrained(tmp_path / "hf")

@@ -1,6 +1,6 @@
 """Every network is loaded as it was saved, and padding does not matter to it; poolings, heads, wrong settings."""
 
-import json
+import copy
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,7 @@ from torch.nn.functional import gelu
 
 import lra_ssm.layers
 import lra_ssm.models
-from lra_ssm.layers import S4D, S6, BlockSpec, LayerSpec, NetworkSpec, S4Block, mask_padding
-from lra_ssm.layers.spec import import_object
+from lra_ssm.layers import S4D, S6, BlockSpec, LayerSpec, S4Block, mask_padding
 from lra_ssm.models import (
     Classifier,
     DualEncoder,
@@ -30,12 +29,12 @@ from lra_ssm.models import (
 from tests.helpers import Smooth
 from tests.layers.cases import ALL, Leaky
 from tests.models.cases import BOTH_WAYS, IDS, NETWORKS, PAIRS, SIZES, Turn
-from tests.test_configs import CONFIGS, FILES, network
 
 TRUSTED = tuple(f"{cls.__module__}.{cls.__qualname__}" for cls in (Leaky, Turn))
 
 
 def check_roundtrip(made: Pretrained, inputs: Tensor, folder: Path) -> None:
+    made.train()(inputs)  # norms' statistics are not those of a new network
     made.eval().save_pretrained(folder)
     loaded = load_pretrained(folder, nn.Module, trust=TRUSTED)
     assert type(loaded) is type(made)
@@ -71,38 +70,22 @@ def test_every_public_layer_block_and_network_is_among_them() -> None:
     assert networks == {type(made) for made, _ in NETWORKS.values()}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONFIGS).with_suffix("")))
-def test_every_config_is_loaded_as_it_was_saved(path: Path, tmp_path: Path) -> None:
-    """Of one block, and of a small vocabulary where it is large."""
-    spec = network(str(path.relative_to(CONFIGS).with_suffix("")))
-    arguments = {**spec["init_args"], "n_layers": 1}
-    if (arguments.get("vocab_size") or 0) > 1000:
-        arguments["vocab_size"] = 11
-    made = NetworkSpec.of({"class_path": spec["class_path"], "init_args": arguments})()
-    made.save_pretrained(tmp_path / "saved")
-    loaded = load_pretrained(tmp_path / "saved", import_object(spec["class_path"]))
-    for name, value in made.state_dict().items():
-        assert torch.equal(value, loaded.state_dict()[name]), name
-    assert not any(x.is_meta for x in [*loaded.parameters(), *loaded.buffers()])
-    assert json.loads((tmp_path / "saved/config.json").read_text())["network"] == made.specification()
-
-
 # --- padding and poolings ---
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_an_example_gives_the_same_by_itself_and_order_matters(name: str) -> None:
-    made, inputs = NETWORKS[name]
-    made.eval()
+def test_an_example_gives_the_same_by_itself_and_positions_matter(name: str) -> None:
+    made, inputs = copy.deepcopy(NETWORKS[name][0]).double().eval(), NETWORKS[name][1]
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
     at = 2 if isinstance(made, DualEncoder) else 1  # of positions
     lengths = torch.tensor([[7, 3], [2, 5]] if at == 2 else [7, 3])
     y = made(inputs, lengths)
     for i, own in enumerate(lengths):
         n = int(own.max())
         alone = made(inputs[i : i + 1].narrow(at, 0, n), lengths[i : i + 1])[0]
-        torch.testing.assert_close(y[i, :n] if y.dim() == 3 else y[i], alone, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(y[i, :n] if y.dim() == 3 else y[i], alone, rtol=1e-4, atol=1e-9)
         assert y.dim() < 3 or name == "a user's layer" or not y[i, n:].any()
-    assert (made(inputs.flip(at)) - made(inputs)).abs().max() > 1e-6
+    assert "positions" not in name or (made(inputs.flip(at)) - made(inputs)).abs().max() > 1e-8
 
 
 @pytest.mark.parametrize(("name", "expected"), [

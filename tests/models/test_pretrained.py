@@ -19,7 +19,7 @@ from torch import nn
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer
 from lra_ssm.errors import InputError
-from lra_ssm.layers import S6, BlockSpec, LayerSpec, MambaBlock, NetworkSpec, S4Block
+from lra_ssm.layers import S6, LayerSpec, NetworkSpec
 from lra_ssm.models import Classifier, LanguageModel, Pretrained, load_pretrained, save_network
 
 SMALL = {"d_model": 8, "n_layers": 2}
@@ -43,36 +43,25 @@ def refused(folder: Path, **asked: Any) -> str:
     return str(error.value)
 
 
-def test_a_saved_network_is_the_same_and_says_where_it_comes_from(tmp_path: Path) -> None:
-    network = Classifier(LayerSpec(S6, d_state=4), 3, vocab_size=9, block=BlockSpec(S4Block, dropout=0.5), **SMALL)
-    for buffer in network.buffers():  # as after training
-        buffer.add_(1)
-    network.eval().save_pretrained(tmp_path / "a", source={"run": "lm/1"})
-    drawn = torch.random.get_rng_state()
-    loaded = Classifier.from_pretrained(tmp_path / "a")
-    assert torch.equal(torch.random.get_rng_state(), drawn)
-    assert not loaded.training and not any(p.is_meta for p in loaded.parameters())
-    with torch.no_grad():
-        assert torch.equal(loaded(IDS), network(IDS))
-    loaded(IDS).sum().backward()
-    config = json.loads((tmp_path / "a/config.json").read_text())
-    assert config["format"] == "lra_ssm/1" and config["source"] == {"run": "lm/1"} and config["lra_ssm_version"]
-    with safe_open(tmp_path / "a/model.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"} and {*file.keys()} == network.state_dict().keys()
-
-
-def test_precision_tokenizer_and_arguments_are_kept(tmp_path: Path) -> None:
+def test_precision_tokenizer_arguments_and_origin_are_kept(tmp_path: Path) -> None:
     network, tokenizer = language_model().double(), CharacterTokenizer("abcdefg")
-    network.save_pretrained(tmp_path / "a", tokenizer=tokenizer)
+    network.save_pretrained(tmp_path / "a", tokenizer=tokenizer, source={"run": "lm/1"})
     assert load_tokenizer(tmp_path / "a").digest == tokenizer.digest
-    assert {p.dtype for p in LanguageModel.from_pretrained(tmp_path / "a").parameters()} == {torch.float32}
-    exact = LanguageModel.from_pretrained(tmp_path / "a", dtype=torch.float64)
+    drawn = torch.random.get_rng_state()
+    single, exact = (LanguageModel.from_pretrained(tmp_path / "a", dtype=x) for x in (torch.float32, torch.float64))
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert {p.dtype for p in single.parameters()} == {torch.float32} and not single.training
     assert all(torch.equal(p, q) for p, q in zip(exact.parameters(), network.parameters(), strict=True))
+    single(IDS).sum().backward()
     for twin in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert twin.specification() == network.specification()
     assert isinstance(Pretrained.from_pretrained(tmp_path / "a"), LanguageModel)
     with pytest.raises(InputError, match="is a LanguageModel, not a Classifier"):
         Classifier.from_pretrained(tmp_path / "a")
+    config = json.loads((tmp_path / "a/config.json").read_text())
+    assert config["format"] == "lra_ssm/1" and config["source"] == {"run": "lm/1"} and config["lra_ssm_version"]
+    with safe_open(tmp_path / "a/model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"} and {*file.keys()} == network.state_dict().keys()
 
 
 # --- a class outside the package ---
@@ -85,9 +74,6 @@ class Mine(nn.Module):
     def __init__(self, layer):
         super().__init__()
         self.layer = self.again = layer(4)  # the same weights by two names
-
-    def forward(self, inputs, lengths=None):
-        return self.layer(inputs, lengths)
 
 class MyS6(S6):
     pass
@@ -108,7 +94,7 @@ def test_other_classes_are_imported_only_where_they_are_trusted(tmp_path: Path, 
             load_pretrained("saved", nn.Module, trust=trust)
     assert "others" not in sys.modules
     trusted, x = load_pretrained("saved", nn.Module, trust=("others.Mine", "others.MyS6")), torch.randn(1, 5, 4)
-    assert torch.equal(trusted(x), network(x)) and trusted.again is trusted.layer
+    assert torch.equal(trusted.layer(x), network.layer(x)) and trusted.again is trusted.layer
 
 
 # --- what does not fit ---
@@ -188,7 +174,8 @@ def test_weights_in_parts(whole: str, folder: Path) -> None:
     loaded = LanguageModel.from_pretrained(folder, **allowed)
     assert all(torch.equal(x, weights[key]) for key, x in loaded.state_dict().items())
     torch.save([1], folder / parts[1])
-    assert parts[1] in refused(folder, **allowed)
+    held = "holds a list, not tensors by name" if allowed["allow_pickle"] else "is damaged"
+    assert f"{parts[1]} {held}" in refused(folder, **allowed)
     (folder / parts[1]).unlink()
     assert f"has no {parts[1]}; it holds" in refused(folder, **allowed)
     index.write_text("{}")
@@ -218,12 +205,7 @@ def test_a_folder_is_replaced_only_if_it_holds_a_saved_model(folder: Path, tmp_p
 
 
 def test_nothing_stays_of_a_model_that_could_not_be_written(folder: Path, tmp_path: Path, monkeypatch) -> None:
-    class Own(MambaBlock):
-        pass
-
     before, new = {path.name: path.read_bytes() for path in folder.iterdir()}, tmp_path / "new"
-    with pytest.raises(ValueError, match="cannot be imported again"):
-        language_model(block=Own).save_pretrained(new)
     with pytest.raises(InputError, match="format is 'onnx'; it must be lra_ssm or hf"):
         language_model().save_pretrained(new, format="onnx")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Object of type set is not JSON serializable"):
