@@ -25,43 +25,13 @@ from lra_ssm.layers import (
     Mamba2Block,
     MambaBlock,
     PlainBlock,
-    RecurrentLayer,
     S4Block,
     S5Block,
-    ScanContext,
     StableSSM,
     TransformerBlock,
 )
-from lra_ssm.ops import linear_scan
 
 D = 6
-
-
-class Leaky(RecurrentLayer):
-    """A recurrence of a user's own, on the plain scan: x_t = λ x_{t-1} + b · u_t + bias, complex λ; y = Re x + u."""
-
-    def __init__(self, d_model: int, bidirectional: bool = False) -> None:
-        super().__init__()
-        self.state_shape, self.complex_state = (d_model,), True
-        self.radius = nn.Parameter(torch.linspace(0.5, 0.95, d_model))
-        self.phase = nn.Parameter(torch.linspace(0.1, 2, d_model))
-        self.b = nn.Parameter(torch.randn(d_model))
-        self.bias = nn.Parameter(torch.randn(d_model))  # input 0 does not leave the state at 0
-        if bidirectional:
-            self.add_reverse()
-
-    def scan(self, x, context: ScanContext):
-        a, b = torch.polar(self.radius, self.phase), (x * self.b + self.bias).transpose(1, 2)
-        if context.valid is not None:
-            valid = context.valid.transpose(1, 2)
-            a, b = torch.where(valid, a[:, None], 1), b.masked_fill(~valid, 0)
-        states, last = linear_scan(
-            a, b, initial_state=context.initial_state, reset=context.reset, return_last_state=True
-        )
-        return states.real.transpose(1, 2) + x, last
-
-    def roles(self):
-        return {"radius": "recurrent", "phase": "recurrent"}
 
 
 STEPS = {"delta_min": 0.05, "delta_max": 0.5}
@@ -125,7 +95,6 @@ LAYERS: dict[str, Case] = {
     "local-wide": of(LocalConvolution, width=40),
     "deep-linear": of(DeepLinearSSM, n_layers=3, d_state=2),
     "deep-linear-relu": of(DeepLinearSSM, relu=True, normalize=True, trained="AB"),
-    "a user's own": of(Leaky),
 }
 ATTENTION: dict[str, Case] = {
     "attention": attending(),
@@ -149,7 +118,6 @@ BLOCKS: dict[str, Case] = {
     "s5block-behind": around(S5Block, S4D, OF_S4D, activation="half_glu2", norm="rms", prenorm=False),
     "s5block-full": around(S5Block, LRU, {"d_state": 3}, activation="full_glu", norm="layer"),
     "mamba": around(MambaBlock, S6, OF_S6),
-    "mamba-a user's own": around(MambaBlock, Leaky, {}),
     "mamba-s4d": around(MambaBlock, S4D, OF_S4D, expand=1.5, d_conv=1),
     "mamba-ssd": around(MambaBlock, SSD, OF_SSD, glu=True),
     "mamba-b2s6": around(MambaBlock, B2S6, {"num_blocks": 2, **OF_S4D}),

@@ -168,11 +168,6 @@ def deep_linear(unit, x: Tensor) -> Tensor:
     return x
 
 
-def leaky(unit, x: Tensor) -> Tensor:
-    """The tests' own recurrence."""
-    return states(torch.polar(unit.radius, unit.phase), (unit.b * x + unit.bias).to(torch.complex128)).real + x
-
-
 def local_convolution(layer, x: Tensor) -> Tensor:
     """Miralles-González et al. 2025."""
     return convolved(layer.kernel, x)
@@ -309,7 +304,7 @@ def hyena_block(block, x: Tensor) -> Tensor:
 
 DIRECTIONS = {
     "LocalConvolution": local_convolution, "S6": s6, "B2S6": b2s6, "SSD": ssd, "LRU": lru, "_RealDiagonal": stable_ssm,
-    "DeepLinearSSM": deep_linear, "Leaky": leaky,
+    "DeepLinearSSM": deep_linear,
 }  # fmt: skip
 # What is no sum of two directions with parameters of their own.
 WHOLE = {

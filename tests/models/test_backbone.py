@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from lra_ssm.layers import (
     LRU,
@@ -67,16 +68,23 @@ def test_padding_that_is_seen_is_read_as_further_positions(norm, prenorm):
 
 @pytest.mark.parametrize("prenorm", [False, True])
 def test_padding_that_norms_count_goes_through_every_block(prenorm):
-    """Only the backbone's output is 0 there."""
-    model = build(LayerSpec(S4D, d_state=4), BlockSpec(S4Block, norm="batch_padded", prenorm=prenorm))
-    tokens = ids()
+    """As state-spaces/s4 computes it: layers read zeros at padding, and nothing else is masked but the output."""
+    layer = LayerSpec(S4D, d_state=4, bidirectional=True)
+    model, tokens = build(layer, BlockSpec(S4Block, norm="batch_padded", prenorm=prenorm)), ids()
+    real = (torch.arange(8) < LENGTHS[:, None])[..., None]
+
+    def norm(x):
+        return functional.batch_norm(x.flatten(0, 1), None, None, training=True).view_as(x)
+
     x = model.embedding(tokens)
     for block in model.blocks:
-        x = block(x, LENGTHS)
-    x = model.norm(x) if prenorm else x
+        y = block.layer((norm(x) if prenorm else x) * real)
+        x = x + functional.glu(block.glu(functional.gelu(y)), dim=-1)
+        x = x if prenorm else norm(x)
+    x = norm(x) if prenorm else x
     assert x[1, 3:].abs().min() > 0
     y = model(tokens, LENGTHS)
-    torch.testing.assert_close(y, x * (torch.arange(8) < LENGTHS[:, None])[..., None])
+    torch.testing.assert_close(y, x * real)
     tokens[1, 3:] = (tokens[1, 3:] + 1) % 9
     assert not torch.allclose(model(tokens, LENGTHS)[0], y[0])  # through the statistics
 
