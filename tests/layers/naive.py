@@ -25,11 +25,6 @@ def convolved(kernel: Tensor, u: Tensor) -> Tensor:
     return torch.stack([sum(kernel[:, j] * u[:, t - j] for j in seen) for t, seen in enumerate(taps)], 1)
 
 
-def real_part(layer) -> Tensor:
-    """Re A, or A, by the layer's parameterization."""
-    return real_rate(layer.A_log, layer.parameterization)
-
-
 def real_rate(w: Tensor, form) -> Tensor:
     """-exp(w), or what Wang & Li 2024, tables 5 and 7, have for continuous time."""
     if form.name == "best":
@@ -44,13 +39,13 @@ def zoh_factor(delta: Tensor, A: Tensor) -> Tensor:
     return (torch.exp(delta * A) - 1) / A
 
 
-# --- layers, or one direction of them ---
+# --- layers; of those whose reversed direction has parameters of its own, one direction ---
 
 
 def s4d(layer, x: Tensor) -> Tensor:
     """Yu & Erichson 2025, eq. 1-2, and D; the reversed direction starts one position later (public S4 code)."""
     D = layer.D.shape[0]
-    A = torch.complex(real_part(layer), layer.A_imag).expand(D, -1)
+    A = torch.complex(real_rate(layer.A_log, layer.parameterization), layer.A_imag).expand(D, -1)
     B, C = torch.view_as_complex(layer.B).expand(D, -1), torch.view_as_complex(layer.C).expand(-1, D, -1)
     delta = layer.log_delta.exp()[:, None]
     A_bar, B_bar = torch.exp(delta * A), zoh_factor(delta, A) * B
@@ -80,7 +75,9 @@ def s6(unit, x: Tensor) -> Tensor:
     """Gu & Dao 2023, algorithm 2, with its public code's projections and Euler's rule."""
     delta = softplus(x @ unit.delta_down.T @ unit.delta_up.T + unit.delta_bias)[..., None]
     B, C = ((x @ weight.T)[..., None, :] for weight in (unit.B, unit.C))
-    return (states(torch.exp(delta * real_part(unit)), delta * B * x[..., None]) * C).sum(-1) + unit.D * x
+    return (states(torch.exp(delta * real_rate(unit.A_log, unit.parameterization)), delta * B * x[..., None]) * C).sum(
+        -1
+    ) + unit.D * x
 
 
 def paper_s6(unit, x: Tensor) -> Tensor:
@@ -96,7 +93,7 @@ def b2s6(unit, x: Tensor) -> Tensor:
     """B2S6 block by block: Yu & Erichson 2025, eq. 7-8."""
     H, P, N = unit.H, unit.P, unit.N
     parts = (lambda w: torch.view_as_complex(w.unflatten(-1, (N, 2)))) if unit.complex_state else (lambda w: w)
-    A, scale = real_part(unit), 1
+    A, scale = real_rate(unit.A_log, unit.parameterization), 1
     if unit.complex_state:
         A, scale = torch.complex(A, unit.A_imag), 2
     B_weight, C_weight = parts(unit.B_weight), parts(unit.C) if unit.complex_C else unit.C
@@ -125,7 +122,7 @@ def ssd(unit, x: Tensor) -> Tensor:
         B, C, delta = x @ unit.B.T, x @ unit.C.T, x @ unit.delta_weight.T
     else:
         x, B, C, delta = x.split([D, G * N, G * N, H], -1)
-    delta, A, heads = softplus(delta + unit.delta_bias), real_part(unit), []
+    delta, A, heads = softplus(delta + unit.delta_bias), real_rate(unit.A_log, unit.parameterization), []
     for h in range(H):
         group = slice(h // (H // G) * N, (h // (H // G) + 1) * N)
         u, step = x[..., h * P : (h + 1) * P], delta[..., h, None, None]
@@ -166,11 +163,6 @@ def deep_linear(unit, x: Tensor) -> Tensor:
         gain = (1 - rate**2).abs() ** 0.5 if unit.normalize else 1
         x = (C * states(rate, gain * B * x[..., None])).sum(-1)
     return x
-
-
-def local_convolution(layer, x: Tensor) -> Tensor:
-    """Miralles-González et al. 2025."""
-    return convolved(layer.kernel, x)
 
 
 def attention(layer, x: Tensor) -> Tensor:
@@ -302,24 +294,17 @@ def hyena_block(block, x: Tensor) -> Tensor:
     return with_mlp(block, residual(block, block.norm, x, f))
 
 
-DIRECTIONS = {
-    "LocalConvolution": local_convolution, "S6": s6, "B2S6": b2s6, "SSD": ssd, "LRU": lru, "_RealDiagonal": stable_ssm,
-    "DeepLinearSSM": deep_linear,
-}  # fmt: skip
-# What is no sum of two directions with parameters of their own.
-WHOLE = {
-    "S4D": s4d, "S5": s5, "Attention": attention, "S4Block": s4_block, "S5Block": s5_block, "PlainBlock": plain_block,
+EQUATIONS = {
+    "S4D": s4d, "S5": s5, "S6": s6, "B2S6": b2s6, "SSD": ssd, "LRU": lru, "_RealDiagonal": stable_ssm,
+    "StableSSM": lambda layer, x: forward(layer.system, x), "DeepLinearSSM": deep_linear, "Attention": attention,
+    "LocalConvolution": lambda layer, x: convolved(layer.kernel, x),  # Miralles-González et al. 2025
+    "S4Block": s4_block, "S5Block": s5_block, "PlainBlock": plain_block, "TransformerBlock": transformer_block,
     "MambaBlock": mamba_block, "Mamba2Block": mamba2_block, "HyenaBlock": hyena_block,
-    "TransformerBlock": transformer_block,
 }  # fmt: skip
 
 
 def forward(module, x: Tensor) -> Tensor:
     """The naive output of any of our layers and blocks."""
-    name = type(module).__name__
-    if name == "StableSSM":
-        return forward(module.system, x)
-    if name in WHOLE:
-        return WHOLE[name](module, x)
-    y = DIRECTIONS[name](module, x)
-    return y + DIRECTIONS[name](module.reverse, x.flip(1)).flip(1) if module.bidirectional else y
+    equation, reverse = EQUATIONS[type(module).__name__], getattr(module, "reverse", None)
+    y = equation(module, x)
+    return y if reverse is None else y + equation(reverse, x.flip(1)).flip(1)

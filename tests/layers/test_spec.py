@@ -60,12 +60,8 @@ class Outer:
 
 
 def test_a_network_is_one_plain_dict_with_public_paths_and_every_default():
-    block = BlockSpec(MambaBlock, expand=1.5)
-    spec = NetworkSpec(
-        Classifier, layer=S4D, num_classes=3, vocab_size=5, d_model=4, block=block, pooling=LastPooling,
-        head=DefaultHead,
-    )  # fmt: skip
-    stored = spec.as_dict()
+    parts = {"block": BlockSpec(MambaBlock, expand=1.5), "pooling": LastPooling, "head": DefaultHead}
+    stored = NetworkSpec(Classifier, layer=S4D, num_classes=3, vocab_size=5, d_model=4, **parts).as_dict()
     arguments = stored["init_args"]
     assert stored["class_path"] == "lra_ssm.models.Classifier"
     assert arguments["layer"]["class_path"] == "lra_ssm.layers.S4D" and arguments["layer"]["init_args"]["d_state"] == 64
@@ -73,9 +69,7 @@ def test_a_network_is_one_plain_dict_with_public_paths_and_every_default():
     assert arguments["pooling"] == {"class_path": "lra_ssm.models.LastPooling", "init_args": {}}
     assert arguments["head"]["init_args"] == {"scale": 1.0}
     assert arguments["embedding"] is None and arguments["n_layers"] == 8
-    again = NetworkSpec.of(stored)
-    assert again.as_dict() == stored
-    assert {k: v.shape for k, v in again().state_dict().items()} == {k: v.shape for k, v in spec().state_dict().items()}
+    assert NetworkSpec.of(stored).as_dict() == stored and NetworkSpec.of(stored)().head.weight.shape == (3, 4)
 
 
 @pytest.mark.parametrize(("spec", "arguments"), [
