@@ -121,30 +121,25 @@ def test_the_order_is_penalty_temperature_top_k_top_p(penalty):
 # --- seeds ---
 
 
-def test_a_rows_text_only_depends_on_seed_and_row():
+def test_a_rows_text_only_depends_on_seed_and_row_and_without_a_seed_on_torchs_generator():
     lm, ids = sharp().double(), tokens()
-    settings = {"temperature": 1.0, "top_p": 0.95}
-    found = lm.generate(ids, 100, seed=7, **settings)
-    assert torch.equal(found, lm.generate(ids, 100, seed=7, **settings))
-    assert not torch.equal(found, lm.generate(ids, 100, seed=8, **settings))
-    assert torch.equal(found[:2], lm.generate(ids[:2], 100, seed=7, **settings))
-    assert torch.equal(found[:, : 11 + 30], lm.generate(ids, 30, seed=7, **settings))
-    same = lm.generate(ids[:1].expand(3, -1), 100, seed=7, **settings)
+
+    def text(ids=ids, new=100, seed=7):
+        return lm.generate(ids, new, temperature=1.0, top_p=0.95, seed=seed)
+
+    found = text()
+    assert torch.equal(found, text()) and not torch.equal(found, text(seed=8))
+    assert torch.equal(found[:2], text(ids[:2])) and torch.equal(found[:, : 11 + 30], text(new=30))
+    same = text(ids[:1].expand(3, -1))
     assert not torch.equal(same[0], same[1])  # three samples of one prompt
-    own = lm.generate(ids[2:], 100, seed=row_seeds(7, 3)[2:], **settings)
-    assert torch.equal(own, found[2:])
-
-
-def test_without_a_seed_torchs_generator_decides():
-    lm, ids = sharp(), tokens()
+    assert torch.equal(text(ids[2:], seed=row_seeds(7, 3)[2:]), found[2:])
     torch.manual_seed(1)
-    first, second = (lm.generate(ids, 30, temperature=1.0) for _ in range(2))
+    first, second = text(seed=None), text(seed=None)
     torch.manual_seed(1)
-    assert torch.equal(first, lm.generate(ids, 30, temperature=1.0)) and not torch.equal(first, second)
+    assert torch.equal(first, text(seed=None)) and not torch.equal(first, second)
     state = torch.get_rng_state()
     lm.generate(ids, 30)
-    lm.generate(ids, 30, temperature=1.0, seed=4)
-    assert torch.equal(state, torch.get_rng_state())
+    assert text() is not None and torch.equal(state, torch.get_rng_state())
 
 
 # --- where rows end ---

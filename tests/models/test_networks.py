@@ -8,24 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-import lra_ssm.layers
-import lra_ssm.models
+from lra_ssm import layers, models
 from lra_ssm.layers import S4D, S6, BlockSpec, LayerSpec, S4Block, mask_padding
-from lra_ssm.models import (
-    Classifier,
-    DualEncoder,
-    LastPooling,
-    LogitPairHead,
-    LRAPairHead,
-    MaxPooling,
-    MeanPooling,
-    MLPHead,
-    NLIHead,
-    PlainNetwork,
-    Pretrained,
-    Regressor,
-    load_pretrained,
-)
+from lra_ssm.models import Classifier, DualEncoder, MeanPooling, MLPHead, PlainNetwork, Pretrained, Regressor
 from tests.helpers import Smooth
 from tests.layers.cases import ALL
 from tests.models.cases import BOTH_WAYS, IDS, NETWORKS, PAIRS, SIZES, Turn
@@ -34,7 +19,7 @@ from tests.models.cases import BOTH_WAYS, IDS, NETWORKS, PAIRS, SIZES, Turn
 def check_roundtrip(made: Pretrained, inputs: Tensor, folder: Path) -> None:
     made.train()(inputs)  # norms' statistics are not those of a new network
     made.eval().save_pretrained(folder)
-    loaded = load_pretrained(folder, nn.Module, trust=[f"{Turn.__module__}.Turn"])
+    loaded = models.load_pretrained(folder, nn.Module, trust=[f"{Turn.__module__}.Turn"])
     assert type(loaded) is type(made)
     state = made.state_dict()
     assert state.keys() == loaded.state_dict().keys()
@@ -60,10 +45,10 @@ def test_every_network_is_loaded_as_it_was_saved(name: str, tmp_path: Path) -> N
 
 def test_every_public_layer_block_and_network_is_among_them() -> None:
     used = {spec.cls for case in ALL.values() for spec in (case.layer, case.block) if spec is not None}
-    classes = [getattr(lra_ssm.layers, name) for name in lra_ssm.layers.__all__]
-    layers = {c for c in classes if isinstance(c, type) and issubclass(c, nn.Module) and hasattr(c, "step")}
-    assert layers - {lra_ssm.layers.RecurrentLayer, lra_ssm.layers.Block} - used == set()
-    classes = [getattr(lra_ssm.models, name) for name in lra_ssm.models.__all__]
+    classes = [getattr(layers, name) for name in layers.__all__]
+    stateful = {c for c in classes if isinstance(c, type) and issubclass(c, nn.Module) and hasattr(c, "step")}
+    assert stateful - {layers.RecurrentLayer, layers.Block} - used == set()
+    classes = [getattr(models, name) for name in models.__all__]
     networks = {c for c in classes if isinstance(c, type) and issubclass(c, Pretrained)} - {Pretrained}
     assert networks == {type(made) for made, _ in NETWORKS.values()}
 
@@ -111,7 +96,7 @@ def test_pooling_leaves_out_padding_that_the_blocks_see(kind):
 
 @pytest.mark.parametrize(
     ("pooling", "expected", "full"),
-    [(MeanPooling, [-1 / 3, -2], -0.25), (LastPooling, [3, -2], 0.0), (MaxPooling, [3, -2], 3.0)],
+    [(MeanPooling, [-1 / 3, -2], -0.25), (models.LastPooling, [3, -2], 0.0), (models.MaxPooling, [3, -2], 3.0)],
 )
 def test_pooling_over_known_values_and_wrong_lengths(pooling, expected, full):
     x = torch.tensor([[[1.0], [-5.0], [3.0], [0.0]], [[-2.0], [0.0], [0.0], [0.0]]])
@@ -157,7 +142,8 @@ def test_features_and_a_users_layer_built_once_per_block():
 # --- heads, and the network of theory ---
 
 
-def through(linears, x, activation=torch.relu):
+def through(linears, vectors, activation=torch.relu):
+    x = torch.cat(vectors, -1)
     for linear in linears[:-1]:
         x = activation(linear(x))
     return linears[-1](x)
@@ -166,14 +152,13 @@ def through(linears, x, activation=torch.relu):
 @pytest.mark.parametrize(
     ("head", "expected", "shapes"),
     [
-        (NLIHead, lambda maps, x, y: through(maps, torch.cat([x, y, x - y, x * y], -1), gelu), [(8, 32), (2, 8)]),
-        (LRAPairHead, lambda maps, x, y: through(maps, torch.cat([x, y], -1)), [(8, 16), (4, 8), (2, 4)]),
-        (LayerSpec(LRAPairHead, width=6), lambda maps, x, y: through(maps, torch.cat([x, y], -1)),
-         [(6, 16), (3, 6), (2, 3)]),
-        (LogitPairHead, lambda maps, x, y: through(maps[1:], torch.cat([maps[0](x), maps[0](y)], -1)),
+        (models.NLIHead, lambda maps, x, y: through(maps, [x, y, x - y, x * y], gelu), [(8, 32), (2, 8)]),
+        (models.LRAPairHead, lambda maps, x, y: through(maps, [x, y]), [(8, 16), (4, 8), (2, 4)]),
+        (LayerSpec(models.LRAPairHead, width=6), lambda maps, x, y: through(maps, [x, y]), [(6, 16), (3, 6), (2, 3)]),
+        (models.LogitPairHead, lambda maps, x, y: through(maps[1:], [maps[0](x), maps[0](y)]),
          [(2, 8), (512, 4), (256, 512), (2, 256)]),
-        (MLPHead, lambda maps, x: through(maps, x), [(8, 8), (2, 8)]),
-        (LayerSpec(MLPHead, width=5), lambda maps, x: through(maps, x), [(5, 8), (2, 5)]),
+        (MLPHead, lambda maps, x: through(maps, [x]), [(8, 8), (2, 8)]),
+        (LayerSpec(MLPHead, width=5), lambda maps, x: through(maps, [x]), [(5, 8), (2, 5)]),
     ],
 )  # fmt: skip
 def test_heads_are_the_published_ones(head, expected, shapes):
