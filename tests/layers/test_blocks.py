@@ -1,5 +1,7 @@
 """Norms, dropout, residuals and user's parts of blocks; test_contract.py has what all blocks share."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -125,14 +127,10 @@ def test_a_wrapped_or_compiled_layer_is_accepted():
         assert y.shape == x.shape and state.shape == (2, 8, 16)
 
 
-def test_inner_widths_are_products_that_floats_only_nearly_hold():
+def test_sizes_that_floats_only_nearly_hold_and_s5s_momentum():
     for expand, d_model in ((2.3, 100), (2.2, 25), (1.1, 50)):
         assert MambaBlock(d_model, Smooth, expand=expand).out_proj.in_features == round(expand * d_model)
-
-
-def test_s5s_block_starts_as_its_public_code():
-    block = S5Block(4, Smooth)
-    assert block.norm.norm.momentum == pytest.approx(0.05) and block.glu.weight.shape == (4, 4)
+    assert S5Block(4, Smooth).norm.norm.momentum == pytest.approx(0.05)
 
 
 class Own(Block):
@@ -148,23 +146,16 @@ class Own(Block):
         return x.sin()
 
 
-def test_a_block_without_a_state_has_steps_too():
+def test_a_block_without_a_state_has_steps_and_one_that_does_not_run_its_stateful_part_is_named():
     block, x = Own(), torch.randn(2, 5, 4)
     y, state = block(x, return_last_state=True)
     assert state == block.initial_state(2) == ()
-    steps = torch.stack([block.step(x_t, state)[0] for x_t in x.unbind(1)], 1)
-    torch.testing.assert_close(steps, y)
-
-
-@pytest.mark.parametrize(
-    ("runs", "message"),
-    [
+    torch.testing.assert_close(torch.stack([block.step(x_t, state)[0] for x_t in x.unbind(1)], 1), y)
+    for runs, message in (
         ((), "Own has to run its stateful part 'layer', by run_part"),
         (("norm",), "part 'norm' is not one of its state"),
-    ],
-)
-def test_a_block_that_does_not_run_its_stateful_part_is_named(runs, message):
-    block, x = Own(("layer",), runs), torch.randn(2, 5, 4)
-    for call in (lambda: block(x, return_last_state=True), lambda: block.step(x[:, 0], block.initial_state(2))):
-        with pytest.raises((ValueError, KeyError), match=message):
-            call()
+    ):
+        block = Own(("layer",), runs)
+        for call in (partial(block, x, return_last_state=True), partial(block.step, x[:, 0], block.initial_state(2))):
+            with pytest.raises((ValueError, KeyError), match=message):
+                call()

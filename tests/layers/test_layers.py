@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import softplus
 
 from lra_ssm import layers
@@ -27,27 +28,27 @@ def test_s5_starts_as_real_matrices_in_the_basis_of_blocks_of_hippo():
     assert unit.log_delta.exp().min() >= 1e-3 and unit.log_delta.exp().max() <= 0.1
 
 
-@pytest.mark.parametrize(("name", "rank"), [("S4D", 8), ("S6", 1), ("B2S6 blocks", 2), ("B2S6 bias", 8)])
-def test_how_many_different_numbers_the_channels_compute(name, rank):
+@pytest.mark.parametrize(("build", "rank"), [
+    (lambda: S4D(8, d_state=32, tie_A=True), 8),
+    (lambda: B2S6(8, 1, 32, bias=False, complex_A=False), 1),  # S6
+    (lambda: B2S6(8, d_state=32, num_blocks=2, bias=False), 2),
+    (lambda: B2S6(8, d_state=32, num_blocks=1), 8),
+])  # fmt: skip
+def test_how_many_different_numbers_the_channels_compute(build, rank):
     """Yu & Erichson 2025, theorems 1 and 4: the rank of the last outputs over inputs, with Δ fixed and u_L = 1.
 
     All 8 channels of S6 end in the same quadratic form of the inputs; each block of B2S6, and each channel with its
     bias, has its own.
     """
+    fixed = {"D": 0.0, "delta_weight": 0.0, "log_delta": math.log(0.1), "delta_bias": math.log(math.expm1(0.1))}
     for seed in range(3):
         torch.manual_seed(seed)
-        layer = {
-            "S4D": lambda: S4D(8, d_state=32, tie_A=True),
-            "S6": lambda: B2S6(8, 1, 32, bias=False, complex_A=False),
-            "B2S6 blocks": lambda: B2S6(8, d_state=32, num_blocks=2, bias=False),
-            "B2S6 bias": lambda: B2S6(8, d_state=32, num_blocks=1),
-        }[name]().double()
-        fixed = {"D": 0.0, "delta_weight": 0.0, "log_delta": math.log(0.1), "delta_bias": math.log(math.expm1(0.1))}
-        for parameter, weight in layer.named_parameters():
-            if parameter in fixed:
-                torch.nn.init.constant_(weight, fixed[parameter])
-            elif parameter in ("B", "C", "B_weight", "B_bias"):
-                torch.nn.init.normal_(weight)
+        layer = build().double()
+        for name, weight in layer.named_parameters():
+            if name in fixed:
+                nn.init.constant_(weight, fixed[name])
+            elif name in ("B", "C", "B_weight", "B_bias"):
+                nn.init.normal_(weight)
         u = torch.rand(64, 32, 1, dtype=torch.float64)
         u[:, -1] = 1
         with torch.no_grad():

@@ -1,7 +1,5 @@
 """A step of Mamba's block with S6 as one C++ call: its values, and when the plain step runs instead."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -63,14 +61,18 @@ class OwnLinear(nn.Linear):
     """Likewise."""
 
 
-def changed(change: Callable[[MambaBlock], object]) -> MambaBlock:
+def hooked() -> MambaBlock:
     block = built()
-    change(block)
+    block.out_proj.register_forward_hook(lambda module, inputs, y: 2 * y)
     return block
 
 
-def stride(block: MambaBlock) -> None:  # the call does not copy weights at each step
-    block.out_proj.weight = nn.Parameter(block.out_proj.weight.t().contiguous().t())
+def with_projection(projection: nn.Linear, strided: bool = False) -> MambaBlock:
+    block = built()
+    block.out_proj = projection
+    if strided:  # the call does not copy weights at each step
+        projection.weight = nn.Parameter(projection.weight.t().contiguous().t())
+    return block
 
 
 OTHERS = {
@@ -82,9 +84,9 @@ OTHERS = {
     "another f": lambda: built(layer=LayerSpec(S6, parameterization="softplus")),
     "a user's own layer": lambda: built(layer=OwnS6),
     "float64": lambda: built().double(),
-    "another projection": lambda: changed(lambda block: setattr(block, "out_proj", OwnLinear(40, 20, bias=False))),
-    "a hook": lambda: changed(lambda block: block.out_proj.register_forward_hook(lambda module, inputs, y: 2 * y)),
-    "a strided weight": lambda: changed(stride),
+    "another projection": lambda: with_projection(OwnLinear(40, 20, bias=False)),
+    "a strided weight": lambda: with_projection(nn.Linear(40, 20, bias=False), strided=True),
+    "a hook": hooked,
 }
 
 
