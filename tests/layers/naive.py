@@ -131,6 +131,35 @@ def ssd(unit, x: Tensor) -> Tensor:
     return torch.cat(heads, -1)
 
 
+def mamba3(unit, x: Tensor) -> Tensor:
+    """Mamba-3 by complex states, each a pair of real ones (Lahoti et al. 2026: the exponential-trapezoidal rule and the
+    complex transition); its public code for the projections. x as of `ssd`.
+    """
+    H, P, N = unit.state_shape[0], unit.state_shape[1] - 1, unit.state_shape[2] - 1
+    G, D, L = unit.n_groups, unit.d_model, x.shape[1]
+    if x.shape[-1] == D:
+        names = ("B", "C", "A_weight", "trapezoid_weight", "angle_weight", "delta_weight")
+        x = torch.cat([x, *(x @ getattr(unit, name).T for name in names)], -1)
+    x, B, C, A, trap, angle, delta = x.split([D, G * N, G * N, H, H, unit.n_angles, H], -1)
+    delta, trap = softplus(delta + unit.delta_bias), 1 / (1 + torch.exp(-trap))
+    rate = torch.where(A >= 0, 1 + A, 1 / (1 - A)).clamp(min=unit.A_min)
+    angle = torch.cat([math.pi * torch.tanh(angle), x.new_zeros(len(x), L, N // 2 - unit.n_angles)], -1)
+    heads = []
+    for h in range(H):
+        group = slice(h // (H // G) * N, (h // (H // G) + 1) * N)
+        b = rms_norm(B[..., group], unit.B_norm) + unit.B_bias[h]
+        c = rms_norm(C[..., group], unit.C_norm) + unit.C_bias[h]
+        b, c = (torch.complex(t[..., 0::2], t[..., 1::2])[..., None, :] for t in (b, c))
+        u = x[..., h * P : (h + 1) * P]
+        step, share = (values[..., h, None, None] for values in (delta, trap))
+        transition = torch.exp(step * torch.complex(-rate[..., h, None, None], -angle[..., None, :]))
+        entered = u[..., None] * b
+        before = torch.cat([torch.zeros_like(entered[:, :1]), entered[:, :-1]], 1)
+        state = states(transition, transition * (1 - share) * step * before + share * step * entered)
+        heads.append((state * c.conj()).sum(-1).real + unit.D[h] * u)
+    return torch.cat(heads, -1)
+
+
 def lru(unit, x: Tensor) -> Tensor:
     """Orvieto et al. 2023, eq. 1 with λ = exp(-exp(ν) + i exp(θ)), section 3.3 and 3.4 for γ."""
     if unit.parameterization.name == "exp":
@@ -278,6 +307,18 @@ def mamba2_block(block, x: Tensor) -> Tensor:
     return residual(block, block.norm, x, f)
 
 
+def mamba3_block(block, x: Tensor) -> Tensor:
+    """The public code's modules/mamba3.py: x + out_proj(Γ(u) · silu(z)), then x + a SwiGLU (Shazeer 2020, eq. 6)."""
+
+    def f(h: Tensor) -> Tensor:
+        z, u = through(block.in_proj, h).tensor_split([block.out_proj.in_features], -1)
+        if block.delta_proj is not None:
+            u = torch.cat([u, through(block.delta_proj, h)], -1)
+        return through(block.out_proj, forward(block.layer, u) * F.silu(z))
+
+    return with_mlp(block, residual(block, block.norm, x, f))
+
+
 def hyena_block(block, x: Tensor) -> Tensor:
     """Poli et al. 2023, definition 3.1 at order 2, and the MLP of its public code after it."""
 
@@ -295,11 +336,11 @@ def hyena_block(block, x: Tensor) -> Tensor:
 
 
 EQUATIONS = {
-    "S4D": s4d, "S5": s5, "S6": s6, "B2S6": b2s6, "SSD": ssd, "LRU": lru, "_RealDiagonal": stable_ssm,
+    "S4D": s4d, "S5": s5, "S6": s6, "B2S6": b2s6, "SSD": ssd, "Mamba3": mamba3, "LRU": lru, "_RealDiagonal": stable_ssm,
     "StableSSM": lambda layer, x: forward(layer.system, x), "DeepLinearSSM": deep_linear, "Attention": attention,
     "LocalConvolution": lambda layer, x: convolved(layer.kernel, x),  # Miralles-González et al. 2025
     "S4Block": s4_block, "S5Block": s5_block, "PlainBlock": plain_block, "TransformerBlock": transformer_block,
-    "MambaBlock": mamba_block, "Mamba2Block": mamba2_block, "HyenaBlock": hyena_block,
+    "MambaBlock": mamba_block, "Mamba2Block": mamba2_block, "Mamba3Block": mamba3_block, "HyenaBlock": hyena_block,
 }  # fmt: skip
 
 
