@@ -161,6 +161,21 @@ def mamba3(unit, x: Tensor) -> Tensor:
     return torch.cat(heads, -1)
 
 
+def rglru(unit, x: Tensor) -> Tensor:
+    """One direction of RG-LRU: De et al. 2024, eq. 1-4, with a = sigmoid(-Λ), hence -log a = softplus(Λ)."""
+    K, P, _ = unit.gate_weight.shape
+    state, outputs = torch.zeros_like(x[:, 0]), []
+    for u in x.unbind(1):
+        r, i = (
+            torch.cat([u[:, k * P : (k + 1) * P] @ unit.gate_weight[k, :, own] for k in range(K)], -1) + bias
+            for own, bias in zip((slice(P), slice(P, None)), unit.gate_bias, strict=True)
+        )
+        a = torch.sigmoid(-unit.decay_weight) ** (8 * torch.sigmoid(r))
+        state = a * state + (1 - a**2).sqrt() * torch.sigmoid(i) * u
+        outputs.append(state)
+    return torch.stack(outputs, 1)
+
+
 def lru(unit, x: Tensor) -> Tensor:
     """One direction of LRU: Orvieto et al. 2023, eq. 1 with λ = exp(-exp(ν) + i exp(θ)), section 3.3 and 3.4 for γ."""
     if unit.parameterization.name == "exp":
@@ -265,7 +280,7 @@ def local_convolution(layer, x: Tensor) -> Tensor:
 
 DIRECTIONS = {
     "LocalConvolution": local_convolution, "S6": s6, "B2S6": b2s6, "SSD": ssd, "Mamba3": mamba3,
-    "LRU": lru, "_RealDiagonal": stable_ssm, "DeepLinearSSM": deep_linear, "Leaky": leaky,
+    "LRU": lru, "RGLRU": rglru, "_RealDiagonal": stable_ssm, "DeepLinearSSM": deep_linear, "Leaky": leaky,
 }  # fmt: skip
 
 
@@ -359,7 +374,8 @@ def with_mlp(block, x: Tensor) -> Tensor:
         if y.shape[-1] == fc2.weight.shape[1]:
             return linear(gelu_by_tanh(y), fc2.weight, fc2.bias)
         a, b = y.chunk(2, -1)
-        return linear(silu(a) * b, fc2.weight, fc2.bias)
+        gate = gelu_by_tanh if block.mlp.activation == "geglu" else silu
+        return linear(gate(a) * b, fc2.weight, fc2.bias)
 
     return residual(block, block.norm2, x, mlp)
 
@@ -409,6 +425,17 @@ def mamba3_block(block, x: Tensor) -> Tensor:
     return with_mlp(block, residual(block, block.norm, x, f))
 
 
+def griffin_block(block, x: Tensor) -> Tensor:
+    """De et al. 2024, figure 2: x + out_proj(Γ(conv(u)) · gelu(z)), (u, z) = in_proj(h), then x + MLP."""
+
+    def f(h: Tensor) -> Tensor:
+        u, z = linear(h, block.in_proj.weight, block.in_proj.bias).chunk(2, -1)
+        y = forward(block.layer, short_convolution(block.conv1d, u)) * gelu_by_tanh(z)
+        return linear(y, block.out_proj.weight, block.out_proj.bias)
+
+    return with_mlp(block, residual(block, block.norm, x, f))
+
+
 def hyena_block(block, x: Tensor) -> Tensor:
     """Poli et al. 2023, definition 3.1 at order 2, and the MLP of its public code after it."""
 
@@ -429,6 +456,7 @@ def hyena_block(block, x: Tensor) -> Tensor:
 # What is no sum of two directions with parameters of their own.
 WHOLE = {
     "S4D": s4d, "S5": s5, "Attention": attention, "S4Block": s4_block, "S5Block": s5_block, "PlainBlock": plain_block,
-    "MambaBlock": mamba_block, "Mamba2Block": mamba2_block, "Mamba3Block": mamba3_block, "HyenaBlock": hyena_block,
+    "MambaBlock": mamba_block, "Mamba2Block": mamba2_block, "Mamba3Block": mamba3_block,
+    "GriffinBlock": griffin_block, "HyenaBlock": hyena_block,
     "TransformerBlock": transformer_block,
 }  # fmt: skip

@@ -80,7 +80,7 @@ def test_wrong_settings_are_named(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mlp_activation": "relu"}, "mlp_activation is 'relu'; it must be gelu or swiglu"),
+        ({"mlp_activation": "relu"}, "mlp_activation is 'relu'; it must be one of gelu, geglu, swiglu"),
         ({"mlp_factor": 0.3}, "TransformerBlock mlp_factor 0.3: times d_model 8"),
         ({"mlp_dropout": 1}, "TransformerBlock mlp_dropout is 1; it must be"),
     ],

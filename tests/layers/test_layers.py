@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lra_ssm.layers import B2S6, LRU, S4D, S5, S6, SSD, DeepLinearSSM, StableSSM
+from lra_ssm.layers import B2S6, LRU, RGLRU, S4D, S5, S6, SSD, DeepLinearSSM, Mamba3, StableSSM
 from lra_ssm.ops import hippo_legs_normal
 from tests.layers.cases import LAYERS, sequences
 
@@ -40,6 +40,36 @@ def test_roles_of_the_layers_that_no_shipped_config_has():
     assert DeepLinearSSM(4).optim_roles() == {"eigenvalue_weight": "recurrent"}
 
 
+def test_mamba3_begins_as_in_the_public_code():
+    layer = Mamba3(512, d_state=16, head_dim=2)
+    step = torch.nn.functional.softplus(layer.delta_bias)
+    assert step.min() >= 1e-3 * 0.999 and step.max() <= 0.1001
+    assert step.log().mean().exp().item() == pytest.approx(1e-2, rel=0.25)  # log-uniform
+    for name in ("B_bias", "C_bias", "B_norm", "C_norm", "D"):
+        assert (getattr(layer, name) == 1).all()
+    assert layer.B.abs().max() <= 512**-0.5 and layer.B.var().item() == pytest.approx(1 / 512 / 3, rel=0.05)
+    roles = layer.optim_roles()
+    assert roles == {"delta_bias": "delta", "delta_weight": "delta", "D": "no_decay", "B_norm": "norm",
+                     "C_norm": "norm"}  # fmt: skip
+
+
+def test_rglru_begins_with_rates_that_are_uniform():
+    """De et al. 2024: a at an open gate, a^c of the paper, is uniform in [0.9, 0.999]; the gates are as public."""
+    layer = RGLRU(4096)
+    a = (-8 * torch.nn.functional.softplus(layer.decay_weight)).exp()
+    assert 0.9 <= a.min() < 0.901 and 0.998 < a.max() <= 0.9991
+    assert a.quantile(torch.tensor([0.25, 0.5, 0.75])).tolist() == pytest.approx([0.92475, 0.9495, 0.97425], abs=2e-3)
+    assert layer.gate_weight.var().item() == pytest.approx(1 / 512, rel=0.01) and not layer.gate_bias.any()
+    assert layer.optim_roles() == {"decay_weight": "recurrent", "gate_bias": "no_decay"}
+
+
+def test_a_rate_of_one_has_finite_gradients():
+    layer = RGLRU(4, num_blocks=1)
+    torch.nn.init.constant_(layer.decay_weight, -200)  # a = 1, hence sqrt(1 - a²) = 0
+    layer(torch.randn(1, 5, 4)).sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_a_fixed_B_is_1_and_changes_nothing_else(bidirectional):
     learned, fixed = (S4D(6, 6, bidirectional=bidirectional, learn_B=learn_B).double() for learn_B in (True, False))
@@ -62,6 +92,11 @@ def test_a_fixed_B_is_1_and_changes_nothing_else(bidirectional):
         (lambda: SSD(8, head_dim=3), "SSD d_model 8 is not divisible by head_dim 3"),
         (lambda: SSD(8, head_dim=2, n_groups=3), r"SSD has 4 heads .*, no multiple of n_groups 3"),
         (lambda: SSD(8, head_dim=2, A_min=2, A_max=1), "SSD A_min 2, A_max 1: expected 0 < A_min <= A_max"),
+        (lambda: Mamba3(8, head_dim=3), "Mamba3 d_model 8 is not divisible by head_dim 3"),
+        (lambda: Mamba3(8, head_dim=2, n_groups=3), r"Mamba3 has 4 heads .*, no multiple of n_groups 3"),
+        (lambda: Mamba3(8, head_dim=2, rope_fraction=1.5), "rope_fraction is 1.5; it must be from 0 to 1"),
+        (lambda: RGLRU(8, num_blocks=3), "RGLRU d_model 8 is not divisible by num_blocks 3"),
+        (lambda: RGLRU(8, r_max=1.0), "r_min 0.9, r_max 1.0: expected 0 < r_min <= r_max < 1"),
         (lambda: S4D(8, d_state=5), "d_state 5 is odd"),
         (lambda: S6(8, parameterization="best"), r"eigenvalue -11 is outside the range of best .*, \[-10, 0\)"),
         (lambda: S4D(8, parameterization="tanh"), "in continuous time it is one of direct, clip"),
