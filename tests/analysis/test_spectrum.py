@@ -6,7 +6,7 @@ from torch import nn
 
 from lra_ssm.analysis import eigenvalues, mean_timescales, step_sizes, timescales
 from lra_ssm.analysis.spectrum import MAX_STATES
-from lra_ssm.layers import B2S6, LRU, S4D, S6, SSD, DeepLinearSSM, Mamba2Block, StableSSM
+from lra_ssm.layers import B2S6, LRU, RGLRU, S4D, S6, SSD, DeepLinearSSM, Mamba2Block, Mamba3, StableSSM
 from lra_ssm.ops import eigenvalues as continuous
 from tests.helpers import Smooth
 
@@ -38,6 +38,25 @@ def test_a_head_of_ssd_has_one_also_in_its_block():
     x = torch.randn(5, 8 + 2 * 3 + 4)  # x, B and C, and the steps of 4 heads
     expected = (-torch.nn.functional.softplus(x[:, -4:] + inside.delta_bias) * inside.A_log.exp()).exp()
     torch.testing.assert_close(eigenvalues(inside, x).real.float(), expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_those_that_mamba3_gives_are_those_of_its_steps(monkeypatch):
+    layer, x = Mamba3(4, d_state=6, head_dim=2), torch.randn(2, 4)
+    given = eigenvalues(layer, x)
+    assert given.shape == (2, 2 * 2)  # two heads of one rotating pair and of states that stay
+    monkeypatch.delattr(Mamba3, "eigenvalues_at")
+    for found, row in zip(eigenvalues(layer, x), given, strict=True):
+        found = found[found.abs() > 1e-6]  # the last x and B are forgotten after one step
+        assert len(found) == 2 * 2 * 6  # of every channel
+        distance = (found[:, None] - torch.cat([row, row.conj()])).abs()
+        assert distance.min(0).values.max() < 1e-6 and distance.min(1).values.max() < 1e-6
+
+
+def test_those_of_rglru_are_its_gates():
+    layer, x = RGLRU(6, num_blocks=2).double(), torch.randn(5, 6, dtype=torch.float64)
+    r = torch.einsum("phk,hkm->phm", x.view(5, 2, 3), layer.gate_weight[..., :3]).flatten(1).sigmoid()
+    expected = (-8 * r * torch.nn.functional.softplus(layer.decay_weight)).exp()
+    torch.testing.assert_close(eigenvalues(layer, x).real, expected.detach())
 
 
 def test_layers_without_step_sizes():
