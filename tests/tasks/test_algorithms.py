@@ -14,7 +14,6 @@ from lra_ssm.tasks.optim import format_groups, optimizer_and_schedule, parameter
 from tests.tasks.fits import fitted
 
 SMALL = {"d_model": 4, "n_layers": 1}
-HERE = "tests.tasks.test_algorithms"
 
 
 def model(**settings):
@@ -26,27 +25,6 @@ def optimizer_of(built, **settings):
     return optimizer_and_schedule(built, OptimizerSettings(warmup_steps=0, **settings), 100)["optimizer"]
 
 
-class Halved(torch.optim.Optimizer):
-    """A user's optimizer: p ← p − share · lr · gradient; it requires a closure."""
-
-    def __init__(self, params, lr: float, weight_decay: float = 0.0, share: float = 0.5) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "share": share})
-
-    @torch.no_grad()
-    def step(self, closure):
-        with torch.enable_grad():
-            loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.sub_(p.grad if p.grad is not None else 0 * p, alpha=group["share"] * group["lr"])
-        return loss
-
-
-class NoDecay(torch.optim.SGD):
-    def __init__(self, params, lr: float) -> None:
-        super().__init__(params, lr)
-
-
 BETAS = (0.8, 0.98)
 
 
@@ -56,9 +34,8 @@ BETAS = (0.8, 0.98)
         {"algorithm": "AdamW", "arguments": {"amsgrad": True}, "betas": BETAS},
         {"algorithm": "SGD", "arguments": {"momentum": 0.9}},
         {"algorithm": "Muon", "arguments": {"ns_steps": 3}, "betas": BETAS},
-        {"algorithm": "torch.optim.NAdam", "betas": BETAS},
-        {"algorithm": f"{HERE}.Halved", "arguments": {"share": 0.3}},
-        {"algorithm": f"{HERE}.NoDecay", "weight_decay": 0.0},
+        {"algorithm": "torch.optim.NAdam", "arguments": {"momentum_decay": 0.01}, "betas": BETAS},
+        {"algorithm": "torch.optim.Rprop", "arguments": {"etas": (0.4, 1.3)}, "weight_decay": 0.0},  # has no decay
     ],
 )
 def test_every_algorithm_has_each_parameters_rate_decay_and_betas_and_takes_arguments(settings):
@@ -164,7 +141,7 @@ def test_muon_with_adamw_steps_as_torchs_two_and_continues_from_its_state(argume
     assert not torch.equal(start, ours.backbone.blocks[0].glu.weight)
 
 
-@pytest.mark.parametrize("algorithm", ["Muon", "SGD", f"{HERE}.Halved"])
+@pytest.mark.parametrize("algorithm", ["Muon", "SGD", "torch.optim.NAdam"])
 def test_lightning_trains_clips_and_schedules_it(algorithm):
     spec = NetworkSpec(Classifier, layer=LayerSpec(S6), num_classes=2, d_input=1, **SMALL)
     task = Classification(spec, OptimizerSettings(lr=0.1, warmup_steps=2, algorithm=algorithm))

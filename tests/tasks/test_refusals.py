@@ -52,7 +52,7 @@ SCHEDULE = "torch.optim.lr_scheduler"
         ({"algorithm": "SGD", "arguments": {"momentm": 1}}, "not take arguments.momentm; did you mean 'momentum'"),
         ({"algorithm": "SGD", "arguments": {"lr": 1}}, "arguments.lr: set optimizer.lr instead"),
         ({"algorithm": "SGD", "betas": (0.9, 0.98)}, r"betas is \[0.9, 0.98\], but algorithm SGD does not take betas"),
-        ({"algorithm": "tests.tasks.test_algorithms.NoDecay"}, "does not take weight_decay: set every weight_decay"),
+        ({"algorithm": "torch.optim.Rprop"}, "does not take weight_decay: set every weight_decay"),
         ({"algorithm": "Muon", "arguments": {"momentun": 1}}, "not take arguments.momentun; did you mean 'momentum'"),
         ({"algorithm": "Muon", "arguments": {"adjust_lr_fn": "rms"}}, "algorithm Muon: .* rms is not supported"),
         ({"algorithm": "SGD", "arguments": {"momentum": -1}}, "algorithm SGD: Invalid momentum value: -1"),
