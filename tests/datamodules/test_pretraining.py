@@ -1,17 +1,14 @@
 """Self-pretraining: what is hidden, what the targets are, and what batches depend on."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules import Image, StateTracking
 from lra_ssm.datamodules.batches import NOT_SCORED, Batch, BatchDataset
 from lra_ssm.datamodules.pretraining import Pretraining, PretrainingDataset
 from lra_ssm.errors import InputError
-from lra_ssm.runs.checks import check_data
 from tests.datamodules.helpers import Tiny
 
 
@@ -122,27 +119,8 @@ def test_any_data_module_pretrains_and_says_which_network_fits(tmp_path):
     # The Trainer sets the epoch of validation too.
     first, later = data.val_dataloader(), data.val_dataloader()
     later.set_epoch(3)
-    validation = [[batch.targets for batch in loader] for loader in (first, later)]
-    assert all(map(torch.equal, *validation))
-
-
-def test_the_largest_batch_of_known_lengths_needs_no_data(tmp_path):
-    data = Image(root=str(tmp_path), batch_size=2, pretrain=Pretraining(share=0.5, targets="values"))
-    batch = data.largest_batch()
-    assert batch.inputs.shape == (2, 1024, 2) and batch.targets.shape == (2, 1024, 1)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"share": 0.0}, "share is 0.0; it must be between 0 and 1"),
-        ({"share": 1.0}, "share is 1.0; it must be between 0 and 1"),
-        ({"span": 0}, "span is 0; it must be at least 1"),
-    ],
-)
-def test_shares_and_spans_that_cannot_be(settings, message):
-    with pytest.raises(InputError, match=message):
-        Pretraining(**settings)
+    validation = [[batch.targets for batch in loader] for loader in (first, later, data.predict_dataloader())]
+    assert all(map(torch.equal, *validation[:2])) and all(map(torch.equal, *validation[1:]))
 
 
 def test_targets_that_the_inputs_do_not_have():
@@ -150,9 +128,3 @@ def test_targets_that_the_inputs_do_not_have():
         wrapped(Given(TOKENS), targets="values").batch(np.arange(2), 0)
     with pytest.raises(InputError, match="not pixels of one channel: use 'values'"):
         wrapped(Given(torch.randn(2, 5, 3))).batch(np.arange(2), 0)
-
-
-def test_a_classifier_on_a_pretraining_is_told_the_task():
-    task = SimpleNamespace(hparams={"network": {"init_args": {"num_classes": 6, "vocab_size": 6}}})
-    with pytest.raises(InputError, match="has data.pretrain: use the task MaskedModelling and the network Regressor"):
-        check_data(task, StateTracking(group="S3", pretrain=Pretraining()))

@@ -1,7 +1,6 @@
 """Data modules of text: every token once, what a task asks for, what decides a result, the tokenizer that travels."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.datamodules.language.prepare import TextCounts
 from lra_ssm.datamodules.loader import ResumableLoader
-from lra_ssm.datamodules.pretraining import Pretraining
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checks import check_tokenizer
 from tests.datamodules.helpers import Recorder, trainer
@@ -55,13 +53,6 @@ def test_every_token_is_a_target_once(tmp_path: Path, settings: dict[str, Any]) 
         assert targets(data.predict_dataloader()) == sorted(tokens[:count])
 
 
-def test_predictions_are_of_what_a_pretraining_hides(tmp_path: Path) -> None:
-    data = prepared(tmp_path, "predict", pretrain=Pretraining(share=0.5))
-    scored = [batch.targets for batch in data.val_dataloader()]
-    predicted = [batch.targets for batch in data.predict_dataloader()]
-    assert all(map(torch.equal, scored, predicted)) and all((each == -100).any() for each in predicted)
-
-
 def test_what_a_task_asks_for(tmp_path: Path) -> None:
     data = prepared(tmp_path, order="streams", evaluation="sliding", eval_stride=2)
     assert data.end_of_text_id == END and data.manifest()["vocab_size"] == END + 1 and data.vocab_size is None
@@ -95,32 +86,6 @@ def test_what_decides_a_result_is_recorded(tmp_path: Path) -> None:
     provenance = prepared(tmp_path, evaluation="sliding", eval_stride=2).provenance()
     assert provenance["tokens"] == {"train": 101, "val": 50, "test": 69} and provenance["examples"]["train"] == 10
     assert provenance["batches"] == {"length": 8, "isolate": True, "evaluation": "sliding", "eval_stride": 2}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"length": 0}, "MadeUp length 0: must be at least 1"),
-        ({"order": "random"}, "MadeUp order 'random': must be one of shuffled, streams"),
-        ({"evaluation": "sliding"}, "MadeUp eval_stride None: sliding evaluation needs one from 1 to length, 8"),
-        ({"evaluation": "sliding", "eval_stride": 9}, "eval_stride 9: sliding evaluation needs one from 1 to length"),
-        ({"evaluation": "sliding", "eval_stride": 0}, "eval_stride 0: sliding evaluation needs one from 1 to length"),
-        ({"eval_stride": 4}, "MadeUp eval_stride 4: is only for sliding evaluation, not 'windows'"),
-        ({"end_of_text": "x"}, "MadeUp end_of_text 'x': is only for a tokenizer.json"),
-    ],
-)
-def test_invalid_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
-        MadeUp(**settings)
-
-
-def test_too_few_tokens_for_the_streams(tmp_path: Path) -> None:
-    few = r"made-up-\w+: a split of (101|50) tokens cannot be cut into (102|51) str"
-    for settings in ({"order": "streams", "batch_size": 102}, {"evaluation": "streams", "eval_batch_size": 51}):
-        with pytest.raises(InputError, match=few):
-            prepared(tmp_path, "fit", **settings)
-    with pytest.raises(InputError, match="2 examples cannot be divided among 4 devices"):
-        prepared(tmp_path, "fit", length=60).train_batches(4)
 
 
 # -- in a Trainer (test_same_batches.py resumes in the middle of an epoch) -----------------------------------------
