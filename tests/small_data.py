@@ -46,7 +46,7 @@ def options(cls: str, folder: Path) -> list[str]:
     if cls == "Retrieval":
         return [root, f"--data.source={write_pairs(folder / 'pairs', (8, 4, 4))}", "--data.max_length=64"]
     write = {"Text": write_imdb, "Image": write_cifar10, "SCIFAR": write_cifar10, "MNIST": write_mnist}[cls]
-    return [root, f"--data.source={write(folder)}", "--data.limit=4"]
+    return [root, f"--data.source={write(folder / 'files')}", "--data.limit=4"]
 
 
 # -- files of any kind -------------------------------------------------------------------------------------------------
@@ -111,14 +111,14 @@ def write_listops(folder: Path) -> Path:
 
 
 def write_imdb(folder: Path, train: int = 20, test: int = 20) -> Path:
-    """aclImdb/{train,test}/{neg,pos}/ID_RATING.txt, so many of each class."""
+    """{train,test}/{neg,pos}/ID_RATING.txt, as below aclImdb; so many of each class."""
     random, files = Random(7), {}
     for split, count in (("train", train), ("test", test)):
         for label, rating in (("neg", 1), ("pos", 10)):
             for number in range(count):
                 text = f"{label} {words(random, 5 + int(random.random() * 90))}"
                 files[f"{split}/{label}/{number}_{rating}.txt"] = text.encode()
-    return write_files(folder / "aclImdb", files)
+    return write_files(folder, files)
 
 
 def pack_imdb(folder: Path, path: Path) -> Path:
@@ -205,8 +205,8 @@ def write_cifar10(folder: Path, count: int = 120, python2: bool = True) -> Path:
     parts = zip(BATCHES, np.array_split(np.arange(count), 6), strict=True)
     images = pictures(count)
     files = {name: cifar_batch(images[part], [int(i) % 10 for i in part], python2) for name, part in parts}
-    write_files(folder / "cifar/cifar-10-batches-py", {**files, "readme.html": b"x"})
-    return folder / "cifar"
+    write_files(folder / "cifar-10-batches-py", {**files, "readme.html": b"x"})
+    return folder
 
 
 def idx(array: np.ndarray, magic: int | None = None) -> bytes:
@@ -221,7 +221,7 @@ def write_mnist(folder: Path, train: int = 40, test: int = 20, packed: bool = Tr
         for key, array in (("images-idx3", images[part]), ("labels-idx1", labels[part])):
             data = idx(array)
             files[f"{name}-{key}-ubyte" + (".gz" if packed else "")] = gzip.compress(data) if packed else data
-    return write_files(folder / "mnist-files", files)
+    return write_files(folder, files)
 
 
 def write_image_parquet(folder: Path, column: str, images: np.ndarray, num_train: int) -> Path:

@@ -170,10 +170,10 @@ def wrong_files(tmp_path_factory):
     (folder / "data").mkdir()
     with open(write_pairs(folder / "pairs", (4, 1, 1)) / NAMES["val"], "a") as file:
         file.write("1\ta\tb\tonly one text\n")
-    (write_imdb(folder, 1, 1) / "train/neg/0_2.txt").write_bytes(b"caf\xe9")
-    (write_cifar10(folder) / "cifar-10-batches-py/data_batch_3").unlink()
+    (write_imdb(folder / "aclImdb", 1, 1) / "train/neg/0_2.txt").write_bytes(b"caf\xe9")
+    (write_cifar10(folder / "cifar") / "cifar-10-batches-py/data_batch_3").unlink()
     (folder / "broken.tar.gz").write_bytes(b"\x1f\x8b and no more")
-    images = write_mnist(folder) / "train-images-idx3-ubyte.gz"
+    images = write_mnist(folder / "mnist-files") / "train-images-idx3-ubyte.gz"
     images.write_bytes(images.read_bytes()[:-20])
     write_image_parquet(folder / "hub", "image", pictures(20, size=27, channels=1), 10)
     for name, broken in {"missing": None, "label": GOOD_LINE + "( ( ( [MAX 2 ) 9"}.items():

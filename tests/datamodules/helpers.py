@@ -1,6 +1,7 @@
 """A tiny dataset, what is stored of one, a model that keeps its batches, and where the real data are."""
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,12 @@ class Recorder(L.LightningModule):
 def trainer(**settings: Any) -> L.Trainer:
     silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     return L.Trainer(accelerator="cpu", enable_checkpointing=False, num_sanity_val_steps=0, **silent, **settings)
+
+
+def fit(data: Any, path: Path | None = None, **settings: Any) -> Recorder:
+    """Train on a data module or loader, from a checkpoint if one is given; its warnings are not of interest."""
+    model = Recorder()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(**settings).fit(model, data, ckpt_path=path, weights_only=True)
+    return model

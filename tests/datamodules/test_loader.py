@@ -1,8 +1,6 @@
 """Batches, their order, and exact resumption inside Lightning."""
 
-import logging
 import random
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.sequences import SequenceDataset
 from lra_ssm.datamodules.storage import Prepared
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import Recorder, Tiny, tiny_dataset, trainer
+from tests.datamodules.helpers import Tiny, fit, tiny_dataset
 
 NUM_TRAIN, NUM_VAL, BATCH, NUM_BATCHES = 26, 6, 4, 7
 
@@ -169,15 +167,6 @@ class SaveEverywhere(L.Callback):
 
     on_train_batch_start = on_before_optimizer_step = on_train_batch_end = save
     on_validation_start = on_validation_end = on_train_epoch_end = save
-
-
-def fit(data: Any, path: Path | None = None, **settings: Any) -> Recorder:
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    model = Recorder()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer(**settings).fit(model, data, ckpt_path=path)
-    return model
 
 
 STEPS = {"max_steps": 16, "max_epochs": -1}

@@ -1,7 +1,5 @@
-"""Pathfinder as a dataset: drawn in parts that survive a kill, read from LRA's files, split, scaled."""
+"""Pathfinder as a dataset: drawn in parts, read from LRA's files, split, scaled."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules import Pathfinder, parts
+from lra_ssm.datamodules import Pathfinder
 from lra_ssm.datamodules.download import LRA
-from lra_ssm.datamodules.pathfinder import generator, module
+from lra_ssm.datamodules.pathfinder import module
 from lra_ssm.datamodules.pathfinder.generator import generate_block
 from lra_ssm.datamodules.pathfinder.reader import read_images, read_listing
 from lra_ssm.datamodules.pathfinder.settings import HARD, settings_for
 from tests.datamodules.helpers import contents, prepared
-from tests.runner import Command
 from tests.small_data import pictures, write_pathfinder, write_tar
 
 IMAGES = pictures(120, channels=1)  # 12 metadata files of 10 images: 10.npy comes after 9.npy, not after 1.npy
@@ -46,7 +43,7 @@ def generated(root: Path, **settings: Any) -> Pathfinder:
     return Pathfinder(root=str(root), **({"difficulty": "curv_baseline", "num_images": 20} | settings))
 
 
-def test_the_generators_images_are_split(tmp_path: Path, small_blocks: None) -> None:
+def test_the_generators_images_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None) -> None:
     settings: dict[str, Any] = {"difficulty": "curv_contour_length_9", "generator_seed": 3}
     data = prepared(generated(tmp_path, split="file_order", **settings))
     drawn = [generate_block(settings_for(32, "curv_contour_length_9"), 3, *block) for block in ((0, 8), (1, 8), (2, 4))]
@@ -60,46 +57,15 @@ def test_the_generators_images_are_split(tmp_path: Path, small_blocks: None) -> 
     assert np.array_equal(stored(shuffled, "train")[..., 0], images[order[:16]])
     folders = {generated(tmp_path, **settings | other).prepared_folder for other in ({}, {"generator_seed": 4})}
     assert len(folders | {data.prepared_folder}) == 3
+    monkeypatch.setattr(module, "available_cores", lambda: 2)
+    prepared(generated(tmp_path / "two", split="file_order", **settings))  # workers do not change the files
+    assert contents(tmp_path / "two/pathfinder" / data.prepared_folder.name) == contents(data.prepared_folder)
 
 
 def test_a_limit_draws_no_more_than_it_takes(tmp_path: Path, small_blocks: None) -> None:
     data = generated(tmp_path, num_images=200_000, limit=12)
     assert (data.num_images, data.num_drawn) == (200_000, 15)
     assert prepared(data).provenance()["examples"] == {"train": 12, "val": 1, "test": 1}
-
-
-def path_x(root: Path) -> Pathfinder:
-    return generated(root, resolution=128)
-
-
-def draw_until_killed(arguments: list[str]) -> int:
-    """Run in a process of its own, which is killed when the second of three parts has its arrays and no record yet."""
-    Pathfinder.block_size, module.available_cores = 8, lambda: 1
-    write, written = parts.write_json, list[Path]()
-
-    def dying(path: Path, record: Any) -> None:
-        written.append(path)
-        if len(written) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        write(path, record)
-
-    parts.write_json = dying  # type: ignore[assignment]
-    path_x(Path(arguments[0])).prepare_data()
-    return 0
-
-
-def test_path_x_killed_halfway_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None) -> None:
-    monkeypatch.setattr(module, "available_cores", lambda: 2)  # workers do not change the files
-    prepared(path_x(tmp_path / "whole"))
-    monkeypatch.setattr(module, "available_cores", lambda: 1)
-    assert Command([str(tmp_path / "killed")], tmp_path, call=draw_until_killed).wait().code == -signal.SIGKILL
-    assert not path_x(tmp_path / "killed").is_prepared()
-    (left,) = tmp_path.glob("killed/pathfinder/.parts-*")
-    assert sorted(path.name[:12] for path in left.iterdir()) == [".unfinished-", "000000"]
-    drawn: list[int] = []
-    monkeypatch.setattr(generator, "generate_block", lambda *block: drawn.append(block[2]) or generate_block(*block))
-    prepared(path_x(tmp_path / "killed"))
-    assert drawn == [1, 2] and contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
 def test_the_page_exports_what_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ says so in its commit.
 """
 
 import hashlib
-import os
 from collections.abc import Iterable
 from functools import partial
 from itertools import islice
@@ -19,25 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules import (
-    MNIST,
-    SCIFAR,
-    Image,
-    ListOps,
-    Pathfinder,
-    Retrieval,
-    SlimPajama,
-    TeacherStudent,
-    Text,
-    WikiText,
-)
-from tests.datamodules.helpers import Recorder, trainer
+from lra_ssm import datamodules as dm
+from tests.datamodules.helpers import Recorder, fit, real_data, trainer
 from tests.small_data import write_cifar10, write_imdb, write_mnist, write_pairs, write_slimpajama
 
-REAL = Path(os.environ.get("LRA_SSM_TEST_DATA", "/nowhere")) / "wikitext-2"
-needs_wikitext = pytest.mark.skipif(
-    not (REAL / "valid.txt").is_file(), reason="LRA_SSM_TEST_DATA does not name a folder with wikitext-2/valid.txt"
-)
 LINES = 700  # of a file of WikiText-2 that are read
 MAX_BATCHES = 40  # of a loader that are compared
 
@@ -86,19 +70,19 @@ def loaded(data: Any) -> dict[str, str]:
 # -- the cases ---------------------------------------------------------------------------------------------------------
 
 
-def wikitext(folder: Path, **settings: Any) -> WikiText:
+def wikitext(folder: Path, **settings: Any) -> dm.WikiText:
     """The beginnings of WikiText-2's validation and test files; test stands for train, too."""
     for name, source in (("train", "test"), ("valid", "valid"), ("test", "test")):
-        lines = (REAL / f"{source}.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = real_data(f"wikitext-2/{source}.txt").read_text(encoding="utf-8").splitlines(keepends=True)
         (folder / f"wiki.{name}.tokens").write_text("".join(lines[:LINES]), encoding="utf-8")
     given = {"batch_size": 8, "shuffle_seed": 0, **settings}
-    return WikiText(root=str(folder), source=str(folder), version="2", **given)
+    return dm.WikiText(root=str(folder), source=str(folder), version="2", **given)
 
 
-def slimpajama(folder: Path, form: str = "parquet", **settings: Any) -> SlimPajama:
+def slimpajama(folder: Path, form: str = "parquet", **settings: Any) -> dm.SlimPajama:
     given = {"tokenizer": "bytes", "length": 512, "batch_size": 24, "shuffle_seed": 1, **settings}
     source = write_slimpajama(folder / form, form)
-    return SlimPajama(root=str(folder), source=str(source), empty_documents="skip", **given)
+    return dm.SlimPajama(root=str(folder), source=str(source), empty_documents="skip", **given)
 
 
 def of_files(cls: Any, write: Any, folder: Path, **settings: Any) -> Any:
@@ -109,18 +93,18 @@ def generated(cls: Any, folder: Path, **settings: Any) -> Any:
     return cls(root=str(folder), batch_size=16, shuffle_seed=1, **settings)
 
 
-def teacher(folder: Path, **settings: Any) -> TeacherStudent:
+def teacher(folder: Path, **settings: Any) -> dm.TeacherStudent:
     counts = {"num_train": 100, "num_val": 20, "num_test": 20}
-    return TeacherStudent(length=20, batch_size=16, shuffle_seed=1, **counts, **settings)
+    return dm.TeacherStudent(length=20, batch_size=16, shuffle_seed=1, **counts, **settings)
 
 
-retrieval = partial(of_files, Retrieval, write_pairs, batch_size=8, shuffle_seed=2)
-text = partial(of_files, Text, partial(write_imdb, train=20, test=15), batch_size=6, max_length=200)
-image = partial(of_files, Image, partial(write_cifar10, count=240), batch_size=16)
-scifar = partial(of_files, SCIFAR, partial(write_cifar10, count=240), batch_size=16)
-mnist = partial(of_files, MNIST, partial(write_mnist, train=110, test=40), batch_size=16)
-listops = partial(generated, ListOps, num_train=150, num_val=31, num_test=30, length_bounds=(20, 90), max_length=100)
-pathfinder = partial(generated, Pathfinder, num_images=150)
+retrieval = partial(of_files, dm.Retrieval, write_pairs, batch_size=8, shuffle_seed=2)
+text = partial(of_files, dm.Text, partial(write_imdb, train=20, test=15), batch_size=6, max_length=200)
+image = partial(of_files, dm.Image, partial(write_cifar10, count=240), batch_size=16)
+scifar = partial(of_files, dm.SCIFAR, partial(write_cifar10, count=240), batch_size=16)
+mnist = partial(of_files, dm.MNIST, partial(write_mnist, train=110, test=40), batch_size=16)
+listops = partial(generated, dm.ListOps, num_train=150, num_val=31, num_test=30, length_bounds=(20, 90), max_length=100)
+pathfinder = partial(generated, dm.Pathfinder, num_images=150)
 
 STREAMS: dict[str, Any] = {"order": "streams", "evaluation": "streams"}
 SLIDING: dict[str, Any] = {"evaluation": "sliding", "eval_stride": 300, "eval_batch_size": 8}
@@ -159,9 +143,8 @@ CASES: dict[str, Any] = {
 
 def trained(data: Any, steps: int, folder: Path, from_file: Path | None = None) -> list[Any]:
     """Return the batches of a run up to so many steps, and write its checkpoint to folder/<steps>.ckpt."""
-    model, fit = Recorder(), trainer(max_steps=steps, limit_val_batches=0, default_root_dir=folder)
-    fit.fit(model, datamodule=data, ckpt_path=from_file, weights_only=False)
-    fit.save_checkpoint(folder / f"{steps}.ckpt")
+    model = fit(data, from_file, max_steps=steps, limit_val_batches=0, default_root_dir=folder)
+    model.trainer.save_checkpoint(folder / f"{steps}.ckpt")
     return model.batches
 
 
@@ -177,10 +160,7 @@ def ranks(new: Any) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=needs_wikitext if case.startswith("wikitext") else ()) for case in CASES]
-)
-@pytest.mark.filterwarnings("ignore")  # Lightning's about a run without validation
+@pytest.mark.parametrize("case", CASES)
 def test_every_kind_of_dataset(case, tmp_path):
     new, expected = partial(CASES[case], tmp_path), EXPECTED[case]
     found = loaded(new())

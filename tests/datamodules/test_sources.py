@@ -22,18 +22,6 @@ from tests import small_data
 from tests.datamodules.helpers import digests, prepared
 from tests.small_data import cifar_batch, encoded, idx, pictures, write_files, write_jsonl
 
-PUBLISHED = [
-    dm.MNIST,
-    dm.Image,
-    dm.SCIFAR,
-    dm.Text,
-    dm.Retrieval,
-    dm.ListOps,
-    dm.Pathfinder,
-    dm.Corpus,
-    dm.WikiText,
-    dm.SlimPajama,
-]
 SETTINGS: dict[type, dict[str, Any]] = {
     dm.Text: {"min_freq": 1},
     dm.Corpus: {"tokenizer": "bytes", "val_fraction": 0.5},
@@ -68,17 +56,6 @@ def cifar_archive(path: Path) -> Path:
     return small_data.write_tar(path, {f"cifar-10-batches-py/{batch.name}": batch.read_bytes() for batch in batches})
 
 
-def moved(write: Callable[[Path], Path]) -> Callable[[Path], Path]:
-    """Write a dataset's files and put them where they are wanted."""
-
-    def put(target: Path) -> Path:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return write(target.parent / "elsewhere").rename(target)
-
-    return put
-
-
-CIFAR = moved(small_data.write_cifar10)
 CIFAR_HUB = partial(small_data.write_image_parquet, column="img", images=pictures(120), num_train=100)
 MNIST_HUB = partial(small_data.write_image_parquet, column="image", images=pictures(60, 1, 28, 1), num_train=40)
 INNER, WIKITEXT_HUB = "lra_release/lra_release", dm.WikiText(version="2").hub.path(Path())
@@ -91,20 +68,20 @@ LAYOUTS: dict[Any, list[tuple[str, str, Callable[[Path], Path]]]] = {
         for place in (f"{INNER}/pathfinder32/{HARD}", f"pathfinder/pathfinder32/{HARD}", HARD)
     ],
     dm.Text: [
-        *(("original", f"{place}/aclImdb", moved(small_data.write_imdb)) for place in (".", "imdb", "text/download")),
+        *(("original", f"{place}/aclImdb", small_data.write_imdb) for place in (".", "imdb", "text/download")),
         *(("original", f"{place}/aclImdb_v1.tar.gz", imdb_archive) for place in (".", "text")),
         ("huggingface", str(HUB.path(Path())), imdb_parquet),
     ],
-    dm.Corpus: [("imdb", "imdb/aclImdb", moved(small_data.write_imdb)), ("imdb", "aclImdb_v1.tar.gz", imdb_archive)],
+    dm.Corpus: [("imdb", "imdb/aclImdb", small_data.write_imdb), ("imdb", "aclImdb_v1.tar.gz", imdb_archive)],
     dm.SCIFAR: [
-        *(("original", place, CIFAR) for place in ("cifar10/download", "cifar10", "cifar")),
-        ("original", "cifar10", moved(partial(small_data.write_cifar10, python2=False))),
+        *(("original", place, small_data.write_cifar10) for place in ("cifar10/download", "cifar10", "cifar")),
+        ("original", "cifar10", partial(small_data.write_cifar10, python2=False)),
         *(("original", f"{place}/cifar-10-python.tar.gz", cifar_archive) for place in ("cifar10", ".")),
         ("huggingface", f"{dm.SCIFAR.hub.path(Path())}/plain_text", CIFAR_HUB),
     ],
     dm.MNIST: [
-        *(("original", place, moved(small_data.write_mnist)) for place in ("mnist/download", "MNIST/raw")),
-        ("original", "mnist", moved(partial(small_data.write_mnist, packed=False))),
+        *(("original", place, small_data.write_mnist) for place in ("mnist/download", "MNIST/raw")),
+        ("original", "mnist", partial(small_data.write_mnist, packed=False)),
         ("huggingface", str(dm.MNIST.hub.path(Path())), MNIST_HUB),
     ],
     dm.WikiText: [
@@ -112,9 +89,7 @@ LAYOUTS: dict[Any, list[tuple[str, str, Callable[[Path], Path]]]] = {
         ("original", "wikitext/download/wikitext-2-v1.zip", lambda path: small_data.pack_wikitext(path, "tokens")),
         ("huggingface", f"{WIKITEXT_HUB}/wikitext-2-v1", small_data.write_wikitext_parquet),
     ],
-    dm.SlimPajama: [
-        ("huggingface", str(slimpajama.HUB.path(Path())), small_data.write_slimpajama),
-    ],
+    dm.SlimPajama: [("huggingface", str(slimpajama.HUB.path(Path())), small_data.write_slimpajama)],
 }  # fmt: skip
 
 
@@ -173,7 +148,7 @@ def test_a_changed_file_is_other_data_and_a_limit_takes_the_first_examples(tmp_p
     assert after.prepared_folder != folder and not after.is_prepared()
 
 
-@pytest.mark.parametrize("module", PUBLISHED)
+@pytest.mark.parametrize("module", [*LAYOUTS, dm.Image])
 def test_prepare_downloads_what_each_source_names(tmp_path: Path, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the pinned address or revision; nothing for a folder of the user's."""
     asked = list[Any]()
@@ -226,10 +201,6 @@ class Evil:
         return os.system, ("touch evil",)
 
 
-def cut(size: int) -> Callable[[bytes], bytes]:
-    return lambda whole: whole[:-size]
-
-
 def more(*lines: bytes) -> Callable[[bytes], bytes]:
     return lambda whole: b"\n".join([*whole.splitlines()[:2], *lines, b""])
 
@@ -270,7 +241,7 @@ DAMAGE: dict[Any, list[tuple[str, Change, str]]] = {
     ],
     dm.SCIFAR: [
         (BATCH, None, "data_batch_2 is missing; CIFAR-10 is"),
-        (BATCH, cut(50), NO_BATCH),
+        (BATCH, lambda whole: whole[:-50], NO_BATCH),
         (BATCH, pickle.dumps([1]), NO_BATCH),
         (BATCH, cifar_batch(pictures(4), [0, 1, 2]), NO_BATCH),
         (BATCH, pickle.dumps(Evil()), "it names posix.system, which does not belong in such a file"),
@@ -281,7 +252,7 @@ DAMAGE: dict[Any, list[tuple[str, Change, str]]] = {
         (NAMES[0], gzip.compress(idx(DIGITS)[:-1]), "is not an idx file of 3 dimensions, or was cut off"),
         (NAMES[0], gzip.compress(idx(DIGITS[:39])), "holds 40 labels for 39 images"),
         (NAMES[0], gzip.compress(idx(DIGITS[:, :27])), r"holds images of \(27, 28\) pixels"),
-        (NAMES[0], cut(9), "cannot be read"),
+        (NAMES[0], lambda whole: whole[:-9], "cannot be read"),
         (NAMES[0], None, "train-images-idx3-ubyte.gz: is missing; MNIST is the four files"),
         (NAMES[1], gzip.compress(idx(np.full(20, 10))), "split test, example 0: label 10"),
     ],

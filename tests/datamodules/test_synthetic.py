@@ -124,7 +124,7 @@ def test_a_regression_is_fitted_scored_and_predicted(tmp_path: Path) -> None:
     line = fail(["fit", *FIT], tmp_path)
     assert "returned (3, 1) for inputs (3, 6, 1): the targets are (3, 6, 1); a Regressor" in line and "null" in line
     command = [*FIT, "--model.network.pooling=null"]
-    succeed(["fit", *command, "--fresh"], tmp_path)
+    succeed(["fit", *command], tmp_path)
     (folder,) = tmp_path.glob("runs/default/*/checkpoints/last.ckpt")
     assert "test/relative_error" in succeed(["test", *command], tmp_path).out
     succeed(["predict", *command], tmp_path)

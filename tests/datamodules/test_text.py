@@ -49,7 +49,7 @@ def test_characters_and_bytes_of_the_cut_training_texts(tmp_path: Path) -> None:
 
 
 def test_what_is_held_out_depends_only_on_the_texts(tmp_path: Path) -> None:
-    folder = write_imdb(tmp_path / "all", 100, 20)
+    folder = write_imdb(tmp_path / "all/aclImdb", 100, 20)
     reviews = {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.txt"))}
     write_reviews(tmp_path / "renamed", {name.replace("_", "7_"): text for name, text in reversed(reviews.items())})
     data = prepared(tmp_path / "all")

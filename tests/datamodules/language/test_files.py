@@ -7,35 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from lra_ssm.datamodules.language import corpus
 from lra_ssm.datamodules.language.corpus import ReadOptions
 from lra_ssm.datamodules.language.files import file_inputs, find_files, in_parts, split_of
 from lra_ssm.errors import InputError
 from tests.datamodules.language.helpers import Whole, read
-from tests.small_data import write_jsonl, write_parquet, zstd
+from tests.small_data import words, write_files, write_jsonl, write_parquet, zstd
 
 
 def whole(*paths: Path, split: str | None = None, **options) -> list[Whole]:
     return read(file_inputs([(path, split) for path in paths], ReadOptions(**options)))
 
 
-def test_forms_give_the_same_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = ["one", " two", "three ", "\n", "\n\n", "\r\n", "\t", "é\n漢", "x" * 30]
-    words = ["".join(random.Random(seed).choices(parts, k=150)) + "end" for seed in range(20)]
-    plain = write_jsonl(tmp_path / "a.jsonl", words)
+def test_forms_give_the_same_documents(tmp_path: Path) -> None:
+    texts = [f"\n {words(random.Random(seed), 40)}\r\n\t漢 end" for seed in range(20)]
+    plain = write_jsonl(tmp_path / "a.jsonl", texts)
     lines = plain.read_bytes().splitlines(keepends=True)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[:9])) + gzip.compress(b"".join(lines[9:])))
     (tmp_path / "c.jsonl.zst").write_bytes(zstd(b"".join(lines[:5])) + zstd(b"".join(lines[5:])))
-    write_parquet(tmp_path / "d.parquet", {"text": words})
-    for index, text in enumerate(words):
-        (tmp_path / f"e{index:02}.txt").write_bytes(text.encode())
-    files = find_files(tmp_path)
+    write_parquet(tmp_path / "d.parquet", {"text": texts})
+    write_files(tmp_path, {f"e{index:02}.txt": text.encode() for index, text in enumerate(texts)})
     expected = whole(plain, val_fraction=0.5)
-    assert [document.text for document in expected] == words and {d.split for d in expected} == {"train", "val"}
-    assert whole(*files, val_fraction=0.5) == expected * 5
-    monkeypatch.setattr(corpus, "TEXT_SIZE", 50)  # long ones come in several segments
-    assert len([s for each in file_inputs([(file, None) for file in files], ReadOptions()) for s in each.read()]) > 1000
-    assert [document.text for document in whole(*files)] == words * 5
+    assert [document.text for document in expected] == texts and {d.split for d in expected} == {"train", "val"}
+    assert whole(*find_files(tmp_path), val_fraction=0.5) == expected * 5
 
 
 def test_fields_sources_and_null(tmp_path: Path) -> None:

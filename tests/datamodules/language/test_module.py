@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 
@@ -13,7 +12,8 @@ from lra_ssm.datamodules.language.prepare import TextCounts
 from lra_ssm.datamodules.loader import ResumableLoader
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checks import check_tokenizer
-from tests.datamodules.helpers import Recorder, trainer
+from tests.datamodules import helpers
+from tests.datamodules.helpers import fit
 from tests.datamodules.language.helpers import END, MadeUp
 
 MODES: list[dict[str, Any]] = [
@@ -25,8 +25,7 @@ MODES: list[dict[str, Any]] = [
 
 
 def prepared(root: Path, stage: str | None = None, **settings: Any) -> MadeUp:
-    data = MadeUp(root=str(root), **settings)
-    data.prepare_data()
+    data = helpers.prepared(MadeUp(root=str(root), **settings))
     data.setup(stage)
     return data
 
@@ -91,27 +90,23 @@ def test_what_decides_a_result_is_recorded(tmp_path: Path) -> None:
 # -- in a Trainer (test_same_batches.py resumes in the middle of an epoch) -----------------------------------------
 
 
-def fit(data: Any, steps: int, start: Path | None = None) -> L.Trainer:
-    fitting = trainer(max_steps=steps, limit_val_batches=0)
-    fitting.fit(Recorder(), datamodule=data, ckpt_path=start, weights_only=True)
-    return fitting
+STEPS = {"max_steps": 2, "limit_val_batches": 0}
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_checkpoint_has_its_tokenizer_and_refuses_other_data(tmp_path: Path) -> None:
     data, path = MadeUp(root=str(tmp_path)), tmp_path / "a.ckpt"
-    fit(data, 2).save_checkpoint(path)
+    fit(data, **STEPS).trainer.save_checkpoint(path)
     stored = torch.load(path, weights_only=True)["MadeUp"]["tokenizer"]
     assert stored == {
         "file": "tokenizer.json", "sha256": data.tokenizer_digest, "text": "{}", "end_of_text": data.end_of_text_id,
     }  # fmt: skip
     check_tokenizer(path, data)
     with pytest.raises(InputError, match="the checkpoint was written with isolate True, this run has False"):
-        fit(MadeUp(root=str(tmp_path), isolate=False), 4, path)
+        fit(MadeUp(root=str(tmp_path), isolate=False), path, **STEPS)
     other = prepared(tmp_path, tokenizer_text='{"other": 1}')
     ours = data.tokenizer_digest[:12]
     message = rf"the checkpoint's tokenizer \(sha256 {ours}…, end of text 299\) is not the data's \({other.root}"
     with pytest.raises(InputError, match=message):
-        fit(other, 4, path)
+        fit(other, path, **STEPS)
     with pytest.raises(InputError, match=f"^{path}: {message}"):
         check_tokenizer(path, other)
