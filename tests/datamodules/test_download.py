@@ -1,4 +1,4 @@
-"""Downloads, archives, the Hub's files, LRA's archive."""
+"""Downloads, archives, the Hub's files."""
 
 import hashlib
 import random
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lra_ssm.datamodules.download import Hub, Remote, download, find_lra, parquet_files, read_parquet, unpack
+from lra_ssm.datamodules.download import Hub, Remote, download, parquet_files, read_parquet, unpack
 from lra_ssm.errors import InputError
 from tests.small_data import write_parquet, write_tar
 
@@ -153,21 +153,6 @@ def test_archives_are_unpacked_whole_or_not_at_all(tmp_path: Path) -> None:
             unpack(archive, "top", tmp_path / "no")
         assert str(error.value).isprintable() and not (tmp_path.parent / "out.txt").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["any.name", "target"]
-
-
-# -- LRA's archive -----------------------------------------------------------------------------------------------------
-
-
-def test_half_of_the_files_are_an_error(tmp_path: Path) -> None:
-    for place in ("lra_release/lra_release/x", "lra_release/x", "x", "own", ""):  # as unpacked, or as users move it
-        root = tmp_path / place.replace("/", "-") / "root"
-        (root / place).mkdir(parents=True)
-        (root / place / "a").touch()
-        assert find_lra(root, "x", ["a"], ["own"]) == root / place and find_lra(root, "y", ["b"]) is None
-    (tmp_path / "lra_release/x").mkdir(parents=True)
-    (tmp_path / "lra_release/x/a").touch()
-    with pytest.raises(InputError, match="lra_release/x/b: is missing; all of a, b are needed"):
-        find_lra(tmp_path, "x", ["a", "b"])
 
 
 # -- the Hub -----------------------------------------------------------------------------------------------------------
