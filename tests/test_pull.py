@@ -224,5 +224,3 @@ def test_what_comes_with_the_package_has_a_name_and_needs_no_network(
     assert first.split() == ["name", "task", "stated", "parameters", "size"]
     assert second.split()[:4] == ["lm-tiny", "corpus", "perplexity", "3.50"]
     assert "state-spaces/mamba-{130m,370m,790m,1.4b,2.8b}-hf" in "".join(others)
-    for arguments in (["pull"], ["pull", "lm", "--list"]):
-        assert refused(arguments, capsys) == "give the name of a model, or --list, which shows the known names"
