@@ -123,6 +123,7 @@ def test_bad_config_files(text, expected, tmp_path, monkeypatch, capsys):
 COMMANDS = [  # in the folder `workplace`
     ("fit", "no model is given: give --config CONFIG (`lra-ssm configs`"),
     ("fit --model.network.d_model=3", "no class is given here; give it, or a --config"),
+    ("fit --fresh=x", "--fresh"),
     ("fit --data.limit=3", "no class is given here; give it, or a --config"),
     ("fit --config tiny --split=val", "unknown option --split"),
     ("test --config tiny", "fit it first"),
@@ -150,6 +151,9 @@ COMMANDS = [  # in the folder `workplace`
     ("inspect bare.pt", "names no network"),
     ("inspect classless.ckpt", "cannot be built"),
     ("inspect linear.ckpt", "has other shapes"),
+    ("coordcheck tiny --modle.network=x", "unknown option --modle; did you mean '--model'?"),
+    ("coordcheck tiny b", "unknown argument b; it takes --help, --widths, "),
+    ("coordcheck tiny --data.root", "--data.root: a value is missing"),
     ("coordcheck tiny --widths 8", "a slope needs at least two"),
     ("coordcheck tiny --widths 8 9 --random", "d_model 9"),  # of two blocks of channels
     ("coordcheck tiny --model.width.base_d_model=8 --model.width.parameterization=mupp", "did you mean 'mup'"),
@@ -185,7 +189,9 @@ COMMANDS = [  # in the folder `workplace`
     # before a model is read
     ("generate no.ckpt --temperature=-1", "--temperature is -1.0; it must be at least 0"),
     ("generate no.ckpt --seed=-1", "--seed is -1; it must be 0 to 4294967295"),
-    ("generate no.ckpt --max_new_tokens=0", "--max-new-tokens: "),
+    ("generate no.ckpt --max_new_tokens=0", "--max-new-tokens: Not of type PositiveInt: 0"),
+    ("generate no.ckpt --max_new", "unknown option --max-new; did you mean '--max-new-tokens'?"),
+    ("results --format=tex", "--format: expected one of [typing.Literal['text', 'markdown', 'latex', 'csv'], NoneType]"),
     ("generate no.ckpt --stop=", "--stop is empty"),
     ("generate no.ckpt --device=nonsense", "--device nonsense: there is no such device here"),
     ("generate no.ckpt --prompt_file=texts/blank", "--prompt-file texts/blank: has no prompt"),

@@ -1,114 +1,73 @@
 """Arguments of commands: typed functions and their help; how files and options of a fit are merged, and short names."""
 
+import functools
 import inspect
 import os
 import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
 
 import pytest
 import yaml
-from jsonargparse.typing import PositiveInt
 from torch import nn
 
 from lra_ssm import datamodules, layers
 from lra_ssm.cli.command import call
 from lra_ssm.cli.config import add_sections
+from lra_ssm.cli.coordcheck import coordcheck
+from lra_ssm.cli.data import prepare
+from lra_ssm.cli.fit import fit
 from lra_ssm.cli.merge import CHOICES
-from lra_ssm.errors import InputError
+from lra_ssm.cli.sweeps import results
+from lra_ssm.cli.text import generate, score
 from tests.runner import FIT, everything_below, in_process, printed
 
 # --- a typed function ---
 
 
-def example(
-    name: str | None = None,
-    *files: str,
-    need: int,
-    trust: list[str] = [],  # noqa: B006
-    dry_run: bool = False,
-    cost: bool | str = False,
-    top_k: PositiveInt | None = None,
-    form: Literal["csv", "markdown"] = "markdown",
-):
-    """List things, in a sentence.
+def recorded(function, got):
+    """A function with the same signature that only notes what it is called with."""
 
-    Args:
-        name: what is listed, said
-            on two lines.
-        files: further files.
-        top_k: how many.
+    @functools.wraps(function)
+    def record(*args, **kwargs):
+        got.update(inspect.signature(function).bind(*args, **kwargs).arguments)
 
-    Examples:
-        lra-ssm example a --need=3
-    """
-    got.update(locals())
-
-
-def measure(config: str, *settings: str, widths: list[int] = []):  # noqa: B006
-    got.update(locals())
-
-
-def prepare(name: str | None = None, *options: str, root: str | None = None):
-    got.update(locals())
-
-
-got = {}
-NONE = {"name": None, "files": (), "need": 3, "trust": [], "dry_run": False, "cost": False, "top_k": None,
-        "form": "markdown"}  # fmt: skip
+    return record
 
 
 @pytest.mark.parametrize(
     ("function", "line", "expected"),
     [
-        (example, "a b c --need 3 --dry-run --top-k=4 --form=csv --trust x.A --trust=y.B --cost",
-         {"name": "a", "files": ("b", "c"), "need": 3, "trust": ["x.A", "y.B"], "dry_run": True, "cost": True,
-          "top_k": 4, "form": "csv"}),
-        (example, "a --need 3 b --dry-run c --cost=H100",
-         {**NONE, "name": "a", "files": ("b", "c"), "dry_run": True, "cost": "H100"}),
-        (example, "--need=3 --top_k=4", {**NONE, "top_k": 4}),
+        (generate, "m --prompt a --prompt=b --top_k=4 --num-samples 2 --begin-document=false --allow-pickle",
+         {"model": "m", "prompt": ["a", "b"], "top_k": 4, "num_samples": 2, "begin_document": False,
+          "allow_pickle": True, "seed": None, "temperature": 0.8, "stop": [], "trust": []}),
+        (score, "m a --allow-pickle b --device cpu c", {"model": "m", "files": ("a", "b", "c"), "allow_pickle": True}),
+        (results, "--format=csv", {"runs": (), "format": "csv", "grid": False}),
         # Settings of a configuration are handed on as they are.
-        (measure, "--data.root here quickstart --widths 64 128 --model.network.layer=S6 --data=Text",
-         {"config": "quickstart", "widths": [64, 128],
-          "settings": ("--data.root=here", "--model.network.layer=S6", "--data=Text")}),
+        (fit, "--config quickstart --estimate --fresh --data=Text",
+         {"settings": ("--config=quickstart", "--data=Text"), "estimate": True, "fresh": True}),
+        (fit, "--estimate=H100", {"settings": (), "estimate": "H100", "fresh": False}),
+        (coordcheck, "--data.root here quickstart --widths 64 128 --model.network.layer=S6",
+         {"config": "quickstart", "widths": [64, 128], "settings": ("--data.root=here", "--model.network.layer=S6")}),
         (prepare, "text --limit 3 --root=data --inputs=bytes",
-         {"name": "text", "options": ("--limit=3", "--inputs=bytes"), "root": "data"}),
+         {"dataset": "text", "options": ("--limit=3", "--inputs=bytes"), "root": "data"}),
     ],
 )  # fmt: skip
 def test_a_signature_is_a_command_line(function, line, expected):
-    got.clear()
-    assert call("example", function, line.split()) == 0 and got == expected
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "message"),
-    [
-        (example, ["--need=x"], "--need: Expected a int. Got value: x"),
-        (example, ["--needs", "3", "--need=3"], "unknown option --needs; did you mean '--need'?"),
-        (example, ["--need=3", "--dry"], "unknown option --dry; did you mean '--dry-run'?"),
-        (example, ["--need=3", "--top-k=0"], r"--top-k: expected one of \[.*PositiveInt, NoneType\]. Given value: 0"),
-        (example, ["--need=3", "--form=tex"], "--form: Expected a typing.Literal"),
-        (example, [], "the following arguments are required: NEED"),
-        (measure, ["a", "--modle.network=x"], "unknown option --modle; did you mean '--model'?"),
-        (measure, ["a", "--data.root"], "--data.root: a value is missing"),
-        (measure, ["a", "b"], "unknown argument b; it takes --help, --widths, --config"),
-    ],
-)
-def test_what_is_wrong_is_one_line(function, arguments, message):
-    with pytest.raises(InputError, match=message):
-        call("example", function, arguments)
+    got = {}
+    assert call("example", recorded(function, got), line.split()) == 0
+    assert {name: got.get(name, ()) for name in expected} == expected
 
 
 def test_help_is_the_docstring(capsys):
     with pytest.raises(SystemExit):
-        call("example", example, ["--help"])
-    out = capsys.readouterr().out
-    assert "List things, in a sentence." in out and "what is listed, said on two lines" in out
-    assert "how many. (type: PositiveInt | null)" in out and "dry-run\n" in out
-    assert out.rstrip().endswith("examples:\n  lra-ssm example a --need=3")
-    assert "further files. (type" in out  # not "required"
+        call("score", score, ["--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "usage: lra-ssm score" in out and "Say how well a language model predicts texts." in out
+    assert "texts in UTF-8, whatever their names; - for standard input (type" in out  # not "required"
+    assert "--allow-pickle read a saved model's weights from a pickle" in out
+    assert "examples: lra-ssm score lm-imdb-b2s6 review.txt" in out
 
 
 def test_help_of_fit_has_our_classes_first_and_a_title_for_every_group(monkeypatch, capsys):
