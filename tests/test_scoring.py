@@ -1,4 +1,4 @@
-"""validate, test and predict: what they score, by which name, which scores count as a run's own, and what they write."""
+"""validate, test and predict: what they score, by which name, what they write, and which scores are a run's own."""
 
 import csv
 import json

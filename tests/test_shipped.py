@@ -14,8 +14,8 @@ from lra_ssm.checkpoints.sources import SHIPPED
 from lra_ssm.models import Classifier, LanguageModel
 from tests.cifar_from_jpeg import convert
 from tests.datamodules.image_helpers import real_data
-from tests.hub_models import point_at
 from tests.runner import Command, printed
+from tests.test_pull import point_at
 from tests.test_scoring import shown
 
 ROOT = Path(lra_ssm.__file__).parents[1]
@@ -90,11 +90,6 @@ def test_its_card_and_the_documentation_have_its_figures_and_nothing_of_the_mach
     figures = (f"{100 * figure:.2f} %", f"{100 * floor:g} %") if accuracy else (f"{figure:.3f}", f"at most {floor}")
     more = (f"{source['parameters']:,}", source["config"], f"{source['seconds'] / 60:.0f}")
     assert {*figures, *more} <= {cell.strip() for cell in row.split("|")}
-
-
-def test_the_language_model_continues_a_prompt(capsys) -> None:
-    words = ["generate", "lm-imdb-b2s6", "--prompt", "This movie was", "--max_new_tokens=8", "--temperature=0"]
-    assert len(printed(words, capsys).strip()) > len("This movie was")
 
 
 @pytest.mark.trials  # of minutes each

@@ -3,7 +3,6 @@
 import json
 import random
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +26,6 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from lra_ssm.datamodules import SequenceData
-from lra_ssm.errors import InputError
 from lra_ssm.models import Backbone
 
 class Base(nn.Module):
@@ -67,14 +65,6 @@ class Wrong(nn.Module):
         self.backbone = Backbone(layer, d_model=8)
 class Untyped(LightningModule):
     def __init__(self, network): super().__init__()
-class Bare(LightningModule):
-    def __init__(self): super().__init__()
-class WithModule(LightningModule):
-    def __init__(self, net: nn.Module):
-        super().__init__()
-        assert isinstance(net, NoForward)
-class Derived(WithModule):
-    def __init__(self, **kwargs): super().__init__(**kwargs)
 class Module(LightningModule):
     def __init__(self, width: int = 3):
         super().__init__()
@@ -104,17 +94,10 @@ class BadData(LightningDataModule):
     def train_dataloader(self): return DataLoader(self, 8)
 class Promoters(SequenceData):
     num_classes, vocabulary = 2, ("<pad>", *"ACGT")
-    max_length: int = 20
-    with_test: bool = True
     def examples(self):
-        file = self.source_path()
-        for number, line in enumerate(file.read_text().splitlines()):
-            label, _, letters = line.partition(",")
-            if not letters:
-                raise InputError(f"{file}:{number + 1}: 1 column instead of 2 (label, sequence)")
-            split = {0: "val", 1: "test"}.get(number % 10, "train")
-            if split != "test" or self.with_test:
-                yield split, [self.vocabulary.index(letter) for letter in letters], int(label)
+        for number, line in enumerate(self.source_path().read_text().splitlines()):
+            label, letters = line.split(",")
+            yield "train" if number % 10 else "val", [self.vocabulary.index(x) for x in letters], int(label)
 """
 
 
@@ -124,9 +107,6 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(FILE)
     (tmp_path / "own_import.py").write_text("import no_such_library\n")
     (tmp_path / "own_syntax.py").write_text("class Mine:\n    def a(self:\n")
-    letters = random.Random(0)
-    rows = [f"{number % 2},{''.join(letters.choices('ACGT', k=10))}\n" for number in range(90)]
-    (tmp_path / "promoters.csv").write_text("".join(rows))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     yield tmp_path
@@ -138,35 +118,37 @@ def folder(tmp_path, monkeypatch):
 
 
 def line_of(text: str) -> str:
+    """Where the file's first line with this text is, as messages say it."""
     return f" (own.py:{FILE[: FILE.index(text)].count(chr(10)) + 1})"
 
 
-def returns(what: str) -> str:
-    return f"layer=own.Returns|layer.what={what}"
-
-
-KEPT = "layers and blocks keep (batch, length, d_model)" + line_of("    def forward(self, x, lengths=None): return eval")
-NETWORK = line_of("    def forward(self, inputs, lengths)")
-BROKEN = {  # below model.network
-    returns("self.mix(x)[:, :, :3]"): f"own.Returns returned (3, 17, 3) for x (3, 17, 8): {KEPT}",
-    returns("(x, None)"): f"own.Returns returned a tuple of (3, 17, 8) and None for x (3, 17, 8): {KEPT}",
-    returns("None"): f"own.Returns returned None for x (3, 17, 8): {KEPT}",
-    returns("x.long()"): f"own.Returns returned (3, 17, 8) torch.int64 for x (3, 17, 8): {KEPT}",
-    "block=own.Block": f"own.Block returned (3, 8) for x (3, 17, 8): {KEPT}",
-    "pooling=own.Returns": "own.Returns returned (3, 17, 8) for x (3, 17, 8): a pooling gives (batch, d_model)"
-    + KEPT.partition("d_model)")[2],
-    "layer=own.NoLengths": "own.NoLengths.forward takes (x): a layer is called with (x, lengths)"
-    + line_of("    def forward(self, x): return self.mix"),
-    "layer=own.NoForward": "own.NoForward has no forward: a layer is called with (x, lengths)"
-    + line_of("    def __init__(self, d_model: int):"),
-    "head=own.Head": "own.Head returned (3, 11) for x (3, 8): this head gives (batch, num_classes) (3, 10)"
-    + line_of("    def forward(self, x): return self.map"),
-    "=own.Network": "own.Network returned (3, 17, 3) for inputs (3, 17): a network gives logits (batch, num_classes)"
-    + NETWORK,
-    "=own.Network|pooled=true": "own.Network returned (3, 3) for inputs (3, 17): the data has 10 classes, and each has a"
-    " logit" + NETWORK,
-    "=own.Wrong": "give vocab_size for token inputs or d_input for feature inputs, and not both",
-    "layer=own_import.Mine": "model.network.layer: No module named 'no_such_library'",
+RETURNS, RETURNED = "network.layer=own.Returns|network.layer.what=", "own.Returns returned {} for x (3, 17, 8): "
+WHERE, NETWORK = (
+    line_of("def forward(self, x, lengths=None): return eval"),
+    line_of("def forward(self, inputs, lengths)"),
+)
+KEPT = f"layers and blocks keep (batch, length, d_model){WHERE}"
+BROKEN = {  # below model
+    f"{RETURNS}self.mix(x)[:, :, :3]": RETURNED.format("(3, 17, 3)") + KEPT,
+    f"{RETURNS}(x, None)": RETURNED.format("a tuple of (3, 17, 8) and None") + KEPT,
+    f"{RETURNS}None": RETURNED.format("None") + KEPT,
+    f"{RETURNS}x.long()": RETURNED.format("(3, 17, 8) torch.int64") + KEPT,
+    "network.block=own.Block": f"own.Block returned (3, 8) for x (3, 17, 8): {KEPT}",
+    "network.pooling=own.Returns": RETURNED.format("(3, 17, 8)") + f"a pooling gives (batch, d_model){WHERE}",
+    "network.layer=own.NoLengths": "own.NoLengths.forward takes (x): a layer is called with (x, lengths)"
+    + line_of("def forward(self, x): return self.mix"),
+    "network.layer=own.NoForward": "own.NoForward has no forward: a layer is called with (x, lengths)"
+    + line_of("def __init__(self, d_model: int):"),
+    "network.head=own.Head": "own.Head returned (3, 11) for x (3, 8): this head gives (batch, num_classes) (3, 10)"
+    + line_of("def forward(self, x): return self.map"),
+    "network=own.Network": "own.Network returned (3, 17, 3) for inputs (3, 17): a network gives logits"
+    f" (batch, num_classes){NETWORK}",
+    "network=own.Network|network.pooled=true": "own.Network returned (3, 3) for inputs (3, 17): the data has 10"
+    f" classes, and each has a logit{NETWORK}",
+    "network=own.Wrong": "give vocab_size for token inputs or d_input for feature inputs, and not both",
+    "=own.Untyped": "Untyped takes 'network' without a type, so that it is not built: annotate it, `network:"
+    " NetworkFactory` (from lra_ssm.layers.spec import NetworkFactory)",
+    "network.layer=own_import.Mine": "model.network.layer: No module named 'no_such_library'",
 }
 TRACEBACKS = {  # before a run begins: the line of the file, and the error
     "model.network.layer=own.BadInit": ("super().__init__(d_modle)", "NameError: name 'd_modle' is not defined"),
@@ -185,7 +167,7 @@ TRAINING = {  # what shows only once the run has begun
 
 @pytest.mark.parametrize("flags", BROKEN)
 def test_what_is_broken_is_one_line_before_the_run_begins(flags, folder, data, capsys):
-    options = [f"--model.network.{flag}".replace(".=", "=") for flag in flags.split("|")]
+    options = [f"--model.{flag}".replace(".=", "=") for flag in flags.split("|")]
     assert refused([*FIT, f"--data.root={data}", *options], capsys) == BROKEN[flags]
     assert not (folder / "runs").exists()
 
@@ -229,7 +211,7 @@ def state(task):
 def test_nothing_of_the_trial_stays(precision, data):
     seed_everything(1, verbose=False)
     sizes = {"num_classes": 10, "vocab_size": 18, "d_model": 8, "n_layers": 1}
-    task = Classification(NetworkSpec(Classifier, layer=LayerSpec(Counting), **sizes), OptimizerSettings(warmup_steps=2))
+    task = Classification(NetworkSpec(Classifier, layer=LayerSpec(Counting), **sizes), OptimizerSettings())
     counts = {"num_train": 44, "num_val": 20, "num_test": 20}
     examples = ListOps(root=str(data), batch_size=8, length_bounds=(3, 20), max_depth=3, **counts)
     examples.prepare_data()
@@ -258,14 +240,6 @@ def test_states_that_are_asked_for_and_no_module_at_all():
 # --- what works ---
 
 
-def test_classes_of_lightnings_kind_are_built_from_their_annotations(folder, capsys):
-    line = refused(["fit", "--config=quickstart", "--model=own.Untyped"], capsys)
-    assert "Untyped takes 'network' without a type" in line and "`network: NetworkFactory`" in line
-    for model in (["Bare"], ["Derived", "--model.net=own.NoForward", "--model.net.d_model=2"]):
-        code, _, errors = in_process(["fit", f"--model=own.{model[0]}", *model[1:], "--data=FirstToken"], capsys)
-        assert code == 1 and "No `training_step()` method" in errors[-1]  # Lightning's own word: they were built
-
-
 def test_a_module_and_data_of_ones_own_and_a_network_of_ones_own_is_stored_whole(folder):
     monitor = "--trainer.callbacks=lightning.pytorch.callbacks.LearningRateMonitor"
     trainer = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1", monitor]
@@ -283,51 +257,13 @@ def test_a_module_and_data_of_ones_own_and_a_network_of_ones_own_is_stored_whole
     assert checkpoint["state_dict"]["network.head.weight"].shape == (10, 6)
 
 
-# --- a file of one's own: other files, no test split, mistakes ---
-
-OWN = [*FIT, "--data=own.Promoters", "--data.source=promoters.csv", "--model.network.num_classes=2",
-       "--model.network.vocab_size=5", "--trainer.max_epochs=-1", "--trainer.max_steps=6",
-       "--checkpoint.every_n_steps=1"]  # fmt: skip
-
-
-def test_a_run_whose_file_was_cut_is_neither_finished_nor_resumed(folder, monkeypatch, capsys):
-    with monkeypatch.context() as stopped:
-        stopped.setenv("KILL_AT", "train_batch_start:2")
-        stopped.setenv("KILL_WITH", "SIGTERM")
-        assert in_process([*OWN, "--experiment=stopped"], capsys)[0] == 143
-    assert "is finished" in (succeed(OWN, folder) and succeed(OWN, folder)).out
-    rows = Path("promoters.csv").read_text().splitlines(keepends=True)
-    Path("promoters.csv").write_text("".join(rows[:30]))
-    assert "other data" in refused([*OWN, "--experiment=stopped"], capsys)
-    out = succeed(OWN, folder).out
-    assert "was trained with other data: " in out and "train_tokens" in out and "--fresh trains with" in out
-    out = succeed(["test", *OWN[1:]], folder).out
-    assert "test-others.json, not as the run's result: it is of other data" in out
-    succeed([*OWN, "--fresh"], folder)
-    first, second = (json.loads(file.read_text())["data"] for file in sorted(folder.glob("runs/tiny/*/run.json")))
-    assert [data["splits"]["train"]["examples"] for data in (first, second)] == [72, 24]
-
-
 def test_data_without_a_test_split_is_trained_and_there_is_nothing_to_score(folder):
-    options = [*OWN[1:], "--data.with_test=false"]
+    (folder / "promoters.csv").write_text("0,ACGT\n1,CCGT\n" * 20)
+    options = [*FIT[1:], "--data=own.Promoters", "--data.source=promoters.csv", "--model.network.num_classes=2",
+               "--model.network.vocab_size=5", "--trainer.max_epochs=1"]  # fmt: skip
     assert "val/loss" in succeed(["fit", *options], folder).out
     out = succeed(["test", *options], folder).out
     assert "Promoters has no test split; there is nothing to score" in out and "test/" not in out
     assert "val/loss" in succeed(["validate", *options], folder).out
     assert "has no split test" in fail(["predict", *options, "--split=test"], folder)
     assert "val/accuracy" in succeed(["results", "runs"], folder).out
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("1", "promoters.csv:91: 1 column instead of 2"),
-        ("2,ACGT", "Promoters: split val, example 9: label 2 is not one of 0 to 1"),
-        ("1," + "A" * 21, "Promoters: split val, example 9: 21 positions; max_length is 20"),
-    ],
-)
-def test_a_wrong_row_is_one_line_and_leaves_nothing(folder, row, message, capsys):
-    with open("promoters.csv", "a") as file:
-        file.write(f"{row}\n")
-    assert message in refused(OWN, capsys)
-    assert not (folder / "data").exists() and not (folder / "runs").exists()
