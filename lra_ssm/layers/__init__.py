@@ -14,6 +14,7 @@ from lra_ssm.layers.hyena import HyenaBlock
 from lra_ssm.layers.local_convolution import LocalConvolution
 from lra_ssm.layers.lru import LRU
 from lra_ssm.layers.mamba2 import Mamba2Block
+from lra_ssm.layers.mamba3 import Mamba3, Mamba3Block
 from lra_ssm.layers.masking import check_lengths, mask_padding, valid_mask
 from lra_ssm.layers.norms import BatchNorm, LayerNorm, RMSNorm, make_norm
 from lra_ssm.layers.plain import PlainBlock
@@ -47,6 +48,8 @@ __all__ = [
     "LayerSpec",
     "LocalConvolution",
     "Mamba2Block",
+    "Mamba3",
+    "Mamba3Block",
     "MambaBlock",
     "ModuleSpec",
     "NetworkSpec",

@@ -24,6 +24,8 @@ from lra_ssm.layers import (
     LayerSpec,
     LocalConvolution,
     Mamba2Block,
+    Mamba3,
+    Mamba3Block,
     MambaBlock,
     PlainBlock,
     RecurrentLayer,
@@ -105,6 +107,8 @@ LAYERS: dict[str, Case] = {
     "s6-softplus": of(S6, 4, parameterization="softplus", **STEPS),
     "ssd": of(SSD, 4, 2, A_max=8, **STEPS),
     "ssd-groups": of(SSD, 3, 1, n_groups=3, chunk_size=4, **STEPS),
+    "mamba3": of(Mamba3, 4, 2, **STEPS),
+    "mamba3-groups": of(Mamba3, 8, 1, n_groups=3, rope_fraction=1.0, chunk_size=4, **STEPS),
     "b2s6": of(B2S6, 3, 8, **STEPS),
     "b2s6-one-block": of(B2S6, 1, 4, init="lin", **STEPS),
     "b2s6-no-bias": of(B2S6, 2, 4, bias=False, **STEPS),
@@ -136,6 +140,7 @@ ATTENTION: dict[str, Case] = {
 }
 OF_S6, OF_SSD = {"d_state": 3, "delta_rank": 2, **STEPS}, {"d_state": 3, "head_dim": 2, **STEPS}
 OF_GROUPS = {"d_state": 2, "head_dim": 2, "n_groups": 2, "chunk_size": 4, **STEPS}
+OF_MAMBA3 = {"d_state": 4, "head_dim": 2, **STEPS}
 OF_REAL = {"d_state": 5, "form": "real", "readout": "identity"}
 # S5's form of Hyena's block, of Wang & Li's experiments; and its form for associative recall; both with a small MLP.
 OF_WIKITEXT = {"activation": "gelu", "mlp_factor": 1.5}
@@ -157,6 +162,9 @@ BLOCKS: dict[str, Case] = {
     "mamba2-s6": around(Mamba2Block, S6, OF_S6),
     "mamba2-s4d": around(Mamba2Block, S4D, OF_S4D),
     "mamba2-behind": around(Mamba2Block, SSD, OF_SSD, norm="layer", prenorm=False, bias=True),
+    "mamba3block": around(Mamba3Block, Mamba3, OF_MAMBA3),
+    "mamba3block-mlp": around(Mamba3Block, Mamba3, OF_MAMBA3, mlp_factor=1.5, norm="layer", prenorm=False, bias=True),
+    "mamba3block-s6": around(Mamba3Block, S6, OF_S6, expand=1.5),
     "hyena": around(HyenaBlock, StableSSM, OF_REAL, **OF_WIKITEXT),
     "hyena-recall": around(HyenaBlock, S4D, OF_S4D, **OF_RECALL),
     "hyena-bare": around(HyenaBlock, S4D, OF_S4D, skip=False, mlp_factor=0, d_conv=1),

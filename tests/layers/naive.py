@@ -127,6 +127,40 @@ def ssd(unit, x: Tensor) -> Tensor:
     return torch.cat(heads, -1)
 
 
+def mamba3(unit, x: Tensor) -> Tensor:
+    """One direction of Mamba-3 by complex states (Lahoti et al. 2026: the exponential-trapezoidal rule and the complex
+    transition), pairs of real states being one; its public code for the projections. x as of `ssd`."""
+    H, P, N = unit.state_shape[0], unit.state_shape[1] - 1, unit.state_shape[2] - 1
+    G, D, L = unit.n_groups, unit.d_model, x.shape[1]
+    if x.shape[-1] == D:
+        weights = torch.cat([getattr(unit, name) for name in
+                             ("B", "C", "A_weight", "trapezoid_weight", "angle_weight", "delta_weight")])  # fmt: skip
+        x = torch.cat([x, x @ weights.T], -1)
+    x, B, C, A, trap, angle, delta = x.split([D, G * N, G * N, H, H, unit.n_angles, H], -1)
+    delta, trap = softplus(delta + unit.delta_bias), 1 / (1 + torch.exp(-trap))
+    rate = torch.where(A >= 0, 1 + A, 1 / (1 - A)).clamp(min=unit.A_min)
+    angle = torch.cat([math.pi * torch.tanh(angle), x.new_zeros(len(x), L, N // 2 - unit.n_angles)], -1)
+    heads = []
+    for h in range(H):
+        group = slice(h // (H // G) * N, (h // (H // G) + 1) * N)
+        b = rms_norm(B[..., group], unit.B_norm) + unit.B_bias[h]
+        c = rms_norm(C[..., group], unit.C_norm) + unit.C_bias[h]
+        b, c = (torch.complex(t[..., 0::2], t[..., 1::2]) for t in (b, c))
+        u = x[..., h * P : (h + 1) * P]
+        state, outputs = torch.zeros(len(x), P, N // 2, dtype=b.dtype), []
+        entered = torch.zeros_like(state)
+        for t in range(L):
+            step = delta[:, t, h, None, None]
+            transition = torch.exp(step * torch.complex(-rate[:, t, h, None], -angle[:, t])[:, None])
+            beta, gamma = (1 - trap[:, t, h, None, None]) * step, trap[:, t, h, None, None] * step
+            state = transition * (state + beta * entered)
+            entered = u[:, t, :, None] * b[:, t, None]
+            state = state + gamma * entered
+            outputs.append((state * c[:, t, None].conj()).sum(-1).real + unit.D[h] * u[:, t])
+        heads.append(torch.stack(outputs, 1))
+    return torch.cat(heads, -1)
+
+
 def lru(unit, x: Tensor) -> Tensor:
     """One direction of LRU: Orvieto et al. 2023, eq. 1 with λ = exp(-exp(ν) + i exp(θ)), section 3.3 and 3.4 for γ."""
     if unit.parameterization.name == "exp":
@@ -230,8 +264,8 @@ def local_convolution(layer, x: Tensor) -> Tensor:
 
 
 DIRECTIONS = {
-    "LocalConvolution": local_convolution, "S6": s6, "B2S6": b2s6, "SSD": ssd, "LRU": lru, "_RealDiagonal": stable_ssm,
-    "DeepLinearSSM": deep_linear, "Leaky": leaky,
+    "LocalConvolution": local_convolution, "S6": s6, "B2S6": b2s6, "SSD": ssd, "Mamba3": mamba3,
+    "LRU": lru, "_RealDiagonal": stable_ssm, "DeepLinearSSM": deep_linear, "Leaky": leaky,
 }  # fmt: skip
 
 
@@ -363,6 +397,18 @@ def mamba2_block(block, x: Tensor) -> Tensor:
     return residual(block, block.norm, x, f)
 
 
+def mamba3_block(block, x: Tensor) -> Tensor:
+    """The public code's modules/mamba3.py: x + out_proj(Γ(u) · silu(z)), then x + a SwiGLU (Shazeer 2020, eq. 6)."""
+
+    def f(h: Tensor) -> Tensor:
+        z, u = linear(h, block.in_proj.weight, block.in_proj.bias).tensor_split([block.out_proj.in_features], -1)
+        if block.delta_proj is not None:
+            u = torch.cat([u, linear(h, block.delta_proj.weight, block.delta_proj.bias)], -1)
+        return linear(forward(block.layer, u) * silu(z), block.out_proj.weight, block.out_proj.bias)
+
+    return with_mlp(block, residual(block, block.norm, x, f))
+
+
 def hyena_block(block, x: Tensor) -> Tensor:
     """Poli et al. 2023, definition 3.1 at order 2, and the MLP of its public code after it."""
 
@@ -383,6 +429,6 @@ def hyena_block(block, x: Tensor) -> Tensor:
 # What is no sum of two directions with parameters of their own.
 WHOLE = {
     "S4D": s4d, "S5": s5, "Attention": attention, "S4Block": s4_block, "S5Block": s5_block, "PlainBlock": plain_block,
-    "MambaBlock": mamba_block, "Mamba2Block": mamba2_block, "HyenaBlock": hyena_block,
+    "MambaBlock": mamba_block, "Mamba2Block": mamba2_block, "Mamba3Block": mamba3_block, "HyenaBlock": hyena_block,
     "TransformerBlock": transformer_block,
 }  # fmt: skip
