@@ -50,7 +50,7 @@ def root(tmp_path_factory) -> Path:
 
 # --- prepare ---
 
-OPTIONS = {  # dataset -> what it is prepared with; the data module's class; its folder
+OPTIONS = {  # dataset -> what it is prepared with; the data module's class
     "listops": (["--num_train=20", "--num_val=4", "--num_test=4", "--length_bounds=[3,20]", "--max_depth=3"],
                 "ListOps"),
     "text": (["--source={text}", "--min_freq=1"], "Text"),

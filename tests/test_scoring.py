@@ -87,8 +87,6 @@ def test_fit_and_validate_never_touch_the_test_split(here):
     succeed([*FIT, *SHORT, "--fresh"], here)
     succeed(["validate", *SCORE], here)
     assert run_here(TEST, here).code > 0
-    one, two = (torch.load(p, weights_only=True)["state_dict"] for p in here.rglob("last.ckpt"))
-    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def predicted(tmp_path, model, data):
@@ -151,15 +149,6 @@ def test_with_a_configuration_it_is_a_checkpoint_as_any_other(pushed):
     assert "has other shapes" in fail(["test", *command, "--model.network.d_model=4"], folder)
 
 
-LIGHTNINGS = {
-    "callbacks": [
-        {"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": arguments}
-        for name, arguments in {"EMAWeightAveraging": {}, "EarlyStopping": {"monitor": "val/loss"}, "Timer": {}}.items()
-    ],
-    "profiler": {"class_path": "lightning.pytorch.profilers.PassThroughProfiler"},
-}
-
-
 @pytest.fixture
 def copy(pushed, tmp_path, monkeypatch):
     """Changes the configuration of a copy of the model that lies in the working folder, with its run's data."""
@@ -176,7 +165,12 @@ def copy(pushed, tmp_path, monkeypatch):
 
 
 def test_lightnings_own_callbacks_need_no_trust(pushed, copy, capsys):
-    copy(lambda config: config["trainer"].update(LIGHTNINGS))
+    callback, profiler = (
+        "lightning.pytorch.callbacks.EMAWeightAveraging",
+        "lightning.pytorch.profilers.PassThroughProfiler",
+    )
+    trainer = {"callbacks": [{"class_path": callback}], "profiler": {"class_path": profiler}}
+    copy(lambda config: config["trainer"].update(trainer))
     code, out, errors = in_process(["test", "model"], capsys)
     assert code == 0 and shown(out) == pushed[1], errors
 

@@ -45,7 +45,10 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_the_list_has_them(capsys) -> None:
     assert {path.parent.name for path in SHIPPED.glob("*/config.json")} == MODELS.keys()
-    rows = {line.split()[0]: line for line in printed(["pull", "--list"], capsys).splitlines() if line}
+    out = printed(["pull", "--list"], capsys)
+    assert out.splitlines()[0].split() == ["name", "task", "stated", "parameters", "size"]
+    assert "state-spaces/mamba-{130m,370m,790m,1.4b,2.8b}-hf" in out
+    rows = {line.split()[0]: line for line in out.splitlines() if line}
     for name in MODELS:
         assert headline(stated(name)["metrics"]["test"]).removeprefix("test/") in rows[name]
         assert f"{stated(name)['parameters']:,}" in rows[name]

@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-import yaml
 from lightning.pytorch import Trainer, seed_everything
 
 from lra_ssm.datamodules import ListOps
@@ -17,7 +16,7 @@ from lra_ssm.layers.blocks import run_with_state
 from lra_ssm.models import Classifier
 from lra_ssm.runs.checks import try_network
 from lra_ssm.tasks import Classification, OptimizerSettings
-from tests.runner import FIT, SHORT, fail, in_process, only_run, refused, succeed
+from tests.runner import FIT, fail, in_process, only_run, refused, succeed
 
 FILE = """\
 import os
@@ -240,21 +239,13 @@ def test_states_that_are_asked_for_and_no_module_at_all():
 # --- what works ---
 
 
-def test_a_module_and_data_of_ones_own_and_a_network_of_ones_own_is_stored_whole(folder):
+def test_a_lightning_module_and_its_data_are_trained(folder):
+    """A network, a dataset, a task, a callback: docs/extending.md, in test_examples.py."""
     monitor = "--trainer.callbacks=lightning.pytorch.callbacks.LearningRateMonitor"
     trainer = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1", monitor]
     out = succeed(["fit", "--model=own.Module", "--data=own.Data", "--experiment=own", *trainer], folder).out
     assert "group 0" in out and "val/accuracy" in out
     assert (only_run(folder, "own") / "checkpoints/best.ckpt").is_file()
-    bag = ["--model.network=tests.helpers.Bag", "--model.network.layer=tests.helpers.Smooth", "--model.network.width=6"]
-    bag.append("--check_layer=false")
-    succeed([*FIT, *SHORT, *bag], folder)
-    succeed(["test", *FIT[1:], *SHORT, *bag], folder)
-    saved = yaml.safe_load((only_run(folder) / "config.yaml").read_text())["model"]["init_args"]["network"]
-    checkpoint = torch.load(only_run(folder) / "checkpoints/last.ckpt", weights_only=True)
-    assert checkpoint["hyper_parameters"]["network"] == NetworkSpec.of(saved).as_dict()
-    assert saved["class_path"] == "tests.helpers.Bag" and saved["init_args"]["width"] == 6
-    assert checkpoint["state_dict"]["network.head.weight"].shape == (10, 6)
 
 
 def test_data_without_a_test_split_is_trained_and_there_is_nothing_to_score(folder):
