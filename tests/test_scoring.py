@@ -216,13 +216,12 @@ def test_a_score_has_the_digest_of_its_checkpoint_and_its_batches(here):
     [
         (["--trainer.limit_test_batches=1"], "1 of 3 batches"),
         (["--ckpt_path={best}", "--trainer.precision=bf16-mixed"], "trainer.precision None there, 'bf16-mixed' here"),
-        (["--ckpt_path=last"], "last.ckpt, not the run's best.ckpt"),
         (["--ckpt_path={own}"], None),  # a file in another folder is not a checkpoint of the run
         (["--ckpt_path={best}", "--data.num_test=12"], "other data than the run's"),
-        (["--ckpt_path={best}", "--model.network.padding=seen"], "other settings (model.network.padding None there"),
     ],
 )
 def test_other_scores_do_not_count_as_the_runs(flags, why, here):
+    """tests/results/test_record.py has all reasons; these are seen by the command."""
     before, run = scores(here)[0], only_run(here)
     (run / "own_checkpoints").mkdir()
     state = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
@@ -232,13 +231,3 @@ def test_other_scores_do_not_count_as_the_runs(flags, why, here):
     own, others = scores(here)
     assert own == before and len(others) == (why is not None)
     assert why is None or why in others[0]["why"] and "not as the run's result" in out
-
-
-def test_a_test_that_began_before_the_fit_ended_does_not_count(here):
-    run, before = only_run(here), scores(here)[0]
-    content = json.loads((run / "run.json").read_text())
-    content["starts"][-1]["ended"] = "2999-01-01T00:00:00+00:00"
-    (run / "run.json").write_text(json.dumps(content))
-    succeed(TEST, here)
-    own, (other,) = scores(here)
-    assert own == before and "was not finished" in other["why"]
