@@ -2,10 +2,13 @@
 
 import csv
 import json
+import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+
+from tests.runner import only_run
 
 # What ends a fit: Lightning resumes max_epochs and max_steps differently.
 ENDS = {
@@ -31,10 +34,18 @@ class Whole(NamedTuple):
     copies: Path  # a folder of what a kill would have left at each moment of KillMe's
 
 
+def state(folder: Path) -> tuple[dict[str, Any], int]:
+    """What the record of the run in this working folder says, and the step of its last.ckpt (−1 for none)."""
+    run = only_run(folder)
+    last = run / "checkpoints/last.ckpt"
+    step = torch.load(last, weights_only=True)["global_step"] if last.is_file() else -1
+    return json.loads((run / "run.json").read_text()), step
+
+
 def outcome(folder: Path) -> Outcome:
     """Of the finished run in this working folder."""
-    (run,) = (folder / "runs/tiny").iterdir()
-    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+    assert state(folder)[0]["status"] == "finished"
+    run = only_run(folder)
     last, best = (torch.load(run / f"checkpoints/{n}.ckpt", weights_only=True)["state_dict"] for n in ("last", "best"))
     with open(run / "metrics.csv", newline="") as file:
         rows = [{k: v for k, v in row.items() if k != "train/samples_per_s"} for row in csv.DictReader(file)]
@@ -47,3 +58,12 @@ def assert_same(a: Outcome, b: Outcome) -> None:
         for name in ours:
             assert torch.equal(ours[name], theirs[name]), name
     assert a.rows == b.rows, [pair for pair in zip(a.rows, b.rows, strict=False) if pair[0] != pair[1]][:2]
+
+
+def scontrol(folder: Path) -> dict[str, str]:
+    """An environment whose scontrol writes to <folder>/asked what it is asked, and the run's record as it is then."""
+    tool = folder / "bin/scontrol"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\ncat {folder}/runs/tiny/*/run.json >> {folder}/asked\n')
+    tool.chmod(0o755)
+    return {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
