@@ -128,13 +128,6 @@ def test_muon_averages_and_metrics_end_bit_identical_too(moments, tmp_path, data
         assert_same(both(folder), expected)
 
 
-@pytest.fixture
-def interrupted(tmp_path, uninterrupted):
-    """A working folder whose run was killed at its fifth batch."""
-    shutil.copytree(uninterrupted("epochs").copies / "train_batch_start:5", tmp_path / "runs")
-    return tmp_path
-
-
 @pytest.mark.slow
 def test_other_workers_and_save_intervals_change_nothing(tmp_path, data, uninterrupted):
     """Neither is part of the run's identity; a run may be resumed under other ones."""
@@ -146,35 +139,32 @@ def test_other_workers_and_save_intervals_change_nothing(tmp_path, data, uninter
     assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 
 
-def test_a_finished_run_prints_its_metrics_and_a_fresh_one_stands_beside_it(tmp_path, trained):
-    command = [*FIT, *SHORT, f"--data.root={trained[0] / 'data'}"]
-    shutil.copytree(trained[0] / "runs", tmp_path / "runs")
+def test_a_finished_run_prints_its_metrics_and_a_fresh_one_stands_beside_it(tmp_path, finished):
+    command, first, runs = [*FIT, *SHORT], finished.name, tmp_path / "runs/tiny"
     again = succeed(command, tmp_path)
     assert "is finished" in again.out and "val/accuracy" in again.out
-    first, runs, copies = only_run(tmp_path).name, tmp_path / "runs/tiny", tmp_path / "copies"
-    with mock.patch.dict(os.environ, COPY_TO=str(copies)):
+    with mock.patch.dict(os.environ, COPY_TO=str(tmp_path / "copies")):
         succeed([*command, "--fresh", "--checkpoint.every_n_steps=1"], tmp_path)
     ends = (runs / name / "checkpoints/last.ckpt" for name in (first, f"{first}-2"))
     one, two = (torch.load(file, weights_only=True)["state_dict"] for file in ends)
     assert all(torch.equal(one[k], two[k]) for k in one)
     shutil.rmtree(runs)
-    shutil.copytree(copies / "train_batch_end:2/tiny", runs)  # killed, it goes on
+    shutil.copytree(tmp_path / "copies/train_batch_end:2/tiny", runs)  # killed, it goes on
     assert "going on from" in succeed([*command, "--fresh"], tmp_path).out
     assert {p.name for p in runs.iterdir()} == {first, f"{first}-2"}
     succeed([*command, "--fresh"], tmp_path)
     assert {p.name for p in runs.iterdir()} == {first, f"{first}-2", f"{first}-3"}
 
 
-def test_a_run_goes_on_only_with_the_data_it_was_begun_with_and_names_other_code(interrupted, data):
-    command, path = [*FIT, f"--data.root={data}"], only_run(interrupted)
-    whole = (path / "run.json").read_text()
-    record = json.loads(whole)
-    record["data"]["splits"]["train"]["arrays"]["tokens"]["sha256"] = "0" * 64
-    (path / "run.json").write_text(json.dumps(record))
-    assert "was started on other data (train_tokens differ); use --fresh to start over" in fail(command, interrupted)
-    (path / "run.json").write_text(whole)
-    checkpoint = torch.load(path / "checkpoints/last.ckpt", weights_only=True)
-    torch.save({**checkpoint, "lra_ssm_code_version": "0.0.1+abc"}, path / "checkpoints/last.ckpt")
-    assert "was made by lra_ssm 0.0.1+abc" in fail([*command, "--strict-resume"], interrupted)
-    out = succeed(command, interrupted).out
+def test_a_run_goes_on_only_with_the_data_it_was_begun_with_and_names_other_code(interrupted, tmp_path):
+    record, last = interrupted / "run.json", interrupted / "checkpoints/last.ckpt"
+    whole = record.read_text()
+    other = json.loads(whole)
+    other["data"]["splits"]["train"]["arrays"]["tokens"]["sha256"] = "0" * 64
+    record.write_text(json.dumps(other))
+    assert "was started on other data (train_tokens differ); use --fresh to start over" in fail(FIT, tmp_path)
+    record.write_text(whole)
+    torch.save({**torch.load(last, weights_only=True), "lra_ssm_code_version": "0.0.1+abc"}, last)
+    assert "was made by lra_ssm 0.0.1+abc" in fail([*FIT, "--strict-resume"], tmp_path)
+    out = succeed(FIT, tmp_path).out
     assert "warning: " in out and "going on from" in out
