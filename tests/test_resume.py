@@ -16,6 +16,7 @@ from tests.interrupted import ENDS, assert_same, outcome
 from tests.runner import FIT, SHORT, everything_below, fail, only_run, run, succeed
 
 pytestmark = pytest.mark.usefixtures("read_once")
+SLOW = pytest.mark.slow
 
 # Before the first save, between saves, at and around the end of an epoch, in validation, while saving, at the end.
 MOMENTS = [
@@ -26,21 +27,19 @@ MOMENTS = [
 ]  # fmt: skip
 
 
-# With the usual end before the first save, after a step, after a validation and while saving; with the ends that others
-# differ from most, one moment of its own. Every moment with one of the ends is for `pytest -m slow`, and the end of a
-# validation at other times; all others for `pytest -m trials`.
-USUAL = {"train_batch_start:1", "train_batch_end:6", "validation_end:1", "save_checkpoint:5"}
-OTHERS = [moment for moment in MOMENTS if moment not in USUAL]
+# By default: before the first save, after a step, after a validation and while saving; with other ends a moment each.
+QUICK = {
+    ("epochs", "train_batch_start:1"), ("epochs", "train_batch_end:6"), ("epochs", "validation_end:1"),
+    ("epochs", "save_checkpoint:5"), ("steps", "train_batch_start:2"), ("accumulated", "train_batch_start:7"),
+}  # fmt: skip
 
 
 def marks(i, end, j, moment):
-    if end == "epochs":
-        quick = moment in USUAL
-    elif end == "validation within epochs" and moment == "validation_end:1":
-        return [pytest.mark.slow]
-    else:
-        quick = end in ("steps", "accumulated") and moment == OTHERS[i - 1]
-    return [] if quick else [(pytest.mark.trials, pytest.mark.slow)[(i + j) % len(ENDS) == 1]]
+    """Each moment with one of the other ends is slow; the rest is for `pytest -m trials`."""
+    if (end, moment) in QUICK:
+        return []
+    slow = (i + j) % len(ENDS) == 1 or (end, moment) == ("validation within epochs", "validation_end:1")
+    return [SLOW if slow else pytest.mark.trials]
 
 
 CASES = [
@@ -57,9 +56,6 @@ def test_killed_and_started_again_ends_bit_identical(end, moment, tmp_path, data
     shutil.copytree(whole.copies / moment, tmp_path / "runs")
     succeed([*FIT, f"--data.root={data}", *ENDS[end]], tmp_path)
     assert_same(outcome(tmp_path), whole.outcome)
-
-
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(

@@ -41,15 +41,6 @@ def test_runs_are_those_of_fit(file):
     assert path.parts[0] == "runs" and len(path.name) == 10
 
 
-def test_what_is_set_of_a_layer_holds_for_every_layer_of_a_grid(tmp_path):
-    file = tmp_path / "sweep.yaml"
-    file.write_text("configs: [configs/cpu/scifar16.yaml]\nset: {model.network.layer.d_state: 24}\n"
-                    "grid: {model.network.layer: [B2S6, S4D]}")  # fmt: skip
-    found = [resolved(run) for run in read_sweep(file).runs]
-    cls = LAYER.removesuffix("init_args.") + "class_path"
-    assert [(f[cls].rpartition(".")[2], f[LAYER + "d_state"]) for f in found] == [("B2S6", 24), ("S4D", 24)]
-
-
 def test_the_sweep_of_lra_has_every_cell():
     """Yu & Erichson 2025, table 2: three models that we have configs for, six tasks, five seeds."""
     cells = [(run.config.parent.name, run.config.stem, run.changes["seed_everything"]) for run in runs("lra")]
