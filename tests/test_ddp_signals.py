@@ -61,14 +61,6 @@ def test_sigterm_to_a_process_while_lightning_sets_it_up_ends_the_run(tmp_path: 
     assert state(tmp_path)[1] == -1
 
 
-@pytest.mark.trials
-def test_the_first_process_ends_when_the_other_is_killed(tmp_path: Path, data: Path) -> None:
-    """Lightning sees to it, within seconds."""
-    assert fit(tmp_path, data, KILL_AT="train_batch_end:10", KILL_RANK="1")[0] != 0
-    assert state(tmp_path)[1] in (9, 8)
-    assert fit(tmp_path, data) == (0, [])
-
-
 SRUN = [*FIT, "--trainer.strategy=ddp"]
 
 
