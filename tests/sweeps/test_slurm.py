@@ -1,6 +1,7 @@
 """Sweeps on a real Slurm: one machine's is enough. Tasks are real processes that Slurm starts, stops and loses."""
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -102,7 +103,8 @@ def test_an_array_with_a_requeue_a_kill_and_a_missing_data_root(folder, tmp_path
     assert [len(run.record.record.get("starts", [])) for run in runs[:3]] == [1, 2, 1]
     assert "/no/such/folder" in found[3][1] and not runs[3].path.exists()
     log = runs[1].log.read_text()
-    assert "stopped by SIGTERM at step 4, saved" in log and "going on from" in log
+    # Slurm's signal ends the `sleep` too, perhaps a step before it reaches the task.
+    assert re.search("stopped by SIGTERM at step [45], saved", log) and "going on from" in log
     out = succeed(["results", "four.yaml", "--format=markdown"], folder).out
     assert "| 2 of 3 |" in out and "not finished (killed, step " in out and "not started: tiny/" in out
 
