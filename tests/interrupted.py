@@ -1,6 +1,5 @@
 """Fits of tiny.yaml that end as one that was never interrupted."""
 
-import csv
 import json
 import os
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lra_ssm.runs.record import read_metrics
 from tests.runner import only_run
 
 # What ends a fit: Lightning resumes max_epochs and max_steps differently.
@@ -36,20 +36,19 @@ class Whole(NamedTuple):
 
 def state(folder: Path) -> tuple[dict[str, Any], int]:
     """What the record of the run in this working folder says, and the step of its last.ckpt (−1 for none)."""
-    run = only_run(folder)
-    last = run / "checkpoints/last.ckpt"
+    last = only_run(folder) / "checkpoints/last.ckpt"
     step = torch.load(last, weights_only=True)["global_step"] if last.is_file() else -1
-    return json.loads((run / "run.json").read_text()), step
+    return json.loads((only_run(folder) / "run.json").read_text()), step
 
 
 def outcome(folder: Path) -> Outcome:
-    """Of the finished run in this working folder."""
+    """Of the finished run in this working folder; with averaged weights, `last` has those that trained, too."""
     assert state(folder)[0]["status"] == "finished"
     run = only_run(folder)
-    last, best = (torch.load(run / f"checkpoints/{n}.ckpt", weights_only=True)["state_dict"] for n in ("last", "best"))
-    with open(run / "metrics.csv", newline="") as file:
-        rows = [{k: v for k, v in row.items() if k != "train/samples_per_s"} for row in csv.DictReader(file)]
-    return Outcome(last, best, rows)
+    last, best = (torch.load(run / f"checkpoints/{name}.ckpt", weights_only=True) for name in ("last", "best"))
+    trained = {f"trained {name}": weight for name, weight in last.get("current_model_state", {}).items()}
+    rows = [{k: v for k, v in row.items() if k != "train/samples_per_s"} for row in read_metrics(run / "metrics.csv")]
+    return Outcome(last["state_dict"] | trained, best["state_dict"], rows)
 
 
 def assert_same(a: Outcome, b: Outcome) -> None:

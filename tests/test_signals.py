@@ -3,8 +3,6 @@
 tiny.yaml has 2 epochs of 6 batches and validates at the end of each.
 """
 
-import csv
-import json
 import os
 import signal
 import threading
@@ -17,19 +15,13 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from lra_ssm.runs import Run
+from lra_ssm.runs.record import read_metrics
 from tests.interrupted import ENDS, assert_same, outcome, scontrol, state
-from tests.runner import FIT, SHORT, Result, only_run, run, run_here, succeed
+from tests.runner import FIT, SHORT, only_run, run, run_here, succeed
 from tests.test_runs import QUIET, parts
 
 SAVES_NEVER = "--checkpoint.every_n_steps=1000"  # but around validations and at the end of an epoch
 SLOW = pytest.mark.slow
-
-
-def only_line(err: str) -> str:
-    """What the command says of its end, in one line, the last one."""
-    (line,) = [line for line in err.splitlines() if line.startswith("lra-ssm: ")]
-    assert err.strip().endswith(line) and "Traceback" not in err, err
-    return line.removeprefix("lra-ssm: ")
 
 
 # moment -> the step that is saved, with tiny.yaml's six batches an epoch
@@ -44,13 +36,13 @@ MOMENTS = {
     "train_batch_end:7": 7,
     "validation_end:1": 6,
 }
-SIGNALS = {"SIGTERM": 143, "SIGINT": 130, "SIGUSR1": 138}
+SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
 ENDED_BY = ("epochs", "steps", "validation within epochs", "accumulated")
 CASES = [  # one by one across the table by default, the others with `pytest -m slow` and `-m trials`
     pytest.param(
         end,
         moment,
-        list(SIGNALS)[i % 3],
+        SIGNALS[i % 3],
         marks=[] if (i + j) % 8 == 3 and i > 2 else [(pytest.mark.trials, SLOW)[(i + j) % 4 == 1]],
     )
     for j, end in enumerate(ENDED_BY)
@@ -58,20 +50,23 @@ CASES = [  # one by one across the table by default, the others with `pytest -m 
 ]
 
 
-def signalled(command: list[str], folder: Path, moment: str, name: str = "SIGTERM") -> Result:
-    """A command in this process, which a signal ends."""
+def signalled(command: list[str], folder: Path, moment: str, name: str = "SIGTERM") -> str:
+    """What a command in this process says of its end by a signal: one line, the last one."""
     with mock.patch.dict(os.environ, KILL_AT=moment, KILL_WITH=name):
-        return run_here(command, folder)
+        result = run_here(command, folder)
+    assert result.code == 128 + signal.Signals[name], result.err[-2000:]
+    (line,) = [line for line in result.err.splitlines() if line.startswith("lra-ssm: ")]
+    assert result.err.strip().endswith(line) and "Traceback" not in result.err, result.err
+    return line.removeprefix("lra-ssm: ")
 
 
 @pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize(("end", "moment", "name"), CASES)
 def test_a_signal_saves_the_step_and_the_run_resumes_bit_identical(end, moment, name, tmp_path, data, uninterrupted):
     command = [*FIT, f"--data.root={data}", SAVES_NEVER, *ENDS[end]]
-    result = signalled(command, tmp_path, moment, name)
+    line = signalled(command, tmp_path, moment, name)
     record, step = state(tmp_path)
-    assert result.code == SIGNALS[name], result.err[-2000:]
-    assert only_line(result.err).startswith(f"stopped by {name} at step {step}, saved; the same command resumes from ")
+    assert line.startswith(f"stopped by {name} at step {step}, saved; the same command resumes from ")
     assert record["status"] == "interrupted" and not list(tmp_path.rglob(".unfinished-*"))
     if end == "epochs":
         assert step == MOMENTS[moment]
@@ -89,13 +84,11 @@ def test_a_signal_while_averaged_weights_are_validated_exchanges_nothing(average
     for folder in (tmp_path / "whole", tmp_path / "stopped"):
         folder.mkdir()
         if folder.name == "stopped":
-            result = signalled(command, folder, "validation_batch_start:3")
-            assert only_line(result.err).startswith("stopped by SIGTERM at step ")
+            signalled(command, folder, "validation_batch_start:3")
         succeed(command, folder)
-        last = torch.load(only_run(folder) / "checkpoints/last.ckpt", weights_only=True)
-        both = last["state_dict"] | {f"raw {k}": w for k, w in last["current_model_state"].items()}
-        ends.append(outcome(folder)._replace(last=both))
+        ends.append(outcome(folder))
     assert_same(*ends)
+    assert any(name.startswith("trained ") for name in ends[0].last)
 
 
 def test_a_signal_before_the_first_step_ends_the_process_and_nothing_is_lost(tmp_path, data):
@@ -111,13 +104,13 @@ def test_slurm_queues_the_job_again_when_it_is_saved(tmp_path, data):
              **scontrol(tmp_path)}  # fmt: skip
     command, asked = [*FIT, f"--data.root={data}"], tmp_path / "asked"
     with mock.patch.dict(os.environ, slurm):
-        result = signalled(command, tmp_path, "train_batch_end:4", "SIGUSR1")
-        assert result.code == 138 and only_line(result.err).startswith("stopped by SIGUSR1 at step 4, saved; ")
+        line = signalled(command, tmp_path, "train_batch_end:4", "SIGUSR1")
+        assert line.startswith("stopped by SIGUSR1 at step 4, saved; ")
         assert asked.read_text().startswith("requeue 11_3\n") and '"status": "interrupted"' in asked.read_text()
         assert not list(tmp_path.rglob("hpc_ckpt*"))
         asked.unlink()
-        result = signalled(command, tmp_path, "train_batch_end:2", "SIGTERM")
-        assert result.code == 143 and not asked.exists()  # scancel: nobody wants it again
+        signalled(command, tmp_path, "train_batch_end:2")
+        assert not asked.exists()  # scancel: nobody wants it again
 
 
 @pytest.mark.parametrize(
@@ -132,12 +125,9 @@ def test_slurm_queues_the_job_again_when_it_is_saved(tmp_path, data):
 def test_a_run_validates_at_its_last_step_once_and_its_best_is_found(flags, tmp_path, data):
     command = [*FIT[1:], f"--data.root={data}", *flags]
     succeed(["fit", *command], tmp_path)
-    folder = only_run(tmp_path)
-    with open(folder / "metrics.csv", newline="") as file:
-        steps = [int(row["step"]) for row in csv.DictReader(file) if row["val/loss"]]
-    end = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"]
+    steps = [int(row["step"]) for row in read_metrics(only_run(tmp_path) / "metrics.csv") if row["val/loss"]]
+    record, end = state(tmp_path)
     assert steps[-1] == end - 1 and len(set(steps)) == len(steps)
-    record = json.loads((folder / "run.json").read_text())
     assert {"val/accuracy", "best val/accuracy"} <= record["metrics"].keys() and "stop" not in record
     assert "test/accuracy" in succeed(["test", *command], tmp_path).out
 
