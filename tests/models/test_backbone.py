@@ -112,9 +112,6 @@ def test_features_and_scalars_have_steps_too(settings, x):
         torch.testing.assert_close(y, whole[:, t])
 
 
-# --- embeddings ---
-
-
 def test_the_embeddings_standard_deviation_is_a_setting():
     wide, narrow = (build(vocab_size=2000, d_model=16, embedding_std=std) for std in (None, 0.1))
     assert wide.embedding.weight.std().item() == pytest.approx(1, rel=0.02)

@@ -64,8 +64,6 @@ def test_precision_tokenizer_arguments_and_origin_are_kept(tmp_path: Path) -> No
         assert file.metadata() == {"format": "pt"} and {*file.keys()} == network.state_dict().keys()
 
 
-# --- a class outside the package ---
-
 OTHERS = """
 from lra_ssm.layers import S6
 from torch import nn
@@ -96,8 +94,6 @@ def test_other_classes_are_imported_only_where_they_are_trusted(tmp_path: Path, 
     trusted, x = load_pretrained("saved", nn.Module, trust=("others.Mine", "others.MyS6")), torch.randn(1, 5, 4)
     assert torch.equal(trusted.layer(x), network.layer(x)) and trusted.again is trusted.layer
 
-
-# --- what does not fit ---
 
 NOT_MODULES = (
     "os.system", "lra_ssm.files.shutil.rmtree", "lra_ssm.layers.spec.import_module", "lra_ssm.layers.blocks.nn.Linear",
@@ -180,9 +176,6 @@ def test_weights_in_parts(whole: str, folder: Path) -> None:
     assert f"has no {parts[1]}; it holds" in refused(folder, **allowed)
     index.write_text("{}")
     assert "has no weight_map" in refused(folder, **allowed)
-
-
-# --- writing ---
 
 
 def test_a_folder_is_replaced_only_if_it_holds_a_saved_model(folder: Path, tmp_path: Path) -> None:
