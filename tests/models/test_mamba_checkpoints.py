@@ -140,24 +140,24 @@ def test_tensors_that_do_not_fit_are_named_as_in_the_file(tmp_path: Path) -> Non
             LanguageModel.from_pretrained(tmp_path / "hf")
 
 
-@pytest.mark.parametrize("layer, block, reason", [
-    (LayerSpec(B2S6, num_blocks=2, d_state=4), MambaBlock, "it has lra_ssm.layers.B2S6, not lra_ssm.layers.S6"),
-    (LayerSpec(S6, parameterization="softplus"), MambaBlock, "parameterization is 'softplus', not 'exp'"),
-    (S6, S4Block, "it has lra_ssm.layers.S4Block, not lra_ssm.layers.MambaBlock"),
-    (S6, BlockSpec(MambaBlock, norm="layer"), "norm is 'layer', not 'rms'"),
-    (S6, BlockSpec(MambaBlock, expand=1.5), "expand is 1.5, not a whole number"),
-    (S6, Mamba2Block, "Mamba2ForCausalLM .*: it has lra_ssm.layers.S6, not lra_ssm.layers.SSD"),
-    (LayerSpec(SSD, head_dim=4), MambaBlock, "Mamba2ForCausalLM .*MambaBlock, not .*Mamba2Block"),
-    (LayerSpec(SSD, head_dim=4), BlockSpec(Mamba2Block, prenorm=False), "prenorm is False, not True"),
+TINY = {"vocab_size": 9, "d_model": 8, "n_layers": 1}
+HEADS = LayerSpec(SSD, head_dim=4)
+
+
+@pytest.mark.parametrize("build, reason", [
+    (lambda: LanguageModel(LayerSpec(B2S6, num_blocks=2, d_state=4), **TINY), "it has lra_ssm.layers.B2S6, not "),
+    (lambda: LanguageModel(LayerSpec(S6, parameterization="softplus"), **TINY), "is 'softplus', not 'exp'"),
+    (lambda: LanguageModel(S6, block=S4Block, **TINY), "it has lra_ssm.layers.S4Block, not lra_ssm.layers.MambaBlock"),
+    (lambda: LanguageModel(S6, block=BlockSpec(MambaBlock, norm="layer"), **TINY), "norm is 'layer', not 'rms'"),
+    (lambda: LanguageModel(S6, block=BlockSpec(MambaBlock, expand=1.5), **TINY), "expand is 1.5, not a whole number"),
+    (lambda: LanguageModel(S6, block=Mamba2Block, **TINY), "Mamba2ForCausalLM .*: it has lra_ssm.layers.S6, not "),
+    (lambda: LanguageModel(HEADS, **TINY), "Mamba2ForCausalLM .*MambaBlock, not .*Mamba2Block"),
+    (lambda: LanguageModel(HEADS, block=BlockSpec(Mamba2Block, prenorm=False), **TINY), "prenorm is False, not True"),
+    (lambda: Classifier(S6, num_classes=2, **TINY), "it has lra_ssm.models.Classifier"),
 ])  # fmt: skip
 def test_models_that_transformers_does_not_have_are_refused(
-    layer: Any, block: Any, reason: str, tmp_path: Path
+    build: Callable[[], Any], reason: str, tmp_path: Path
 ) -> None:
-    sizes = {"vocab_size": 9, "d_model": 8, "n_layers": 1}
-    for model, words in (
-        (LanguageModel(layer, block=block, **sizes), reason),
-        (Classifier(S6, num_classes=2, **sizes), "it has lra_ssm.models.Classifier"),
-    ):
-        with pytest.raises(InputError, match=words):
-            model.save_pretrained(tmp_path / "hf", format="hf")
-        assert not (tmp_path / "hf").exists()
+    with pytest.raises(InputError, match=reason):
+        build().save_pretrained(tmp_path / "hf", format="hf")
+    assert not (tmp_path / "hf").exists()
