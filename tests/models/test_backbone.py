@@ -87,15 +87,23 @@ def test_padding_that_norms_count_goes_through_every_block(prenorm):
     assert not torch.allclose(model(tokens, LENGTHS)[0], y[0])  # through the statistics
 
 
-def test_a_users_block_only_needs_forward_and_is_named_where_it_lacks_something():
-    model = build(helpers.Smooth, BlockSpec(helpers.PlainBlock, scale=0.5))
+@pytest.mark.parametrize(
+    "block, name", [(BlockSpec(helpers.PlainBlock, scale=0.5), "PlainBlock"), (MambaBlock, "Smooth")]
+)
+def test_a_users_layer_or_block_only_needs_forward_and_is_named_where_it_lacks_something(block, name):
+    model, reset = build(helpers.Smooth, block), torch.zeros(2, 8, dtype=torch.bool)
     y = model(ids(), LENGTHS)
-    assert y.shape == (2, 8, 4) and model.blocks[1].scale == 0.5 and model.norm is None
+    assert y.shape == (2, 8, 4) and getattr(model.blocks[1], "scale", 0.5) == 0.5
     y.sum().backward()
-    with pytest.raises(ValueError, match="PlainBlock.forward takes no `reset`"):
-        model(ids(), reset=torch.zeros(2, 8, dtype=torch.bool))
-    with pytest.raises(ValueError, match="PlainBlock has no `initial_state`"):
-        model.initial_state(2)
+    states = [(block.conv1d.initial_state(2), None) if name == "Smooth" else None for block in model.blocks]
+    for call, message in [
+        (lambda: model(ids(), reset=reset), ".forward takes no `reset`: documents cannot be packed"),
+        (lambda: model(ids(), return_last_state=True), ".forward takes no `return_last_state`"),
+        (lambda: model.step(ids()[:, 0], states), " has no `step`: it cannot run step by step"),
+        (lambda: model.initial_state(2), " has no `initial_state`: it cannot run step by step"),
+    ]:
+        with pytest.raises(ValueError, match=name + message):
+            call()
 
 
 @pytest.mark.parametrize("settings, x", [
