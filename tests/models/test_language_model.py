@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 
-from lra_ssm.layers import S6, LayerSpec
-from lra_ssm.models import LanguageModel
 from tests.models.cases import LAYERS, STACKS, model, tokens
 
 
@@ -102,10 +100,3 @@ def test_the_residual_is_float32_in_lower_precision():
     with torch.autocast("cpu", torch.bfloat16):
         assert output_dtypes(mixed, lambda: mixed(ids)) == {**bf16, "RMSNorm": torch.float32}
     torch.testing.assert_close(low(ids).float(), model()(ids), atol=2e-3, rtol=0.1)
-
-
-def test_wrong_settings_are_one_line():
-    with pytest.raises(ValueError, match="vocab_size is 0; it must be at least 1"):
-        model(vocab_size=0)
-    with pytest.raises(ValueError, match="S6 is bidirectional: a language model's layers only read from the left"):
-        LanguageModel(LayerSpec(S6, bidirectional=True), 13, 8, 1)

@@ -10,7 +10,16 @@ from torch.nn.functional import gelu
 
 from lra_ssm import layers, models
 from lra_ssm.layers import S4D, S6, BlockSpec, LayerSpec, S4Block, mask_padding
-from lra_ssm.models import Classifier, DualEncoder, MeanPooling, MLPHead, PlainNetwork, Pretrained, Regressor
+from lra_ssm.models import (
+    Classifier,
+    DualEncoder,
+    LanguageModel,
+    MeanPooling,
+    MLPHead,
+    PlainNetwork,
+    Pretrained,
+    Regressor,
+)
 from tests.helpers import Smooth
 from tests.layers.cases import ALL
 from tests.models.cases import BOTH_WAYS, IDS, NETWORKS, PAIRS, SIZES, Turn
@@ -167,15 +176,11 @@ def given(name: str, inputs: Tensor, lengths: list | None = None) -> None:
         (lambda: Regressor(S4D, 0, vocab_size=3), "num_outputs is 0; it must be at least 1"),
         (lambda: PlainNetwork(S4D, 1), "give vocab_size"),
         (lambda: MLPHead(8, 3, width=0), "head width is 0"),
-        (
-            lambda: given("language model", IDS.bool()),
-            r"\(batch, length\) ids, int64, .*; got shape \(2, 7\), torch.bool",
-        ),
-        (lambda: given("language model", IDS[0]), r"\(batch, length\) ids, int64, .*; got shape \(7,\), torch.int64"),
-        (
-            lambda: given("pairs", PAIRS[..., :0]),
-            r"\(batch, length\) ids, int64, length at least 1; got shape \(4, 0\)",
-        ),
+        (lambda: LanguageModel(S6, 0), "vocab_size is 0; it must be at least 1"),
+        (lambda: LanguageModel(BOTH_WAYS, **SIZES), "B2S6 is bidirectional: a language model's layers only read from"),
+        (lambda: given("language model", IDS.bool()), r"\(batch, length\) ids, int64, .* shape \(2, 7\), torch.bool"),
+        (lambda: given("language model", IDS[0]), r"\(batch, length\) ids, int64, .* shape \(7,\), torch.int64"),
+        (lambda: given("pairs", PAIRS[..., :0]), r"ids, int64, length at least 1; got shape \(4, 0\), torch.int64"),
         (lambda: given("both directions", IDS, [7, 8]), "lengths: 8 among them; expected 0 to L = 7"),
         (lambda: given("both directions", IDS, [7]), r"lengths: shape \(1,\); expected \(B,\) = \(2,\)"),
         (lambda: given("both directions", IDS, [4.0, 3.0]), "lengths: dtype torch.float32; expected whole numbers"),
