@@ -126,7 +126,8 @@ ORIGIN = (
     r"|FreqBiasSSM|AnnanYu/mamba-bare|jsie7/ssm-benchmark"
     r"|Wang & Li 2024|Orvieto et al\. 2023|radarFudan/StableSSM|NicolasZucchet/minimal-LRU"
     r"|HazyResearch/safari|lindermanlab/S5|deep linear SSMs, ICLR 2025 submission|karpathy/nanoGPT"
-    r"|not-from-scratch|Amos, Berant & Gupta 2024|long-transformers|Arora et al. 2024"
+    r"|not-from-scratch|Amos, Berant & Gupta 2024|long-transformers|Arora et al. 2024|De et al\. 2024"
+    r"|google-deepmind/recurrentgemma"
 )
 
 

@@ -19,6 +19,7 @@ from lra_ssm.layers.masking import check_lengths, mask_padding, valid_mask
 from lra_ssm.layers.norms import BatchNorm, LayerNorm, RMSNorm, make_norm
 from lra_ssm.layers.plain import PlainBlock
 from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext
+from lra_ssm.layers.rglru import RGLRU, GriffinBlock
 from lra_ssm.layers.roles import Role, WidthRole, linear_roles, parameter_roles, width_roles
 from lra_ssm.layers.s4d import S4D
 from lra_ssm.layers.s5 import S5
@@ -32,6 +33,7 @@ from lra_ssm.layers.transformer import TransformerBlock
 __all__ = [
     "B2S6",
     "LRU",
+    "RGLRU",
     "S4D",
     "S5",
     "S6",
@@ -42,6 +44,7 @@ __all__ = [
     "BlockSpec",
     "DeepLinearSSM",
     "EmbeddingSpec",
+    "GriffinBlock",
     "HeadSpec",
     "HyenaBlock",
     "LayerNorm",

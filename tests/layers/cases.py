@@ -69,6 +69,7 @@ LAYERS: dict[str, Case] = {
     "s5-clip": of("S5", d_state=4, num_blocks=1, C_init="complex_normal", parameterization="clip", **STEPS),
     "lru": of("LRU", d_state=5),
     "lru-best": of("LRU", d_state=4, r_min=0.3, r_max=0.9, parameterization="best"),
+    "rglru": of("RGLRU", num_blocks=3, r_min=0.3),
     "local": of("LocalConvolution", width=4),
     "local-wide": of("LocalConvolution", width=40),
     "deep-linear": of("DeepLinearSSM", n_layers=3, d_state=2),
@@ -111,11 +112,14 @@ BLOCKS: dict[str, Case] = {
         "Mamba3Block", "Mamba3", OF_MAMBA3, mlp_factor=1.5, norm="layer", prenorm=False, bias=True
     ),
     "mamba3block-s6": around("Mamba3Block", "S6", OF_S6, expand=1.5),
+    "griffin": around("GriffinBlock", "RGLRU", {"num_blocks": 2}, mlp_factor=1.5),
+    "griffin-behind": around("GriffinBlock", "S4D", OF_S4D, expand=1.5, mlp_factor=0, norm="layer", prenorm=False),
     "hyena": around("HyenaBlock", "StableSSM", OF_REAL, **OF_WIKITEXT),
     "hyena-recall": around("HyenaBlock", "S4D", OF_S4D, **OF_RECALL),
     "hyena-bare": around("HyenaBlock", "S4D", OF_S4D, skip=False, mlp_factor=0, d_conv=1),
     "hyena-behind": around("HyenaBlock", "StableSSM", OF_REAL, norm="rms", prenorm=False, bias=False),
     "transformer": around("TransformerBlock", "Attention", {"n_heads": 4}, mlp_factor=2.0, norm="rms"),
+    "transformer-geglu": around("TransformerBlock", "RGLRU", {"num_blocks": 1}, mlp_activation="geglu"),
     "transformer-swiglu": around("TransformerBlock", "LRU", {"d_state": 3}, mlp_activation="swiglu", prenorm=False),
     "plain": around("PlainBlock", "LRU", {"d_state": 3}, nonlinearity="tanh"),
 }

@@ -160,6 +160,21 @@ def mamba3(unit, x: Tensor) -> Tensor:
     return torch.cat(heads, -1)
 
 
+def rglru(unit, x: Tensor) -> Tensor:
+    """One direction of RG-LRU: De et al. 2024, eq. 1-4, with a = sigmoid(-Λ), hence -log a = softplus(Λ)."""
+    K, P, _ = unit.gate_weight.shape
+    state, outputs = torch.zeros_like(x[:, 0]), []
+    for u in x.unbind(1):
+        r, i = (
+            torch.cat([u[:, k * P : (k + 1) * P] @ unit.gate_weight[k, :, own] for k in range(K)], -1) + bias
+            for own, bias in zip((slice(P), slice(P, None)), unit.gate_bias, strict=True)
+        )
+        a = torch.sigmoid(-unit.decay_weight) ** (8 * torch.sigmoid(r))
+        state = a * state + (1 - a**2).sqrt() * torch.sigmoid(i) * u
+        outputs.append(state)
+    return torch.stack(outputs, 1)
+
+
 def lru(unit, x: Tensor) -> Tensor:
     """Orvieto et al. 2023, eq. 1 with λ = exp(-exp(ν) + i exp(θ)), section 3.3 and 3.4 for γ."""
     if unit.parameterization.name == "exp":
@@ -272,7 +287,8 @@ def with_mlp(block, x: Tensor) -> Tensor:
         if y.shape[-1] == block.mlp.fc2.in_features:
             return through(block.mlp.fc2, F.gelu(y, approximate="tanh"))
         a, b = y.chunk(2, -1)
-        return through(block.mlp.fc2, F.silu(a) * b)
+        gate = F.gelu(a, approximate="tanh") if block.mlp.activation == "geglu" else F.silu(a)
+        return through(block.mlp.fc2, gate * b)
 
     return residual(block, block.norm2, x, mlp)
 
@@ -319,6 +335,17 @@ def mamba3_block(block, x: Tensor) -> Tensor:
     return with_mlp(block, residual(block, block.norm, x, f))
 
 
+def griffin_block(block, x: Tensor) -> Tensor:
+    """De et al. 2024, figure 2: x + out_proj(Γ(conv(u)) · gelu(z)), (u, z) = in_proj(h), then x + MLP."""
+
+    def f(h: Tensor) -> Tensor:
+        u, z = through(block.in_proj, h).chunk(2, -1)
+        y = forward(block.layer, through(block.conv1d, u)) * F.gelu(z, approximate="tanh")
+        return through(block.out_proj, y)
+
+    return with_mlp(block, residual(block, block.norm, x, f))
+
+
 def hyena_block(block, x: Tensor) -> Tensor:
     """Poli et al. 2023, definition 3.1 at order 2, and the MLP of its public code after it."""
 
@@ -336,11 +363,13 @@ def hyena_block(block, x: Tensor) -> Tensor:
 
 
 EQUATIONS = {
-    "S4D": s4d, "S5": s5, "S6": s6, "B2S6": b2s6, "SSD": ssd, "Mamba3": mamba3, "LRU": lru, "_RealDiagonal": stable_ssm,
+    "S4D": s4d, "S5": s5, "S6": s6, "B2S6": b2s6, "SSD": ssd, "Mamba3": mamba3, "LRU": lru,
+    "RGLRU": rglru, "_RealDiagonal": stable_ssm,
     "StableSSM": lambda layer, x: forward(layer.system, x), "DeepLinearSSM": deep_linear, "Attention": attention,
     "LocalConvolution": lambda layer, x: convolved(layer.kernel, x),  # Miralles-González et al. 2025
     "S4Block": s4_block, "S5Block": s5_block, "PlainBlock": plain_block, "TransformerBlock": transformer_block,
-    "MambaBlock": mamba_block, "Mamba2Block": mamba2_block, "Mamba3Block": mamba3_block, "HyenaBlock": hyena_block,
+    "MambaBlock": mamba_block, "Mamba2Block": mamba2_block, "Mamba3Block": mamba3_block,
+    "GriffinBlock": griffin_block, "HyenaBlock": hyena_block,
 }  # fmt: skip
 
 

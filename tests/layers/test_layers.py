@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import softplus
 
 from lra_ssm import layers
-from lra_ssm.layers import B2S6, LRU, S4D, S5, S6, SSD, DeepLinearSSM, StableSSM
+from lra_ssm.layers import B2S6, LRU, RGLRU, S4D, S5, S6, SSD, DeepLinearSSM, Mamba3, StableSSM
 from lra_ssm.ops import hippo_legs_normal
 from tests.layers.cases import LAYERS, sequences
 
@@ -56,6 +56,32 @@ def test_how_many_different_numbers_the_channels_compute(build, rank):
         assert int((values > 1e-9 * values[0]).sum()) == rank
 
 
+def test_mamba3_begins_as_in_the_public_code():
+    layer = Mamba3(512, d_state=16, head_dim=2)
+    step = softplus(layer.delta_bias)
+    assert step.min() >= 1e-3 * 0.999 and step.max() <= 0.1001
+    assert step.log().mean().exp().item() == pytest.approx(1e-2, rel=0.25)  # log-uniform
+    for name in ("B_bias", "C_bias", "B_norm", "C_norm", "D"):
+        assert (getattr(layer, name) == 1).all()
+    assert layer.B.abs().max() <= 512**-0.5 and layer.B.var().item() == pytest.approx(1 / 512 / 3, rel=0.05)
+
+
+def test_rglru_begins_with_rates_that_are_uniform():
+    """De et al. 2024: a at an open gate, a^c of the paper, is uniform in [0.9, 0.999]; the gates are as public."""
+    layer = RGLRU(4096)
+    a = (-8 * softplus(layer.decay_weight)).exp()
+    assert 0.9 <= a.min() < 0.901 and 0.998 < a.max() <= 0.9991
+    assert a.quantile(torch.tensor([0.25, 0.5, 0.75])).tolist() == pytest.approx([0.92475, 0.9495, 0.97425], abs=3e-3)
+    assert layer.gate_weight.var().item() == pytest.approx(1 / 512, rel=0.01) and not layer.gate_bias.any()
+
+
+def test_a_rate_of_one_has_finite_gradients():
+    layer = RGLRU(4, num_blocks=1)
+    nn.init.constant_(layer.decay_weight, -200)  # a = 1, hence sqrt(1 - a²) = 0
+    layer(torch.randn(1, 5, 4)).sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
 def test_a_layer_prints_its_arguments():
     assert repr(B2S6(6, num_blocks=3)) == "B2S6(d_model=6, num_blocks=3)"
 
@@ -68,6 +94,9 @@ def test_roles_of_the_layers_that_no_shipped_config_has():
     assert StableSSM(4, form="real", bidirectional=True).optim_roles() == {
         "system.eigenvalue_weight": "recurrent", "system.b": "no_decay",
         "system.reverse.eigenvalue_weight": "recurrent", "system.reverse.b": "no_decay",
+    }  # fmt: skip
+    assert Mamba3(4, head_dim=2).optim_roles() == {
+        "delta_bias": "delta", "delta_weight": "delta", "D": "no_decay", "B_norm": "norm", "C_norm": "norm",
     }  # fmt: skip
     assert DeepLinearSSM(4).optim_roles() == {"eigenvalue_weight": "recurrent"}
 
@@ -94,6 +123,11 @@ DIVIDES = "d_model 4 it must be a positive whole number"
     ("SSD", 8, {"head_dim": 3}, "SSD d_model 8 is not divisible by head_dim 3"),
     ("SSD", 8, {"head_dim": 2, "n_groups": 3}, r"SSD has 4 heads .*, no multiple of n_groups 3"),
     ("SSD", 8, {"head_dim": 2, "A_min": 2, "A_max": 1}, "SSD A_min 2, A_max 1: expected 0 < A_min <= A_max"),
+    ("Mamba3", 8, {"head_dim": 3}, "Mamba3 d_model 8 is not divisible by head_dim 3"),
+    ("Mamba3", 8, {"head_dim": 2, "n_groups": 3}, r"Mamba3 has 4 heads .*, no multiple of n_groups 3"),
+    ("Mamba3", 8, {"head_dim": 2, "rope_fraction": 1.5}, "rope_fraction is 1.5; it must be from 0 to 1"),
+    ("RGLRU", 8, {"num_blocks": 3}, "RGLRU d_model 8 is not divisible by num_blocks 3"),
+    ("RGLRU", 8, {"r_max": 1.0}, "r_min 0.9, r_max 1.0: expected 0 < r_min <= r_max < 1"),
     ("S4D", 8, {"d_state": 5}, "d_state 5 is odd"),
     ("S4D", 8, {"discretization": "euler"}, "S4D discretization is 'euler'; it must be zoh or bilinear"),
     ("S6", 8, {"parameterization": "best"}, r"eigenvalue -11 is outside the range of best .*, \[-10, 0\)"),
@@ -118,7 +152,7 @@ DIVIDES = "d_model 4 it must be a positive whole number"
     ("Attention", 8, {"n_heads": 4, "positions": "learned"}, "max_length belongs to positions='learned'"),
     ("Attention", 8, {"n_heads": 4, "window": 0}, "window is 0; it must be at least 1"),
     ("Attention", 8, {"n_heads": 4, "dropout": 1.0}, "dropout is 1.0; it must be at least 0 and below 1"),
-    ("TransformerBlock", 4, {"layer": S4D, "mlp_activation": "relu"}, "is 'relu'; it must be gelu or swiglu"),
+    ("TransformerBlock", 4, {"layer": S4D, "mlp_activation": "relu"}, "it must be one of gelu, geglu, swiglu"),
     ("TransformerBlock", 4, {"layer": S4D, "mlp_factor": 0.3}, f"TransformerBlock mlp_factor 0.3: times {DIVIDES}"),
     ("TransformerBlock", 4, {"layer": S4D, "mlp_dropout": 1}, "TransformerBlock mlp_dropout is 1; it must be"),
     ("S5Block", 4, {"layer": S4D, "activation": "gelu"}, "is 'gelu'; it must be half_glu1, half_glu2 or full_glu"),
