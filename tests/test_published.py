@@ -154,7 +154,7 @@ def test_the_page_says_of_the_settings_what_published_yaml_says():
             assert text == row.config or row.config == "no" and text.startswith("no: "), (link, text)
             seen.add(row.model)
     assert seen == {name for name, model in PUBLISHED["models"].items() if "settings" in model}
-    table = PAGE.partition("| settings | our config has |")[2].partition("\n\n")[0]
+    table = PAGE.partition("\n| settings | ")[2].partition("\n\n")[0]
     explained = {word for cell in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE) for word in cell.split(", ")}
     assert all(table["settings"] in explained for table in PUBLISHED["tables"] if "settings" in table)
 

@@ -30,7 +30,7 @@ BLOCKS = [
     for page, text in PAGES.items()
     for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 ]
-OF_THEIR_OWN = {"extending.md": "test_extending", "tuning.md": "test_tuning", "inspect.md": "analysis/test_docs"}
+OF_THEIR_OWN = {"extending.md": "test_examples", "tuning.md": "test_examples", "inspect.md": "analysis/test_docs"}
 # Files that a user writes: the first line has the name.
 OWN = {
     found[1]: block
@@ -165,7 +165,7 @@ def test_commands_options_and_files_that_are_shown_exist(capsys):
 
 def test_what_the_quickstart_gives_is_the_same_on_every_page():
     (figure,) = re.findall(r"^  val/accuracy +([\d.]+)$", README, re.MULTILINE)
-    assert f"ends at a validation accuracy of {figure} with AdamW, as the README shows it" in PAGES["training.md"]
+    assert f"At the end it is {figure} with AdamW, as in the README" in PAGES["training.md"]
 
 
 def anchors(text):

@@ -18,52 +18,35 @@ from measure import BOTH, FORWARD, Effort, Prepared, Timing, errors_against, int
 from operators import B2S6, S6, Shape, scan
 
 CPU, DOUBLE, SHAPE = torch.device("cpu"), torch.float64, Shape(2, 16, 3, 37)
+linux = pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the high-water mark is Linux's")
 
 
-# -- time ----------------------------------------------------------------------------------------------------------
-
-
-class Clock:
-    """Time passes only during calls."""
-
-    def __init__(self):
-        self.now, self.order = 0.0, []
-
-    def call(self, name, seconds):
-        def run():
-            self.order.append(name)
-            self.now += seconds
-
-        return run
-
-    def times(self, calls, effort):
-        return interleave({name: self.call(name, s) for name, s in calls.items()}, effort, lambda: self.now)
+def interleaved(calls, effort):
+    """The timings on a clock that only calls move, and the order of the calls. calls: name -> seconds."""
+    order = []
+    started = {name: partial(order.append, name) for name in calls}
+    return interleave(started, effort, lambda: sum(calls[name] for name in order)), order
 
 
 def test_short_calls_are_repeated_within_a_sample_and_the_order_rotates():
-    clock = Clock()
-    found = clock.times({"a": 1e-3, "b": 1.0, "c": 1.0}, Effort(repeats=3, budget=100, sample=0.005))
+    found, order = interleaved({"a": 1e-3, "b": 1.0, "c": 1.0}, Effort(repeats=3, budget=100, sample=0.005))
     assert found["a"].inner == 5 and found["b"].inner == 1
     assert found["a"].median == pytest.approx(1e-3) and found["b"].median == pytest.approx(1.0)
     assert list(found["a"].seconds) == list(found["b"].seconds) == [0, 1, 2]
     # two calls each to warm up and to see how long
-    assert "".join(clock.order).replace("aaaaa", "a") == "aabbcc" + "abc" + "bca" + "cab"
+    assert "".join(order).replace("aaaaa", "a") == "aabbcc" + "abc" + "bca" + "cab"
 
 
 def test_a_slow_contender_takes_part_in_fewer_rounds_but_at_least_some():
-    clock = Clock()
-    found = clock.times({"fast": 0.1, "slow": 2.5, "slower": 60.0}, Effort(repeats=10, budget=10, least=2))
+    found, order = interleaved({"fast": 0.1, "slow": 2.5, "slower": 60.0}, Effort(repeats=10, budget=10, least=2))
     assert [len(timing.seconds) for timing in found.values()] == [10, 4, 2]
     assert all(0 in timing.seconds for timing in found.values())
-    assert clock.order.count("slower") == 3  # one call to warm up: a second one would take too long
+    assert order.count("slower") == 3  # one call to warm up: a second one would take too long
 
 
 def test_a_ratio_is_over_common_rounds_and_spreads_are_interquartile():
     assert median_and_spread([3.0, 1.0, 2.0, 5.0, 4.0]) == (3.0, pytest.approx(2 / 3))  # quartiles 2 and 4
     assert Timing(1, {0: 4.0, 2: 9.0}).over(Timing(1, {0: 2.0, 1: 100.0, 2: 3.0}))[0] == pytest.approx(2.5)
-
-
-# -- memory --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -82,9 +65,6 @@ class Allocating:
             return kept[0][0]
 
         return Prepared({FORWARD: lambda: torch.ones(count) + inputs[0], BOTH: both}, dict)
-
-
-linux = pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the high-water mark is Linux's")
 
 
 @linux
@@ -108,9 +88,6 @@ def test_a_contender_that_cannot_run_stays_with_its_reason(tmp_path, monkeypatch
     assert "mamba_ssm" in capsys.readouterr().out
     with pytest.raises(RuntimeError, match="(?i)memory"):
         peak_memory(Allocating(1e7), [FORWARD], CPU)  # 10 TB, more than half of what is free
-
-
-# -- what is compared ----------------------------------------------------------------------------------------------
 
 
 def test_layouts_and_half_precision():

@@ -82,7 +82,7 @@ def test_language_models_beside_their_matrix_products(tmp_path):
     assert notes == {"not measured: it needs an NVIDIA GPU"}
 
 
-def test_a_script_begins_anew_where_nobody_said_how_threads_wait(monkeypatch):
+def test_a_script_starts_again_so_that_its_threads_sleep(monkeypatch):
     done = []
     monkeypatch.setattr(os, "execv", lambda program, words: done.append((program, words[1:])))
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
@@ -100,9 +100,7 @@ def test_a_script_begins_anew_where_nobody_said_how_threads_wait(monkeypatch):
     ("script", "options", "message"),
     [
         ("operators", ["--lengths=16,none"], "'none' is not a whole number of at least 1"),
-        ("operators", ["--channels=12"], "--channels must be a multiple of 8"),
         ("steps", ["--config=missing.yaml"], "--config missing.yaml: No such file"),
-        ("steps", ["--config=other.yaml"], "--config other.yaml: it needs model, data and trainer"),
         ("steps", ["--variants=fast"], "--variants: choose from float32 products, "),
         ("language", ["--sizes=small,large"], "choose from small, 130m, not large"),
         ("operators", ["--out=taken/results"], "--out taken/results cannot be made: Not a directory"),
@@ -112,7 +110,6 @@ def test_a_script_begins_anew_where_nobody_said_how_threads_wait(monkeypatch):
 def test_bad_input_is_one_line(script, options, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("")
-    (tmp_path / "other.yaml").write_text("a: 1\n")
     with pytest.raises(SystemExit) as end:
         import_module(script).main(["--quick", *options])
     assert end.value.code and message in f"{end.value.code}{capsys.readouterr().err}"

@@ -39,21 +39,6 @@ def test_a_record_has_what_a_real_run_leaves(finished):
 
 
 @pytest.mark.parametrize(
-    ("made", "missing"),
-    [
-        ({}, ""),
-        ({"tested": False}, "finished, not tested"),
-        ({"tested": False, "data": {**DATA, "splits": {"train": {}, "val": {}}}}, ""),  # counts by its validation
-        ({"status": "failed", "reason": "the loss is nan"}, "failed: the loss is nan"),
-        ({"status": "interrupted", "step": 40}, "not finished (interrupted, step 40 of 80,000)"),
-    ],
-)
-def test_a_run_without_a_result_says_why(made, missing, tmp_path):
-    make_run(tmp_path, **made)
-    assert read(tmp_path)[0].missing == missing
-
-
-@pytest.mark.parametrize(
     ("score", "why"),
     [
         ({}, None),
