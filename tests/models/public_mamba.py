@@ -30,39 +30,33 @@ def sizes2(**given: Any) -> dict[str, Any]:
 
 def weights(s: dict[str, Any], embedding: str = "embeddings") -> dict[str, Tensor]:
     """Random tensors under the names of the public checkpoints."""
-    draw, D, E, N = torch.Generator().manual_seed(0), s["d"], int(s["expand"] * s["d"]), s["N"]
+    draw, D, E, N = torch.Generator().manual_seed(0), s["d"], s["expand"] * s["d"], s["N"]
 
-    def random(*shape: int, scale: float = 0.3) -> Tensor:
-        return torch.randn(shape, generator=draw) * scale
+    def random(*shape: int, mean: Any = 0.0, scale: float = 0.3) -> Tensor:
+        return mean + torch.randn(shape, generator=draw) * scale
 
-    H, S = (E, 0) if "R" in s else (E // s["P"], 2 * s["G"] * N)
-    rows, channels = 2 * E + (0 if "R" in s else S + H), E + S
+    def norm(name: str) -> dict[str, Tensor]:
+        return {f"{name}.weight": random(D, mean=1), **({} if s["rms"] else {f"{name}.bias": random(D)})}
+
     found = {f"backbone.{embedding}.weight": random(s["vocabulary"], D)}
     for i in range(s["layers"]):
-        p = f"backbone.layers.{i}."
-        found[f"{p}norm.weight"] = 1 + random(D)
-        rates = torch.arange(1.0, N + 1).log().repeat(E, 1) + random(E, N) if "R" in s else random(H, scale=1.0)
-        own = {"A_log": rates, "D": 1 + random(H)}
-        own |= {"in_proj.weight": random(rows, D), "conv1d.weight": random(channels, 1, s["W"])}
         if "R" in s:
+            rows, channels = 2 * E, E
+            own = {"A_log": random(E, N, mean=torch.arange(1.0, N + 1).log()), "D": random(E, mean=1)}
             own |= {"x_proj.weight": random(s["R"] + 2 * N, E), "dt_proj.weight": random(E, s["R"])}
-            own["dt_proj.bias"] = random(E, scale=1.0) - 3
+            own["dt_proj.bias"] = random(E, mean=-3, scale=1)
         else:
-            own |= {"dt_bias": random(H, scale=1.0) - 2, "norm.weight": 1 + random(E)}
+            H, channels = E // s["P"], E + 2 * s["G"] * N
+            rows = E + channels + H
+            own = {"A_log": random(H, scale=1), "D": random(H, mean=1), "dt_bias": random(H, mean=-2, scale=1)}
+            own["norm.weight"] = random(E, mean=1)
+        own |= {"in_proj.weight": random(rows, D), "conv1d.weight": random(channels, 1, s["W"])}
         own["out_proj.weight"] = random(D, E)
-        if s["bias"]:
-            own |= {"in_proj.bias": random(rows), "out_proj.bias": random(D)}
-        if s["conv_bias"]:
-            own["conv1d.bias"] = random(channels)
-        found |= {f"{p}mixer.{name}": tensor for name, tensor in own.items()}
-        if not s["rms"]:
-            found[f"{p}norm.bias"] = random(D)
-    found["backbone.norm_f.weight"] = 1 + random(D)
-    if not s["rms"]:
-        found["backbone.norm_f.bias"] = random(D)
-    if not s["tied"]:
-        found["lm_head.weight"] = random(s["vocabulary"], D)
-    return found
+        own |= {"in_proj.bias": random(rows), "out_proj.bias": random(D)} if s["bias"] else {}
+        own |= {"conv1d.bias": random(channels)} if s["conv_bias"] else {}
+        found |= {f"backbone.layers.{i}.mixer.{name}": tensor for name, tensor in own.items()}
+        found |= norm(f"backbone.layers.{i}.norm")
+    return found | norm("backbone.norm_f") | ({} if s["tied"] else {"lm_head.weight": random(s["vocabulary"], D)})
 
 
 def convolution(own: dict[str, Tensor], u: Tensor) -> Tensor:
@@ -143,17 +137,15 @@ def state_spaces_folder(folder: Path, s: dict[str, Any], **settings: Any) -> dic
         if s["R"] != math.ceil(s["d"] / 16):
             own["dt_rank"] = s["R"]
     config = {
-        "d_model": s["d"], "n_layer": s["layers"], "vocab_size": s["vocabulary"], "ssm_cfg": own,
+        "d_model": s["d"], "n_layer": s["layers"], "vocab_size": s["vocabulary"],
         "rms_norm": s["rms"], "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": multiple,
     }  # fmt: skip
     if "P" in s:
         config |= {"d_intermediate": 0, "attn_layer_idx": [], "attn_cfg": {}}
     if "P" in s or not s["tied"]:
         config["tie_embeddings"] = s["tied"]
-    if isinstance(more := settings.pop("ssm_cfg", {}), dict):
-        config["ssm_cfg"] |= more
-    else:
-        config["ssm_cfg"] = more
+    more = settings.pop("ssm_cfg", {})
+    config["ssm_cfg"] = {**own, **more} if isinstance(more, dict) else more
     padded = {**s, "vocabulary": math.ceil(s["vocabulary"] / multiple) * multiple}
     tensors = weights(padded, embedding="embedding")
     folder.mkdir(parents=True)
