@@ -120,16 +120,13 @@ def test_parts_in_lists_dicts_and_options_and_defaults_that_are_not_plain_values
         assert network.function is torch.relu and network.dtype == torch.float32
 
 
-def nothing() -> None: ...
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: LayerSpec(S4D, d_stat=8), "takes no argument 'd_stat'; did you mean 'd_state'"),
         (lambda: LayerSpec("lra_ssm.layers.S7"), "'lra_ssm.layers.S7' cannot be imported"),
         (lambda: LayerSpec("lra_ssm.layers"), "not a module"),
-        (lambda: LayerSpec(nothing), "is not a layer"),
+        (lambda: LayerSpec(Outer), "is not a layer"),
         (lambda: LayerSpec.of({"class_path": "lra_ssm.layers.S4D", "args": {}}), "args"),
         (lambda: BlockSpec(nn.GELU), "is not a block: it must be a class or function that takes d_model and layer"),
         (lambda: BlockSpec(B2S6), "is not a block: it must be a class or function that takes d_model and layer"),

@@ -16,19 +16,20 @@ from torch.nn import functional as F
 
 from tests.layers.naive import convolved, rms_norm, states
 
+Sizes = dict[str, Any]
 SIZES = {"d": 12, "layers": 2, "vocabulary": 21, "W": 4, "expand": 2, "tied": True, "bias": False, "conv_bias": True,
          "rms": True}  # fmt: skip
 
 
-def sizes(**given: Any) -> dict[str, Any]:
+def sizes(**given: Any) -> Sizes:
     return {**SIZES, "N": 4, "R": 1, **given}
 
 
-def sizes2(**given: Any) -> dict[str, Any]:
+def sizes2(**given: Any) -> Sizes:
     return {**SIZES, "N": 5, "P": 6, "G": 1, **given}
 
 
-def weights(s: dict[str, Any], embedding: str = "embeddings") -> dict[str, Tensor]:
+def weights(s: Sizes, embedding: str = "embeddings") -> dict[str, Tensor]:
     """Random tensors under the names of the public checkpoints."""
     draw, D, E, N = torch.Generator().manual_seed(0), s["d"], s["expand"] * s["d"], s["N"]
 
@@ -63,7 +64,7 @@ def convolution(own: dict[str, Tensor], u: Tensor) -> Tensor:
     return F.silu(convolved(own["conv1d.weight"][:, 0].flip(1), u) + own.get("conv1d.bias", 0))
 
 
-def mamba(s: dict[str, Any], own: dict[str, Tensor], h: Tensor) -> Tensor:
+def mamba(s: Sizes, own: dict[str, Tensor], h: Tensor) -> Tensor:
     """in_proj's output -> what out_proj reads."""
     u, z = h.chunk(2, -1)
     v = convolution(own, u)
@@ -73,7 +74,7 @@ def mamba(s: dict[str, Any], own: dict[str, Tensor], h: Tensor) -> Tensor:
     return ((state * C[..., None, :]).sum(-1) + own["D"] * v) * F.silu(z)
 
 
-def mamba2(s: dict[str, Any], own: dict[str, Tensor], h: Tensor) -> Tensor:
+def mamba2(s: Sizes, own: dict[str, Tensor], h: Tensor) -> Tensor:
     """in_proj's output -> what out_proj reads."""
     E, N, P, G = s["expand"] * s["d"], s["N"], s["P"], s["G"]
     H = E // P
@@ -87,7 +88,7 @@ def mamba2(s: dict[str, Any], own: dict[str, Tensor], h: Tensor) -> Tensor:
     return rms_norm((y * F.silu(z)).unflatten(-1, (G, -1))).flatten(-2) * own["norm.weight"]
 
 
-def logits(s: dict[str, Any], w: dict[str, Tensor], ids: Tensor) -> Tensor:
+def logits(s: Sizes, w: dict[str, Tensor], ids: Tensor) -> Tensor:
     """ids (batch, L) -> (batch, L, V), in float64."""
     w = {name.replace("embedding.", "embeddings."): tensor.double() for name, tensor in w.items()}
 
@@ -106,9 +107,7 @@ def logits(s: dict[str, Any], w: dict[str, Tensor], ids: Tensor) -> Tensor:
     return norm(x, "backbone.norm_f") @ w.get("lm_head.weight", w["backbone.embeddings.weight"]).T
 
 
-def hf_folder(
-    folder: Path, s: dict[str, Any], dtype: torch.dtype = torch.float32, **settings: Any
-) -> dict[str, Tensor]:
+def hf_folder(folder: Path, s: Sizes, dtype: torch.dtype = torch.float32, **settings: Any) -> dict[str, Tensor]:
     """Writes what transformers' save_pretrained does; returns the tensors."""
     config = {
         "model_type": "mamba" if "R" in s else "mamba2", "vocab_size": s["vocabulary"], "hidden_size": s["d"],
@@ -127,7 +126,7 @@ def hf_folder(
     return tensors
 
 
-def state_spaces_folder(folder: Path, s: dict[str, Any], **settings: Any) -> dict[str, Tensor]:
+def state_spaces_folder(folder: Path, s: Sizes, **settings: Any) -> dict[str, Tensor]:
     """Writes what mamba_ssm's save_pretrained does: a pickle, the tied head in it too; returns the tensors."""
     own = {"d_state": s["N"], "d_conv": s["W"], "expand": s["expand"], "bias": s["bias"], "conv_bias": s["conv_bias"]}
     if "P" in s:

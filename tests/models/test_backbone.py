@@ -5,25 +5,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lra_ssm.layers import (
-    LRU,
-    S4D,
-    S6,
-    BlockSpec,
-    EmbeddingSpec,
-    LayerSpec,
-    MambaBlock,
-    RMSNorm,
-    S4Block,
-    parameter_roles,
-)
-from lra_ssm.layers.roles import width_roles
+from lra_ssm.layers import LRU, S4D, S6, BlockSpec, EmbeddingSpec, LayerSpec, MambaBlock, RMSNorm, S4Block
+from lra_ssm.layers.roles import parameter_roles, width_roles
 from lra_ssm.models import Backbone, PositionEmbedding, ScalarEmbedding
 from lra_ssm.models.embeddings import sinusoids
 from tests import helpers
 from tests.models.cases import PRENORM
 
 LENGTHS = torch.tensor([8, 3])
+PLAIN = BlockSpec(helpers.PlainBlock, scale=0.5)
 WITH_POSITIONS = {"embedding": EmbeddingSpec(PositionEmbedding, max_length=7)}
 
 
@@ -36,10 +26,11 @@ def ids(B=2, L=8):
     return torch.randint(0, 9, (B, L), generator=torch.Generator().manual_seed(1))
 
 
-def test_layers_and_blocks_of_a_list_are_repeated_over_the_depth():
+def test_layers_and_blocks_of_a_list_are_repeated_over_the_depth_and_built_once_each():
     model = build([S6, S6, LayerSpec(LRU, d_state=3)], [MambaBlock, S4Block], n_layers=8)
     assert [type(block.layer).__name__ for block in model.blocks] == ["S6", "S6", "LRU"] * 2 + ["S6", "S6"]
     assert [type(block) for block in model.blocks] == [MambaBlock, S4Block] * 4
+    assert len({id(module) for block in model.blocks for module in (block, block.layer)}) == 16
 
 
 def test_the_block_decides_how_the_stack_ends_and_whether_the_residual_is_float32():
@@ -87,9 +78,7 @@ def test_padding_that_norms_count_goes_through_every_block(prenorm):
     assert not torch.allclose(model(tokens, LENGTHS)[0], y[0])  # through the statistics
 
 
-@pytest.mark.parametrize(
-    "block, name", [(BlockSpec(helpers.PlainBlock, scale=0.5), "PlainBlock"), (MambaBlock, "Smooth")]
-)
+@pytest.mark.parametrize("block, name", [(PLAIN, "PlainBlock"), (MambaBlock, "Smooth")])
 def test_a_users_layer_or_block_only_needs_forward_and_is_named_where_it_lacks_something(block, name):
     model, reset = build(helpers.Smooth, block), torch.zeros(2, 8, dtype=torch.bool)
     y = model(ids(), LENGTHS)
@@ -119,9 +108,9 @@ def test_features_and_scalars_have_steps_too(settings, x):
 
 
 def test_the_embeddings_standard_deviation_is_a_setting():
-    wide, narrow = (build(vocab_size=2000, d_model=16, embedding_std=std) for std in (None, 0.1))
-    assert wide.embedding.weight.std().item() == pytest.approx(1, rel=0.02)
-    assert narrow.embedding.weight.std().item() == pytest.approx(0.1, rel=0.02)
+    for given, std in ((None, 1), (0.1, 0.1)):
+        weight = build(vocab_size=2000, d_model=16, embedding_std=given).embedding.weight
+        assert weight.std().item() == pytest.approx(std, rel=0.02)
 
 
 def test_sinusoids_are_the_papers():

@@ -79,8 +79,7 @@ def test_tokens_as_probable_as_the_last_are_kept_and_no_more_than_needed():
 
 @pytest.mark.parametrize("V, scale", [(7, 1.0), (2500, 0.1), (3000, 4.0)])  # of flat ones more than are sorted first
 def test_top_k_top_p_and_penalty_are_those_of_transformers(V, scale):
-    reason = "transformers, whose definitions these are, is not installed"
-    transformers = pytest.importorskip("transformers", reason=reason)
+    transformers = pytest.importorskip("transformers", reason="transformers, which is compared, is not installed")
     logits = scale * torch.randn(4, V, generator=torch.Generator().manual_seed(0))
     ids = torch.randint(V, (4, 300), generator=torch.Generator().manual_seed(1))
     seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, True)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, S6, SSD, BlockSpec, LayerSpec, Mamba2Block, MambaBlock, S4Block
 from lra_ssm.models import Classifier, LanguageModel
-from tests.models.public_mamba import hf_folder, logits, sizes, sizes2, state_spaces_folder
+from tests.models.public_mamba import Sizes, hf_folder, logits, sizes, sizes2, state_spaces_folder
 
 IDS = torch.randint(20, (2, 19), generator=torch.Generator().manual_seed(3))
 MODELS = {
@@ -39,7 +39,7 @@ def agree(model: LanguageModel, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("s", MODELS.values(), ids=MODELS)
-def test_the_hf_layout_is_read_and_written_as_transformers_does(s: dict[str, Any], tmp_path: Path) -> None:
+def test_the_hf_layout_is_read_and_written_as_transformers_does(s: Sizes, tmp_path: Path) -> None:
     tensors = hf_folder(tmp_path / "a", s)
     model, expected = LanguageModel.from_pretrained(tmp_path / "a"), logits(s, tensors, IDS)
     agree(model, expected)
@@ -64,7 +64,7 @@ def test_the_hf_layout_is_read_and_written_as_transformers_does(s: dict[str, Any
 
 
 @pytest.mark.parametrize("s", [*MODELS.values(), *NORMED.values()], ids=[*MODELS, *NORMED])
-def test_the_layout_of_state_spaces_gives_the_originals_logits(s: dict[str, Any], tmp_path: Path) -> None:
+def test_the_layout_of_state_spaces_gives_the_originals_logits(s: Sizes, tmp_path: Path) -> None:
     tensors = state_spaces_folder(tmp_path / "mamba", s)
     model = LanguageModel.from_pretrained(tmp_path / "mamba", allow_pickle=True)
     assert model.vocab_size == 21 and model.head_weight.shape[0] == (24 if "R" in s else 32)  # padded
@@ -87,7 +87,7 @@ def test_our_own_model_in_the_hf_layout(layer: LayerSpec, block: Any, tmp_path: 
 
 GROUPS = "n_groups 1 do not go together"
 # The layout, sizes, settings of config.json, and what the error says.
-WRONG: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Any], str]] = [
+WRONG: list[tuple[Callable[..., Any], Sizes, Sizes, str]] = [
     (hf_folder, sizes(), {"hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu' can be read"),
     (hf_folder, sizes(), {"hidden_size": "12"}, "hidden_size is '12'; expected the type of 768"),
     (hf_folder, sizes(), {"num_hidden_layers": 0}, "are not all whole numbers of at least 1"),
@@ -112,9 +112,7 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("write, s, settings, message", WRONG)
-def test_settings_that_cannot_be_read_are_one_line(
-    write: Callable[..., Any], s: dict[str, Any], settings: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_unreadable_settings_are_one_line(write: Any, s: Sizes, settings: Sizes, message: str, tmp_path: Path) -> None:
     write(tmp_path / "mamba", s, **settings)
     with pytest.raises(InputError, match=message) as error:
         LanguageModel.from_pretrained(tmp_path / "mamba", allow_pickle=True)
@@ -155,9 +153,7 @@ HEADS = LayerSpec(SSD, head_dim=4)
     (lambda: LanguageModel(HEADS, block=BlockSpec(Mamba2Block, prenorm=False), **TINY), "prenorm is False, not True"),
     (lambda: Classifier(S6, num_classes=2, **TINY), "it has lra_ssm.models.Classifier"),
 ])  # fmt: skip
-def test_models_that_transformers_does_not_have_are_refused(
-    build: Callable[[], Any], reason: str, tmp_path: Path
-) -> None:
+def test_models_that_transformers_lacks_are_refused(build: Callable[[], Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=reason):
         build().save_pretrained(tmp_path / "hf", format="hf")
     assert not (tmp_path / "hf").exists()

@@ -10,22 +10,12 @@ from torch.nn.functional import gelu
 
 from lra_ssm import layers, models
 from lra_ssm.layers import S4D, S6, BlockSpec, LayerSpec, S4Block, mask_padding
-from lra_ssm.models import (
-    Classifier,
-    DualEncoder,
-    LanguageModel,
-    MeanPooling,
-    MLPHead,
-    PlainNetwork,
-    Pretrained,
-    Regressor,
-)
-from tests.helpers import Smooth
+from lra_ssm.models import Classifier, DualEncoder, LanguageModel, MLPHead, PlainNetwork, Regressor
 from tests.layers.cases import ALL
 from tests.models.cases import BOTH_WAYS, IDS, NETWORKS, PAIRS, SIZES, Turn
 
 
-def check_roundtrip(made: Pretrained, inputs: Tensor, folder: Path) -> None:
+def check_roundtrip(made: models.Pretrained, inputs: Tensor, folder: Path) -> None:
     made.train()(inputs)  # norms' statistics are not those of a new network
     made.eval().save_pretrained(folder)
     loaded = models.load_pretrained(folder, nn.Module, trust=[f"{Turn.__module__}.Turn"])
@@ -58,7 +48,7 @@ def test_every_public_layer_block_and_network_is_among_them() -> None:
     stateful = {c for c in classes if isinstance(c, type) and issubclass(c, nn.Module) and hasattr(c, "step")}
     assert stateful - {layers.RecurrentLayer, layers.Block} - used == set()
     classes = [getattr(models, name) for name in models.__all__]
-    networks = {c for c in classes if isinstance(c, type) and issubclass(c, Pretrained)} - {Pretrained}
+    networks = {c for c in classes if isinstance(c, type) and issubclass(c, models.Pretrained)} - {models.Pretrained}
     assert networks == {type(made) for made, _ in NETWORKS.values()}
 
 
@@ -80,14 +70,14 @@ def test_an_example_gives_the_same_by_itself_and_positions_matter(name: str) -> 
 
 @pytest.mark.parametrize("kind", [Classifier, Regressor])
 def test_pooling_leaves_out_padding_that_the_blocks_see(kind):
-    made, lengths = kind(BOTH_WAYS, 3, pooling=MeanPooling, padding="seen", **SIZES), torch.tensor([7, 3])
+    made, lengths = kind(BOTH_WAYS, 3, pooling=models.MeanPooling, padding="seen", **SIZES), torch.tensor([7, 3])
     x = mask_padding(made.backbone(IDS), lengths)  # in training, whose batch norm counts all of the batch
-    torch.testing.assert_close(made(IDS, lengths), made.head(MeanPooling(8)(x, lengths)))
+    torch.testing.assert_close(made(IDS, lengths), made.head(models.MeanPooling(8)(x, lengths)))
 
 
 @pytest.mark.parametrize(
     ("pooling", "expected", "full"),
-    [(MeanPooling, [-1 / 3, -2], -0.25), (models.LastPooling, [3, -2], 0.0), (models.MaxPooling, [3, -2], 3.0)],
+    [(models.MeanPooling, [-1 / 3, -2], -0.25), (models.LastPooling, [3, -2], 0.0), (models.MaxPooling, [3, -2], 3.0)],
 )
 def test_pooling_over_known_values(pooling, expected, full):
     x = torch.tensor([[[1.0], [-5.0], [3.0], [0.0]], [[-2.0], [0.0], [0.0], [0.0]]])
@@ -112,14 +102,6 @@ def test_lengths_are_not_read_where_that_costs_something():
     torch.testing.assert_close(compiled(x, lengths), block.layer(x, lengths))
     on_meta = block.to("meta")(x.to("meta"), torch.tensor([9, 9], device="meta"))
     assert on_meta.shape == x.shape and on_meta.is_meta
-
-
-def test_features_and_a_users_layer_built_once_per_block():
-    made = Classifier(LayerSpec(Smooth, width=5), 2, d_input=3, d_model=4, n_layers=2)
-    made(torch.randn(2, 6, 3)).sum().backward()
-    assert all(p.grad is not None for p in made.parameters())
-    first, second = (block.layer for block in made.backbone.blocks)
-    assert first is not second and first.mix.kernel_size == (5,)
 
 
 def through(linears, vectors, activation=torch.relu):

@@ -114,7 +114,6 @@ WRONG = [
     ("network.init_args.n_layers", 0, "its network cannot be built: n_layers is 0; it must be at least 1"),
     ("network.init_args.n_layers", 3, "is missing in the checkpoint"),
     ("network.init_args.d_model", 10**15, ""),
-    ("network.init_args.d_model", 1e12, ""),
     ("network.init_args.vocab_size", 10**30, ""),
     ("network.init_args.layer.init_args.d_state", 40_000, "A_log is (16, 4) in the checkpoint, (16, 40000) in the"),
     ("network.init_args.block.init_args.expand", 1e300, "cannot be built"),
