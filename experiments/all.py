@@ -1,8 +1,8 @@
-"""Runs all experiments, cheapest first, or writes docs/experiments.md from their results.
+"""Run all experiments, cheapest first, or write docs/experiments.md from their results.
 
-python experiments/all.py                # about 40 minutes of one core; after a kill it continues
-python experiments/all.py --quick        # a few seconds each, to see that they run
-python experiments/all.py --page         # docs/experiments.md from docs/experiments/
+python experiments/all.py                # takes about 40 core-minutes; a killed run continues where it stopped
+python experiments/all.py --quick        # checks in a few seconds each that the scripts run
+python experiments/all.py --page         # writes docs/experiments.md from the results in docs/experiments/
 """
 
 import argparse
@@ -29,97 +29,106 @@ b2s6_fig6 deep_fig3b width_bigram deep_fig3c deep_fig6 b2s6_fig4 deep_fig4 b2s6_
 
 
 class Result(NamedTuple):
-    """An experiment as the page shows it."""
+    """The part of an experiment that the page shows."""
 
     name: str
-    title: str  # first line of the script
-    claims: list[Claim]  # none if a cell is missing, or was made by other code
-    state: str  # what was run
+    title: str  # first line of the script's docstring
+    claims: list[Claim]  # empty if the present code has not run all cells
+    status: str  # the time it took, or how many cells are missing
 
 
 def results() -> list[Result]:
-    """Judge the rows in docs/experiments, by paper. Nothing is judged before the present code has made all cells."""
-    found = []
-    for name in sorted(NAMES, key=lambda one: (list(PAPERS).index(one.partition("_")[0]), one)):
+    """Judge the rows in docs/experiments, by paper. Claims are judged only if the present code has run all cells."""
+    judged = []
+    for name in sorted(NAMES, key=lambda name: (list(PAPERS).index(name.partition("_")[0]), name)):
         module, script = import_module(name), HERE / f"{name}.py"
         cells = module.cells("default")
         rows = load(FOLDER / name / "rows.jsonl", script)
-        left = len(missing(cells, rows))
+        num_missing = len(missing(cells, rows))
         title = (module.__doc__ or "").partition("\n")[0].rstrip(".")
-        if left:
-            state = f"not run: {len(cells) - left} of {len(cells)} cells have a result of the present code."
-            found.append(Result(name, title, [], state))
+        if num_missing:
+            status = f"not run: {len(cells) - num_missing} of {len(cells)} cells have a result of the present code."
+            judged.append(Result(name, title, [], status))
         else:
             table = pd.DataFrame(rows)
-            state = f"{table['seconds'].sum() / 60:.1f} min."
-            found.append(Result(name, title, list(module.claims(table)), state))
-    return found
+            status = f"{table['seconds'].sum() / 60:.1f} min."
+            judged.append(Result(name, title, list(module.claims(table)), status))
+    return judged
 
 
 def pages() -> dict[Path, str]:
-    """Return docs/experiments.md (head.md, verdicts, tail.md) and each experiment's claims (with remarks.yaml)."""
-    every = results()
+    """Return the text of docs/experiments.md (head.md, verdicts, tail.md) and of each claims.md (with remarks.yaml)."""
+    all_results = results()
     remarks: dict[str, str] = yaml.safe_load((FOLDER / "remarks.yaml").read_text())
     counts = {
-        prefix: [sum(c.verdict == verdict for one in every if one.name.startswith(prefix) for c in one.claims)
-                 for verdict in VERDICTS]
+        prefix: [
+            sum(claim.verdict == verdict for r in all_results if r.name.startswith(prefix) for claim in r.claims)
+            for verdict in VERDICTS
+        ]
         for prefix in PAPERS
-    }  # fmt: skip
+    }
     total = [sum(column) for column in zip(*counts.values(), strict=True)]
-    not_run = [one.name for one in every if not one.claims]
+    not_run = [result.name for result in all_results if not result.claims]
     lines = [(FOLDER / "head.md").read_text().rstrip(), "", "## Verdicts", ""]
-    lines += [f"| | {_cells(VERDICTS)} |", "|---|---|---|---|"]
-    lines += [f"| [{name}](#{name.lower().replace(' ', '-')}) | {_cells(counts[p])} |" for p, name in PAPERS.items()]
-    lines += [f"| all {sum(total)} claims | {_cells(total)} |"]
-    lines += ["", f"Not run with the present code, so without a verdict: {', '.join(not_run)}."] if not_run else []
+    lines += [f"| | {_columns(VERDICTS)} |", "|---|---|---|---|"]
+    lines += [f"| [{name}](#{name.lower().replace(' ', '-')}) | {_columns(counts[p])} |" for p, name in PAPERS.items()]
+    lines += [f"| all {sum(total)} claims | {_columns(total)} |"]
+    lines += ["", f"No verdict yet, because the present code has not run: {', '.join(not_run)}."] if not_run else []
     for prefix, paper in PAPERS.items():
-        own = [one for one in every if one.name.startswith(prefix)]
-        lines += ["", f"## {paper}", "", f"`python experiments/{own[0].name}.py` runs the first of these experiments."]
-        for one in own:
-            title = one.title.removeprefix(f"{paper}, ")
-            label = "Numbers, remarks" if one.name in remarks else "Numbers"
-            numbers = f" [{label}](experiments/{one.name}/claims.md)." if one.claims else ""
-            lines += ["", f"### {one.name}", "", f"{title[:1].upper()}{title[1:]}. {one.state}{numbers}"]
-            lines += [""] if one.claims else []
-            lines += [f"- {claim.verdict}: {claim.statement}" for claim in one.claims]
-            lines += ["", f"![{one.name}](experiments/{one.name}/figure.png)"] if one.claims else []
+        of_paper = [result for result in all_results if result.name.startswith(prefix)]
+        lines += ["", f"## {paper}", ""]
+        lines += [f"`python experiments/{of_paper[0].name}.py` runs the first of these experiments."]
+        for result in of_paper:
+            name, title = result.name, result.title.removeprefix(f"{paper}, ")
+            label = "Numbers, remarks" if name in remarks else "Numbers"
+            link = f" [{label}](experiments/{name}/claims.md)." if result.claims else ""
+            lines += ["", f"### {name}", "", f"{title[:1].upper()}{title[1:]}. {result.status}{link}"]
+            lines += [""] if result.claims else []
+            lines += [f"- {claim.verdict}: {claim.statement}" for claim in result.claims]
+            lines += ["", f"![{name}](experiments/{name}/figure.png)"] if result.claims else []
     details = {
-        FOLDER / one.name / "claims.md": claims_page(one, remarks.get(one.name, "")) for one in every if one.claims
+        FOLDER / result.name / "claims.md": claims_page(result, remarks.get(result.name, ""))
+        for result in all_results
+        if result.claims
     }
     return {PAGE: "\n".join([*lines, "", (FOLDER / "tail.md").read_text()]), **details}
 
 
-def claims_page(one: Result, remark: str) -> str:
-    """Return the claims of an experiment with their rules, each of which stands once, numbers and the remark."""
-    lines = [f"# {one.name}", "", f"{one.title}. [How a claim is judged](../../experiments.md#how-a-claim-is-judged)."]
+def claims_page(result: Result, remark: str) -> str:
+    """Return claims.md of an experiment: each claim with its rule, verdict and numbers, then the remark."""
+    lines = [f"# {result.name}", ""]
+    lines += [f"{result.title}. [How a claim is judged](../../experiments.md#how-a-claim-is-judged)."]
     lines += ["", "| | claim | holds if | verdict | numbers |", "|---|---|---|---|---|"]
-    first: dict[str, int] = {}
-    for number, claim in enumerate(one.claims, 1):
-        seen = first.setdefault(claim.rule, number)
-        rule = claim.rule if seen == number else f"as {seen}"
-        lines.append(f"| {number} | {_cells((claim.statement, rule, claim.verdict, claim.found))} |")
+    first_use: dict[str, int] = {}  # rule to the number of the claim that states it
+    for number, claim in enumerate(result.claims, 1):
+        first = first_use.setdefault(claim.rule, number)
+        rule = claim.rule if first == number else f"same as {first}"
+        lines.append(f"| {number} | {_columns((claim.statement, rule, claim.verdict, claim.found))} |")
     lines += ["", remark.strip()] if remark else []
     return "\n".join([*lines, ""])
 
 
-def _cells(values: Iterable[Any]) -> str:
+def _columns(values: Iterable[Any]) -> str:
     return " | ".join(str(value).replace("|", "\\|") for value in values)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--page", action="store_true", help="write docs/experiments.md and its claims, and run nothing")
-    options, passed = parser.parse_known_args()
+    parser.add_argument(
+        "--page", action="store_true", help="write docs/experiments.md and each claims.md; runs nothing"
+    )
+    options, script_args = parser.parse_known_args()
     if options.page:
         for file, text in pages().items():
             file.write_text(text)
         return 0
-    commands: dict[str, Any] = {name: [sys.executable, str(HERE / f"{name}.py"), *passed] for name in NAMES}
-    if "--long" in passed:  # few have one
+    commands: dict[str, Any] = {name: [sys.executable, str(HERE / f"{name}.py"), *script_args] for name in NAMES}
+    if "--long" in script_args:  # only a few scripts have a long form
         modules = {name: import_module(name) for name in NAMES}
-        commands = {n: c for n, c in commands.items() if modules[n].cells("long") != modules[n].cells("default")}
+        long_forms = [name for name, module in modules.items() if module.cells("long") != module.cells("default")]
+        commands = {name: commands[name] for name in long_forms}
     failed = [name for name, command in commands.items() if subprocess.run(command).returncode]
-    print(f"failed: {', '.join(failed)}" if failed else f"{len(commands)} experiments are done")
+    print(f"failed: {', '.join(failed)}" if failed else f"{len(commands)} experiments finished")
     return bool(failed)
 
 

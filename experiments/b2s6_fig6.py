@@ -1,11 +1,13 @@
 """B2S6, figure 6: whether S6's Δ makes its training unstable.
 
-Source: Yu & Erichson 2025, appendix E: G(u) = Σ θ_j u_j, S4D and S6 with a rate of 0.001 for Δ's parameters, S6 with
-them frozen, root mean square of the error over steps; section 3: inputs in [0, 1], u_L = 1. Ours, since the paper does
-not give them: θ_j = 0.95^(L-j), a memory that fades, which S6 can learn (it cannot learn a θ of white noise, nor from
-inputs N(0, 1): its output is u_L times something that is even in each other input, but for what Δ does); the network of
-eq. 5 with GELU, 16 channels, 16 states, 100 positions, fresh batches of 64, 2,000 steps of AdamW at a constant 0.01, A
-(and S4D's B) 0.001.
+Source: Yu & Erichson 2025, appendix E: G(u) = Σ θ_j u_j; S4D and S6 with a learning rate of 0.001 for the parameters
+of Δ, and S6 with Δ frozen; root mean squared error over steps. Section 3: inputs in [0, 1], u_L = 1. Our choices, which
+the paper does not give: θ_j = 0.95^(L-j), a fading memory, which S6 can learn; the network of eq. 5 with GELU, 16
+channels, 16 states, 100 positions, fresh batches of 64, 2,000 steps of AdamW at a constant 0.01 (0.001 for A and S4D's
+B).
+
+S6 cannot learn a θ of white noise, and it cannot learn from inputs N(0, 1): apart from the effect of Δ, its output is
+u_L times a function that is even in every other input.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,13 +19,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from helper import Cell, Claim, Claims, Rows, Size, beyond, grid, main, mean, only, train
+from helper import Cell, Claim, Claims, Rows, Size, clearly_positive, grid, main, mean_and_std, only, train
 from lra_ssm.models import PlainNetwork
 from lra_ssm.tasks import OptimizerSettings, RoleSettings
 from units import COLORS, unit_spec, without_skip
 
 LENGTH, BIN = 100, 40
-MODELS = {"S4D": ("S4D", 0.001), "S6": ("S6", 0.001), "S6, Δ frozen": ("S6", 0.0)}  # unit, rate of Δ
+MODELS = {"S4D": ("S4D", 0.001), "S6": ("S6", 0.001), "S6, Δ frozen": ("S6", 0.0)}  # unit, learning rate of Δ
 
 
 def cells(size: Size) -> list[Cell]:
@@ -64,7 +66,7 @@ def _batches(seed: int) -> Iterator[SimpleNamespace]:
 
 
 def spikes(losses: Sequence[float], width: int = 10) -> int:
-    """Count how often the median of `width` steps rises above 1.5 times the lowest so far; a spike ends below 1.2."""
+    """Count how often the median of `width` steps rises above 1.5 times its minimum; a spike ends below 1.2 times."""
     levels = [median(losses[i : i + width]) for i in range(0, len(losses) - width + 1, width)]
     count, inside, lowest = 0, False, levels[0]
     for level in levels:
@@ -77,20 +79,20 @@ def spikes(losses: Sequence[float], width: int = 10) -> int:
 
 
 def claims(rows: pd.DataFrame) -> Claims:
-    ends = rows[rows["step"] == rows["step"].max()]
-    count = {name: mean(only(ends, model=name)["spikes"]) for name in MODELS}
-    learned = only(ends, model="S6")["loss"].max() < 0.2 * only(rows, model="S6", step=BIN)["loss"].min()
+    final = rows[rows["step"] == rows["step"].max()]
+    count = {name: mean_and_std(only(final, model=name)["spikes"]) for name in MODELS}
+    learned = only(final, model="S6")["loss"].max() < 0.2 * only(rows, model="S6", step=BIN)["loss"].min()
     for other, statement in {
-        "S4D": "S6's loss goes up and down where S4D's falls smoothly",
-        "S6, Δ frozen": "with Δ frozen S6 trains more smoothly than with Δ trained",
+        "S4D": "S6's loss goes up and down while S4D's falls smoothly",
+        "S6, Δ frozen": "S6 trains more smoothly with Δ frozen than with Δ trained",
     }.items():
-        over = beyond(count["S6"][0] - count[other][0], max(count["S6"][1], count[other][1]))
+        more_spikes = clearly_positive(count["S6"][0] - count[other][0], max(count["S6"][1], count[other][1]))
         yield Claim(
             statement,
-            "S6 has more spikes; a spike lasts from where the median loss of 10 steps rises above 1.5 times its lowest"
-            " value to where it is below 1.2 times that value; undecided if S6's loss does not fall to a fifth",
-            over if learned else None,
-            {name: count[name] for name in ("S6", other)},
+            "S6 has more spikes; a spike starts where the median loss of 10 steps rises above 1.5 times its minimum so"
+            " far and ends where it falls below 1.2 times; undecided if S6's loss does not fall to a fifth",
+            more_spikes if learned else None,
+            {f"spikes of {name}:": count[name] for name in ("S6", other)},
         )
 
 
@@ -101,9 +103,9 @@ def draw(rows: pd.DataFrame, figure: Figure) -> None:
         for _, curve in chosen.groupby("seed"):
             axes.plot(curve["step"], curve["loss"], color=color, linewidth=1)
             axes.fill_between(curve["step"], curve["loss"], curve["highest"], color=color, alpha=0.2, lw=0)
-        total = "; ".join(f"{one['spikes'].iloc[0]}" for _, one in chosen.groupby("seed"))
-        axes.set(yscale="log", xlabel="step", title=f"{model}\nspikes by seed: {total}")
-    figure.axes[0].set_ylabel("RMS error, a line a seed,\nup to the highest of each bin")
+        counts = "; ".join(f"{curve['spikes'].iloc[0]}" for _, curve in chosen.groupby("seed"))
+        axes.set(yscale="log", xlabel="step", title=f"{model}\nspikes by seed: {counts}")
+    figure.axes[0].set_ylabel("RMS error (one line per seed,\nshaded up to the maximum)")
 
 
 if __name__ == "__main__":

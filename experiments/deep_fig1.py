@@ -1,7 +1,7 @@
 """Deep linear SSMs, figure 1: correlation and variance of the states through ten layers, by proposition 1.
 
-Source: see students.py; section 3.1. Proposition 1 itself, against simulated noise, is a test of lra_ssm.analysis.
-Values of ρ in figure 1C are ours.
+Source: see students.py; section 3.1. A test of lra_ssm.analysis compares proposition 1 with simulated noise. The paper
+does not give the values of ρ in figure 1C; we chose them.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from lra_ssm.analysis import autocorrelations, latent_variances
 from students import short
 
 LAYERS = 10
-RHOS, GROWTH = (0.0, 0.5, 0.9, 0.99, 1.0), (0.95, 0.4)  # figure 1C
+RHOS, GROWTH = (0.0, 0.5, 0.9, 0.99, 1.0), (0.95, 0.4)  # figure 1C; GROWTH has the values of λ
 
 
 def cells(size: Size) -> list[Cell]:
@@ -32,21 +32,21 @@ def run(what: str, λ: float, rho: float) -> Rows:
 
 
 def claims(rows: pd.DataFrame) -> Claims:
-    steps = rows.query("lag > 0").sort_values("layer").groupby(["rho", "lag"])["R"].agg(np.diff).explode().astype(float)
+    rises = rows.query("lag > 0").sort_values("layer").groupby(["rho", "lag"])["R"].agg(np.diff).explode().astype(float)
     yield Claim(
-        "outputs become more correlated with each layer, whether inputs are or not",
-        "R(Δ)/R(0) rises with every layer at each shown lag up to 100, for λ = 0.9 and ρ = 0 and 0.95",
-        bool((steps > 0).all()),
-        {"least rise": steps.min(), "lags and layers": len(steps)},
+        "outputs become more correlated with each layer, for correlated and uncorrelated inputs",
+        "R(Δ)/R(0) rises with every layer at each plotted lag up to 100, for λ = 0.9 and ρ = 0 and 0.95",
+        bool((rises > 0).all()),
+        {"smallest rise:": rises.min(), "pairs of lag and layer:": len(rises)},
     )
     powers = rows.query("what == 'growth'").pivot(index=["λ", "rho"], columns="layer", values="power")
     rate = powers[LAYERS] / powers[LAYERS - 1]
     rate = rate / rate.xs(1.0, level="rho")
     yield Claim(
         "after a few layers the states' variance grows at the same rate for all ρ",
-        "R(0) of layer 10 over that of layer 9 is that of ρ = 1 within 10 %",
+        "R(0) of layer 10 divided by R(0) of layer 9 is within 10 % of its value for ρ = 1",
         bool((abs(rate - 1) <= 0.1).all()),
-        {"least share": rate.min(), "greatest": rate.max()},
+        {"smallest ratio to ρ = 1:": rate.min(), "largest:": rate.max()},
     )
 
 
@@ -54,13 +54,13 @@ def draw(rows: pd.DataFrame, figure: Figure) -> None:
     figure.set_size_inches(10, 3.3)
     left, middle, right = figure.subplots(1, 3)
     for axes, rho in ((left, 0.0), (middle, 0.95)):
-        for k, part in rows.query("what == 'acf' and rho == @rho").groupby("layer"):
-            axes.plot(part["lag"], part["R"], color=f"{0.85 - 0.08 * k:.2f}", linewidth=1.1, label=f"layer {k}")
-        axes.set(xlabel="lag Δ in positions", ylabel="R(Δ) / R(0)", title=f"λ = 0.9, inputs of ρ = {rho:g}")
+        for k, group in rows.query("what == 'acf' and rho == @rho").groupby("layer"):
+            axes.plot(group["lag"], group["R"], color=f"{0.85 - 0.08 * k:.2f}", linewidth=1.1, label=f"layer {k}")
+        axes.set(xlabel="lag Δ in positions", ylabel="R(Δ) / R(0)", title=f"λ = 0.9, inputs with ρ = {rho:g}")
     left.legend(fontsize=6, ncols=2)
-    for (value, rho), part in rows.query("what == 'growth'").groupby(["λ", "rho"]):
+    for (value, rho), group in rows.query("what == 'growth'").groupby(["λ", "rho"]):
         style, color = "-" if value == GROWTH[0] else "--", f"C{RHOS.index(rho)}"
-        right.plot(part["layer"], part["power"], style, color=color, label=f"λ = {value:g}, ρ = {rho:g}")
+        right.plot(group["layer"], group["power"], style, color=color, label=f"λ = {value:g}, ρ = {rho:g}")
     right.set(yscale="log", xlabel="layer (0: the input)", ylabel="variance of the state R(0)", ylim=(None, 1e36))
     right.legend(fontsize=6, ncols=2, loc="upper left")
 

@@ -1,8 +1,8 @@
 """Deep linear SSMs, figure 2: an impulse and white noise through ten layers.
 
-Source: see students.py; section 3.2. Group delay and frequency response (proposition 2, eq. 4) are tests of
-lra_ssm.analysis. How inputs are normalized in figure 2B is not said: here B is sqrt(1 - λ²), LRU's γ. Length of the
-noise is ours.
+Source: see students.py; section 3.2. Tests of lra_ssm.analysis check the group delay and the frequency response
+(proposition 2, eq. 4). Our choices, which the paper does not give: figure 2B normalizes inputs by B = sqrt(1 - λ²),
+LRU's γ; the length of the noise.
 """
 
 from itertools import accumulate
@@ -26,7 +26,7 @@ def cells(size: Size) -> list[Cell]:
 
 
 def run(normalize: bool, length: int) -> Rows:
-    """Yield what is measured after each layer, and the outputs at a few positions."""
+    """Yield the measurements after each layer, and the layer's outputs at some positions."""
     layer = DeepLinearSSM(1, n_layers=1, normalize=normalize, trained="A").double().requires_grad_(False)
     layer.eigenvalue_weight.fill_(EIGENVALUE)
 
@@ -38,7 +38,7 @@ def run(normalize: bool, length: int) -> Rows:
     n = 2 * length
     spectrum = torch.fft.rfft(outputs[0][:, 1000:], n)
     for k in range(1, LAYERS + 1):
-        h, y = responses[k][0], outputs[k][:, 1000:]  # the start of the noise is not stationary
+        h, y = responses[k][0], outputs[k][:, 1000:]  # without the start, which is not stationary
         across = torch.fft.irfft(spectrum.conj() * torch.fft.rfft(y, n), n)[:, :300].mean(0)
         lag_1 = float((y[:, 1:] * y[:, :-1]).mean() / y.square().mean())
         peak = {"peak": float(h.max()), "peak_at": int(h.argmax()), "half_width": int((h >= h.max() / 2).sum())}
@@ -49,48 +49,49 @@ def run(normalize: bool, length: int) -> Rows:
 
 
 def claims(rows: pd.DataFrame) -> Claims:
-    layers = {kind: only(rows[rows["t"].isna()], normalize=kind).sort_values("layer") for kind in (False, True)}
+    measured = rows[rows["t"].isna()]
+    layers = {normalize: only(measured, normalize=normalize).sort_values("layer") for normalize in (False, True)}
 
-    def rise(kind: bool, *columns: str) -> bool:
-        return bool((np.diff(layers[kind][[*columns]].to_numpy(), axis=0) > 0).all())
+    def all_rise(normalize: bool, *columns: str) -> bool:
+        return bool((np.diff(layers[normalize][[*columns]].to_numpy(), axis=0) > 0).all())
 
-    for kind, columns, statement in (
-        (False, ("peak", "peak_at", "half_width"), "layers amplify an impulse, and what comes out is later and longer"),
-        (True, ("peak_at", "half_width"), "with normalized inputs the peak still moves on with every layer"),
+    for normalize, columns, statement in (
+        (False, ("peak", "peak_at", "half_width"), "each layer amplifies an impulse, delays it and makes it longer"),
+        (True, ("peak_at", "half_width"), "with normalized inputs each layer still delays the peak"),
     ):
-        last = layers[kind].iloc[-1]
+        last = layers[normalize].iloc[-1]
         yield Claim(
             statement,
-            f"{'peak, ' if not kind else ''}its position and the width at half of it rise with every layer",
-            rise(kind, *columns),
-            {"peak after ten layers": last["peak"], "at": last["peak_at"], "width": last["half_width"]},
+            f"the peak's {'' if normalize else 'height, '}position and width at half height rise with every layer",
+            all_rise(normalize, *columns),
+            {"after ten layers, height:": last["peak"], "position:": last["peak_at"], "width:": last["half_width"]},
         )
-    apart = (layers[False]["noise_delay"] - layers[False]["peak_at"]).abs().max(skipna=False)
+    distance = (layers[False]["noise_delay"] - layers[False]["peak_at"]).abs().max(skipna=False)
     yield Claim(
         "each layer delays white noise and smooths it",
         "R(1)/R(0) of the outputs rises with every layer, and the correlation of input and output peaks within 10"
         " positions of the impulse response's peak",
-        rise(False, "lag_1") and apart <= 10,
-        {"R(1)/R(0) at most": layers[False]["lag_1"].max(skipna=False), "peaks apart": apart},
+        all_rise(False, "lag_1") and distance <= 10,
+        {"largest R(1)/R(0):": layers[False]["lag_1"].max(skipna=False), "largest distance of the peaks:": distance},
     )
 
 
 def draw(rows: pd.DataFrame, figure: Figure) -> None:
     figure.set_size_inches(10, 3.3)
     left, middle, right = figure.subplots(1, 3)
-    for axes, kind, value in ((left, False, "impulse"), (middle, True, "impulse"), (right, False, "noise")):
-        for k, part in only(rows, normalize=kind).dropna(subset="t").groupby("layer"):
-            shown = part[value] / part[value].max() if kind else part[value]
-            axes.plot(part["t"], shown, color=f"{0.85 - 0.08 * k:.2f}", linewidth=1.1, label=f"layer {k}")
+    for axes, normalize, value in ((left, False, "impulse"), (middle, True, "impulse"), (right, False, "noise")):
+        for k, group in only(rows, normalize=normalize).dropna(subset="t").groupby("layer"):
+            outputs = group[value] / group[value].max() if normalize else group[value]
+            axes.plot(group["t"], outputs, color=f"{0.85 - 0.08 * k:.2f}", linewidth=1.1, label=f"layer {k}")
         axes.set(xlabel="position t")
     left.set(title="impulse, λ = 0.9", yscale="log", ylim=(1e-3, None), ylabel="output of the layer")
-    middle.set(title="impulse, normalized", ylabel="output over its peak")
-    right.set(title="white noise", ylabel="output over its deviation")
+    middle.set(title="impulse, normalized inputs", ylabel="output / its peak")
+    right.set(title="white noise", ylabel="output / its standard deviation")
     middle.legend(fontsize=6)
     for axes in (left, middle):
         axes.axvline(group_delay([EIGENVALUE] * LAYERS), color="#888888", linestyle=":")
-        at = {"xy": (94, 0.02), "xycoords": ("data", "axes fraction")}
-        axes.annotate("group delay of\n10 layers: 90", **at, fontsize=7, color="#555555")
+        position = {"xy": (94, 0.02), "xycoords": ("data", "axes fraction")}
+        axes.annotate("group delay of\n10 layers: 90", **position, fontsize=7, color="#555555")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,22 @@
-"""Deep linear SSMs, figure 3A: where a student of two layers puts a teacher's timescales.
+"""Deep linear SSMs, figure 3A: how a student of two layers learns the timescales of a one-layer teacher.
 
-Source: see students.py. The teacher has one layer with λ of 0.9 and 0.99, the student two layers of two states. Ours,
-since the paper does not give them: sequences of 100 positions (the end of training A only depends on it: with 256 the λ
-end at 0.70 and -0.43 instead of 0.61 and -0.33), rate, steps, and that B and C start at 1, fixed or trained. The B
-printed for figure 3A, with C fixed, have the same norm in both layers, which gradient flow keeps from such a start.
-The layers of a linear student may be exchanged without changing its outputs; the first is here that of the largest λ.
+Source: see students.py. The teacher has one layer with λ = 0.9 and 0.99; the student has two layers of two states. Our
+choices, which the paper does not give: the learning rate; the number of steps; B and C start at 1, whether fixed or
+trained; sequences have 100 positions. The length matters if only A is trained: with 256 positions λ end at 0.70 and
+-0.43 instead of 0.61 and -0.33. The printed B for figure 3A, with C fixed, have the same norm in both layers; gradient
+flow preserves this if they start at 1. Swapping the layers of a linear student does not change its outputs; we call the
+layer with the largest λ the first.
 """
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from helper import Cell, Claim, Claims, Rows, Size, grid, main, mean
-from students import draw_legend, draw_path, started, states, teacher_response, training
+from helper import Cell, Claim, Claims, Rows, Size, grid, main, mean_and_std
+from students import and_list, draw_legend, draw_path, started, states, teacher_response, training
 
 TEACHER = (0.9, 0.99)
-PRINTED = (0.98, 0.61, -0.33, -0.33)  # section 4.1: the two layers at which training A only ends
+PRINTED = (0.98, 0.61, -0.33, -0.33)  # section 4.1: the final λ of the two layers if only A is trained
 
 
 def cells(size: Size) -> list[Cell]:
@@ -34,44 +35,45 @@ def run(trained: str, start: str, students: int, steps: int) -> Rows:
         yield from states(step, layer, errors, chosen)
 
 
-def _ends(rows: pd.DataFrame, value: str, trained: str, start: str = "ones") -> np.ndarray:
-    """λ or B of each student at the end, (D, 4): the first layer's two by falling λ, then the other's."""
-    end = rows.query("trained == @trained and start == @start and step == steps")
-    found = []
-    for _, one in end.groupby("student"):
-        first = one["layer"] == one.loc[one["λ"].fillna(-np.inf).idxmax(), "layer"]
-        found.append(one.assign(first=first).sort_values(["first", "λ"], ascending=False)[value])
-    return np.array(found)
+def _final_values(rows: pd.DataFrame, value: str, trained: str, start: str = "ones") -> np.ndarray:
+    """Return the final λ or B of each student, (D, 4): the first layer by decreasing λ, then the second layer."""
+    final = rows.query("trained == @trained and start == @start and step == steps")
+    values = []
+    for _, student in final.groupby("student"):
+        first = student["layer"] == student.loc[student["λ"].fillna(-np.inf).idxmax(), "layer"]
+        values.append(student.assign(first=first).sort_values(["first", "λ"], ascending=False)[value])
+    return np.array(values)
 
 
 def claims(rows: pd.DataFrame) -> Claims:
-    ends = _ends(rows, "λ", "A")
+    eigenvalues = _final_values(rows, "λ", "A")
     yield Claim(
-        "with only A trained, λ end at 0.98 and 0.61 in one layer and twice at -0.33 in the other",
-        "the mean of each over students is within 0.05 of the print",
-        bool(np.abs(ends.mean(0) - PRINTED).max() <= 0.05),
-        {f"λ{i + 1}": mean(pd.Series(values)) for i, values in enumerate(ends.T)},
+        "with only A trained, λ end at 0.98 and 0.61 in one layer and both at -0.33 in the other",
+        "the mean of each λ over students is within 0.05 of the printed value",
+        bool(np.abs(eigenvalues.mean(0) - PRINTED).max() <= 0.05),
+        {f"λ{i + 1}:": mean_and_std(pd.Series(values)) for i, values in enumerate(eigenvalues.T)},
     )
     for trained in ("AB", "AC", "ABC"):
-        exact = {
-            start: (np.abs(_ends(rows, "λ", trained, start)[:, :2] - (0.99, 0.9)) <= 0.01).all(1).mean()
+        share = {  # of students that learn both λ
+            start: (np.abs(_final_values(rows, "λ", trained, start)[:, :2] - (0.99, 0.9)) <= 0.01).all(1).mean()
             for start in ("ones", "normal")
             if ((rows["trained"] == trained) & (rows["start"] == start)).any()
         }
         yield Claim(
-            f"with {' and '.join(trained)} trained, one layer learns the teacher's λ exactly",
+            f"with {and_list(trained)} trained, one layer learns the teacher's λ exactly",
             "both λ of a layer are within 0.01 of 0.99 and 0.9 in at least 4 of 5 students that start from ones; does"
-            " not hold if in fewer than half",
-            True if exact["ones"] >= 0.8 else False if exact["ones"] < 0.5 else None,
-            {"share of students from ones": exact["ones"], "from N(0, 1)": exact["normal"]},
+            " not hold if fewer than half of them succeed",
+            True if share["ones"] >= 0.8 else False if share["ones"] < 0.5 else None,
+            {"share of students from ones:": share["ones"], "from N(0, 1):": share["normal"]},
         )
-    ends = _ends(rows, "B", "AB")
-    first, second = mean(pd.Series(ends[:, :2].flatten())), mean(pd.Series(ends[:, 2:].sum(1)))
+    B = _final_values(rows, "B", "AB")
+    first, second_sum = mean_and_std(pd.Series(B[:, :2].flatten())), mean_and_std(pd.Series(B[:, 2:].sum(1)))
     yield Claim(
-        "with C fixed, B ends at 0.70 twice in the layer with the teacher's λ, and at 0.57 and 0.84 in the other",
-        "means over students within 0.05 of 0.70; the sum of the other two, which are free, within 0.1 of 1.41",
-        abs(first[0] - 0.70) <= 0.05 and abs(second[0] - 1.41) <= 0.1,
-        {"B of the first layer": first, "sum of the other's": second},
+        "with C fixed, both B end at 0.70 in the layer with the teacher's λ, and at 0.57 and 0.84 in the other",
+        "the mean B of the first layer is within 0.05 of 0.70; in the second layer only the sum is determined, and its"
+        " mean is within 0.1 of 1.41",
+        abs(first[0] - 0.70) <= 0.05 and abs(second_sum[0] - 1.41) <= 0.1,
+        {"B of the first layer:": first, "sum of the second layer's:": second_sum},
     )
 
 

@@ -1,10 +1,10 @@
-"""StableSSM, figure 3 (a): |gradient| / |weight| of recurrent weights in training, by f.
+"""StableSSM, figure 3 (a): |gradient| / |weight| of recurrent weights during training, for each f.
 
-Source: Wang & Li 2024, section 4.1, appendix F.1: linear functionals of ρ(t) = (t + 1)^-1.1, length 100, tanh in the
-readout, batches of 512, rate 0.01; each f, of discrete time, starts from the same eigenvalues. Ours, since the paper
-does not give them: 8 states, timescales evenly from 4 to 1,000 steps in their logarithms (at 2 steps softplus has
-w = 0, at 1.6 exp, where the ratio has a pole), AdamW at a constant rate with decay 0.01, as in the public code, 4,000
-steps, three seeds.
+Source: Wang & Li 2024, section 4.1, appendix F.1: linear functionals with ρ(t) = (t + 1)^-1.1, length 100, tanh in the
+readout, batches of 512, learning rate 0.01; each f, in its discrete-time form, starts from the same eigenvalues. Our
+choices, which the paper does not give: 8 states; timescales from 4 to 1,000 steps, evenly spaced in their logarithm
+(where w = 0, the ratio has a pole; softplus has w = 0 at 2 steps, exp at 1.6); AdamW at a constant learning rate with
+weight decay 0.01, as in the public code; 4,000 steps; three seeds.
 """
 
 import math
@@ -23,11 +23,11 @@ from helper import (
     Rows,
     Size,
     batches,
-    beyond,
+    clearly_positive,
     draw_mean,
     grid,
     main,
-    mean,
+    mean_and_std,
     only,
     train,
 )
@@ -38,7 +38,7 @@ from lra_ssm.tasks import OptimizerSettings, RoleSettings
 FORMS = ("direct", "relu", "exp", "softplus", "tanh", "best")
 ROLES = {"recurrent": RoleSettings(lr=0.01, weight_decay=0.01), "no_decay": RoleSettings(weight_decay=0.01)}
 OPTIMIZER = OptimizerSettings(lr=0.01, weight_decay=0.01, roles=ROLES, warmup_steps=0, min_lr_factor=1.0)
-SETTLED = 1000  # the step at which the figure begins
+SETTLED = 1000  # the first step that is judged, where the figure begins
 BIN = 100
 
 
@@ -69,29 +69,30 @@ def run(seed: int, form: str, steps: int, batch: int) -> Rows:
 def claims(rows: pd.DataFrame) -> Claims:
     late = rows[rows["step"] >= SETTLED]
     runs = late.groupby(["form", "seed"]).agg(
-        level=("log_ratio", lambda one: one.mean(skipna=False)),
-        peak=("log_peak", lambda one: one.max(skipna=False)),
-        loss=("loss", lambda one: one.iloc[-1]),
+        level=("log_ratio", lambda values: values.mean(skipna=False)),
+        peak=("log_peak", lambda values: values.max(skipna=False)),
+        loss=("loss", lambda values: values.iloc[-1]),
     ).reset_index()  # fmt: skip
     for value, statement in {
-        "level": "in training best has the smallest ratios of relu, softplus, exp, best and tanh",
-        "peak": "of these f, best has the smallest maximum of the ratio",
+        "level": "among relu, softplus, exp, best and tanh, best has the smallest ratios during training",
+        "peak": "among these f, best has the smallest maximum of the ratio",
     }.items():
-        found = {form: mean(only(runs, form=form)[value]) for form in FORMS}
-        pairs = [beyond(found[b][0] - found["best"][0], found["best"][1] + found[b][1]) for b in FORMS[1:-1]]
+        ratios = {form: mean_and_std(only(runs, form=form)[value]) for form in FORMS}
+        best, best_std = ratios["best"]
+        best_is_smaller = [clearly_positive(ratios[f][0] - best, best_std + ratios[f][1]) for f in FORMS[1:-1]]
         yield Claim(
             statement,
             f"the {'mean' if value == 'level' else 'maximum'} of log10 max |gradient|/|weight| from step 1,000 on is"
-            " smallest under best",
-            False if False in pairs else None if None in pairs else True,
-            found,
+            " smallest for best",
+            False if False in best_is_smaller else None if None in best_is_smaller else True,
+            {f"{form}:": ratio for form, ratio in ratios.items()},
         )
-    losses = {form: mean(only(runs, form=form)["loss"]) for form in FORMS[1:]}
+    losses = {form: mean_and_std(only(runs, form=form)["loss"]) for form in FORMS[1:]}
     yield Claim(
-        "training losses are similar across these f",
-        "the mean losses of the last 100 steps are within a factor of 2",
+        "training losses are similar for these f",
+        "the mean losses of the last 100 steps are within a factor of 2 of each other",
         max(losses.values())[0] <= 2 * min(losses.values())[0],
-        losses,
+        {f"{form}:": loss for form, loss in losses.items()},
     )
 
 
@@ -100,10 +101,10 @@ def draw(rows: pd.DataFrame, figure: Figure) -> None:
     left, right = figure.subplots(1, 2)
     left.set(xlabel="step", ylabel="log₁₀ of max |gradient| / |weight|")
     right.set(yscale="log", xlabel="step", ylabel="training loss")
-    for form, own in rows.groupby("form", sort=False):
+    for form, group in rows.groupby("form", sort=False):
         for axes, name in ((left, "log_ratio"), (right, "loss")):
-            draw_mean(axes, own, "step", name, color=FORM_COLORS[str(form)], label=form)
-    right.legend(fontsize=8, title="mean ± deviation of seeds,\nof 100 steps", title_fontsize=8)
+            draw_mean(axes, group, "step", name, color=FORM_COLORS[str(form)], label=form)
+    right.legend(fontsize=8, title="mean ± deviation over seeds,\nof 100 steps each", title_fontsize=8)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""StableSSM, figure 6: how the scale of the gradient, G_f(w) / |w|, varies over weights, by f.
+"""StableSSM, figure 6: how the scale of the gradient, G_f(w) / |w|, varies over weights, for each f.
 
 Source: Wang & Li 2024, section 3.4, appendix E, table 5: G_f = |f'|/f² in continuous time, |f'|/(1 - f)² in discrete
-time. Each f is looked at on the same eigenvalues: λ from 0.5 to 0.999 in discrete time, -10 to -0.001 in continuous
-time. Over the same weights, as the figure has it, direct is cut at |w| = 1 while others go on to 10. a = 1, b = 0.5 for
-best, b = 0.02 in continuous time, which the range of λ needs.
+time. We compare each f at the same eigenvalues: λ from 0.5 to 0.999 in discrete time, -10 to -0.001 in continuous time.
+The figure compares them at the same weights, where direct ends at |w| = 1 while others go on to 10. best has a = 1 and
+b = 0.5, in continuous time b = 0.02, because larger b do not reach this range of λ.
 """
 
 import math
@@ -31,7 +31,7 @@ def run(time: str, points: int) -> Rows:
         values = -torch.logspace(-3, 1, points, dtype=torch.float64)
     else:
         edges = torch.logspace(-3, math.log10(0.5), points + 1, dtype=torch.float64)
-        values = 1 - (edges[1:] * edges[:-1]).sqrt()  # not 0.5 itself, where softplus has w = 0
+        values = 1 - (edges[1:] * edges[:-1]).sqrt()  # excludes 0.5, where softplus has w = 0
     for form in FORMS[time]:
         f = Parameterization(form, time, b=(0.02 if time == "continuous" else 0.5) if form == "best" else None)
         w = f.inverse(values)
@@ -41,24 +41,24 @@ def run(time: str, points: int) -> Rows:
 
 def claims(rows: pd.DataFrame) -> Claims:
     for time in FORMS:
-        spread = {
+        deviation = {
             form: float(np.log10(only(rows, time=time, form=form)["ratio"].to_numpy()).std())
             for form in ("softplus", "direct", "exp")
         }
         yield Claim(
             f"softplus is generally milder than direct and exp ({time} time)",
-            "the deviation of log10(G_f/|w|) over equal λ is least for softplus",
-            spread["softplus"] < min(spread["direct"], spread["exp"]),
-            spread,
+            "at equal λ, log10(G_f/|w|) has the smallest standard deviation for softplus",
+            deviation["softplus"] < min(deviation["direct"], deviation["exp"]),
+            {f"{form}:": value for form, value in deviation.items()},
         )
 
 
 def draw(rows: pd.DataFrame, figure: Figure) -> None:
     figure.set_size_inches(9, 3.6)
     for axes, time in zip(figure.subplots(1, 2), FORMS, strict=True):
-        for form, own in only(rows, time=time).groupby("form", sort=False):
-            distance = 1 - own["eigenvalue"] if time == "discrete" else -own["eigenvalue"]
-            axes.plot(distance, own["ratio"], color=FORM_COLORS[str(form)], label=form)
+        for form, group in only(rows, time=time).groupby("form", sort=False):
+            distance = 1 - group["eigenvalue"] if time == "discrete" else -group["eigenvalue"]
+            axes.plot(distance, group["ratio"], color=FORM_COLORS[str(form)], label=form)
         label = "1 - λ" if time == "discrete" else "-λ"
         axes.set(xscale="log", yscale="log", xlabel=label, ylabel="G / |w|", title=f"{time} time")
     axes.legend(fontsize=8)

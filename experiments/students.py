@@ -1,15 +1,16 @@
-"""Students of deep linear systems, many trained at once: shared by the scripts deep_fig3a, 3b, 3c, 5 and 6.
+"""Students of deep linear systems, many of them trained at once, for the scripts deep_fig3a, 3b, 3c, 5 and 6.
 
 A student is a channel of `DeepLinearSSM`. Adam is elementwise and the losses are added, so all channels of a layer
 train independently. A linear student maps noise u to h * u, so its squared error on a batch of length T is
-Δhᵀ G Δh with Δh = h - h_teacher at lags 0 … T-1 and G (T, T) the batch's own Gram matrix. That is the same loss, and
-the same gradient, as running the layer on the batch.
+Δhᵀ G Δh, where Δh = h - h_teacher at lags 0 … T-1 and G (T, T) is the batch's Gram matrix. This loss and its gradient
+equal those of running the layer on the batch.
 
 Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission),
-section 4: white noise N(0, 1), squared error, Adam. The paper gives no lengths, batches or range of the first λ, and
-rates only for figures 3B and 4. Ours: 64 batches of 16 sequences, reused in turn; λ starts uniform in [0, 1).
+section 4: white noise N(0, 1), squared error, Adam. The paper does not give lengths, batches or the initial range of λ,
+and it gives learning rates only for figures 3B and 4. Our choices: 64 batches of 16 sequences, used in turn; initial λ
+are uniform in [0, 1).
 
-Shapes: D students, K layers, N states of each, T length, B sequences of a batch, S batches.
+Shapes: D students, K layers, N states per layer, T length, B sequences per batch, S batches.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,14 +29,14 @@ from helper import only
 from lra_ssm.layers import DeepLinearSSM
 
 BATCHES, BATCH_SIZE = 64, 16
-FAILED = 0.01  # of the error of the output 0: a student above it has failed
-COLORS = [f"C{k}" for k in range(10)] + ["navy", "gold"]  # of twelve layers
+FAILED = 0.01  # times the error of a student that always outputs 0; a student above it has failed
+COLORS = [f"C{k}" for k in range(10)] + ["navy", "gold"]  # for up to twelve layers
 
 
 def started(
     K: int, N: int, count: int, start: str = "ones", scale: float = 1.0, relu: bool = False, trained: Any = "ABC"
 ) -> DeepLinearSSM:
-    """Return `count` students: λ uniform in [0, 1); B and C N(0, scale²), or `scale` itself for start="ones"."""
+    """Return `count` initial students: λ uniform in [0, 1), B and C N(0, scale²) or, for start="ones", all `scale`."""
     torch.manual_seed(0)
     layer = DeepLinearSSM(count, K, N, relu=relu, scale=scale, trained=trained)
     if start == "ones":
@@ -45,7 +46,7 @@ def started(
 
 
 def side_by_side(layers: Sequence[DeepLinearSSM]) -> DeepLinearSSM:
-    """Return one layer with the students of several, so that they train in the same steps."""
+    """Return one layer that contains the students of all the layers, so that they train in the same steps."""
     first = layers[0]
     joined = DeepLinearSSM(sum(layer.B.shape[1] for layer in layers), *first.B.shape[::2])
     for name, weight in joined.named_parameters():
@@ -54,7 +55,7 @@ def side_by_side(layers: Sequence[DeepLinearSSM]) -> DeepLinearSSM:
 
 
 def response(layer: DeepLinearSSM, T: int) -> Tensor:
-    """Return the impulse response of each student, (D, T). The FFT has room for all layers: nothing wraps around."""
+    """Return the impulse response of each student, (D, T). The FFT is long enough that no layer wraps around."""
     powers = layer.eigenvalue_weight[..., None] ** torch.arange(T)
     own = ((layer.B * layer.C)[..., None] * powers).sum(2)  # (K, D, T)
     if len(own) == 1:
@@ -64,13 +65,13 @@ def response(layer: DeepLinearSSM, T: int) -> Tensor:
 
 
 def teacher_response(rates: npt.ArrayLike, T: int) -> Tensor:
-    """Return h of teachers with B = C = 1 from their λ, (D, K, N) or (K, N): (D, T)."""
+    """Return h (D, T) of the teachers with these λ, (D, K, N) or (K, N), and B = C = 1."""
     values = torch.as_tensor(np.asarray(rates), dtype=torch.float64)
     return response(teacher_of(values), T).float()
 
 
 def teacher_of(rates: Tensor, relu: bool = False) -> DeepLinearSSM:
-    """Return teachers with B = C = 1 from their λ, (D, K, N) or (K, N), as a layer in the dtype of λ."""
+    """Return the teachers with these λ, (D, K, N) or (K, N), and B = C = 1, as a layer in the dtype of λ."""
     rates = rates.reshape(-1, *rates.shape[-2:])
     layer = DeepLinearSSM(*rates.shape, relu=relu, trained="A").to(rates.dtype).requires_grad_(False)
     layer.eigenvalue_weight.copy_(rates.transpose(0, 1))
@@ -78,12 +79,12 @@ def teacher_of(rates: Tensor, relu: bool = False) -> DeepLinearSSM:
 
 
 def drawn_teachers(layers: int, states: int, largest: float, count: int) -> npt.NDArray[np.float64]:
-    """Return λ uniform in [0, largest) of a teacher for each student, seeded by its number: (D, layers, states)."""
+    """Return λ (D, layers, states), uniform in [0, largest): one teacher per student, seeded by the student's index."""
     return np.stack([np.random.default_rng(seed).uniform(0, largest, (layers, states)) for seed in range(count)])
 
 
 def grams(T: int) -> Tensor:
-    """Return G (S, T, T) of all batches of noise: mean((h * u)²) over a batch and its positions is hᵀ G h."""
+    """Return G (S, T, T) for all noise batches; hᵀ G h is the mean of (h * u)² over the batch and its positions."""
     generator, lags = torch.Generator().manual_seed(0), torch.arange(T)[:, None] - torch.arange(T)
     found = []
     for _ in range(BATCHES):
@@ -94,22 +95,30 @@ def grams(T: int) -> Tensor:
 
 
 def relative_errors(difference: Tensor, teacher: Tensor) -> Tensor:
-    """Return the expected squared error on noise over that of the output 0: Δh and h_teacher (D, T) -> (D,)."""
+    """Return the expected squared error on noise, relative to that of always outputting 0.
+
+    Args:
+        difference: Δh, (D, T).
+        teacher: h, (D, T) or (1, T).
+
+    Returns:
+        Relative errors, (D,).
+    """
     T = teacher.shape[-1]
-    weight = 1 - torch.arange(T) / T  # the share of positions that see each lag
+    weight = 1 - torch.arange(T) / T  # the share of positions at which each lag has an input
     return (weight * difference**2).sum(-1) / (weight * teacher**2).sum(-1)
 
 
 def training(
     layer: DeepLinearSSM, teacher: Tensor, steps: int, lr: float | Tensor, points: int = 20
 ) -> Iterator[tuple[int, Tensor]]:
-    """Train all students in place with Adam at a constant rate.
+    """Train all students in place with Adam at a constant learning rate.
 
     Args:
         teacher: h, (D, T) or (1, T).
 
     Yields:
-        At `points` + 1 steps: the step, and the relative errors (D,) before it.
+        At about `points` + 1 steps, the step and the relative errors (D,) before its update.
     """
     T = teacher.shape[-1]
     noise, every = grams(T), max(1, steps // points)
@@ -125,12 +134,12 @@ def training(
 
 
 def short(number: Any) -> float:
-    """Round to four digits, for the table."""
+    """Round to four significant digits, which keeps the results files small."""
     return float(f"{float(number):.4g}")
 
 
 def states(step: int, layer: DeepLinearSSM, errors: Tensor, chosen: Iterable[int], kept: str = "λBC") -> list[dict]:
-    """Return a row for every state of the chosen students: its parameters, and the student's error."""
+    """Return a row for each state of the chosen students: its parameters and the student's error."""
     K, _, N = layer.B.shape
     values = dict(zip("λBC", (layer.eigenvalue_weight, layer.B, layer.C), strict=True))
     return [
@@ -143,8 +152,11 @@ def states(step: int, layer: DeepLinearSSM, errors: Tensor, chosen: Iterable[int
 
 
 def to_the_end(layer: DeepLinearSSM, teacher: Tensor, steps: int, lr: float) -> Iterator[dict[str, Any]]:
-    """Train students, and yield λ of the first one over time, then a row of each: its error, how many λ are outside
-    [-1, 1] at the end and have been at some time (NaN counts), and the root of its parameters' mean squared change."""
+    """Train the students; yield rows with the first student's λ over time, then a final row for each student.
+
+    The final row has the error; "outside", the number of λ outside [-1, 1] or NaN at the end; "ever", the number of λ
+    that were outside at any recorded step; and "moved", the root mean square change of the parameters.
+    """
     first = [p.detach().clone() for p in layer.parameters()]
     ever = torch.zeros_like(first[0], dtype=torch.bool)
     for step, errors in training(layer, teacher, steps, lr):
@@ -158,19 +170,24 @@ def to_the_end(layer: DeepLinearSSM, teacher: Tensor, steps: int, lr: float) -> 
         yield {"what": "end", "student": student, "error": short(error), **numbers}
 
 
-def ends(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
-    """Return the rows of students at the end, and whether each has failed: by its error, or with a λ outside."""
-    found = only(rows, what="end", **settings)
-    return found.assign(failed=~(found["error"] < FAILED) | (found["outside"] > 0))
+def final_rows(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
+    """Return the final row of each student with a column "failed": the error is too large or a λ is outside [-1, 1]."""
+    final = only(rows, what="end", **settings)
+    return final.assign(failed=~(final["error"] < FAILED) | (final["outside"] > 0))
 
 
 def median(values: "pd.Series[float]") -> float:
-    """Return the median; NaN if a value is."""
+    """Return the median, or NaN if a value is NaN."""
     return float(np.median(values.to_numpy(float)))
 
 
+def and_list(letters: str) -> str:
+    """Return "A, B and C" for "ABC"."""
+    return " and ".join(filter(None, (", ".join(letters[:-1]), letters[-1])))
+
+
 def draw_path(axes: Axes, path: pd.DataFrame, value: str, teacher: npt.ArrayLike) -> None:
-    """Draw λ, B or C of one student over the steps, a color for each layer; the teacher's as bars at the right."""
+    """Plot λ, B or C of one student over the steps, one color per layer; bars on the right are the teacher's values."""
     for (k, _), state in path.groupby(["layer", "state"]):
         axes.plot(state["step"], state[value], color=COLORS[int(k) - 1], linewidth=1.2)
     end = path["step"].max()
@@ -179,13 +196,12 @@ def draw_path(axes: Axes, path: pd.DataFrame, value: str, teacher: npt.ArrayLike
 
 
 def draw_errors(axes: Axes, errors: "dict[str, pd.Series[float]]") -> None:
-    """Draw the error of every student at the end, a column for each entry; a NaN stands at the top."""
-    for at, values in enumerate(errors.values()):
-        axes.plot(
-            [at] * len(values), values.fillna(np.inf).clip(1e-8, 1e2), "o", color="#222222", markersize=3, alpha=0.7
-        )
+    """Plot the final error of each student, one column per entry of `errors`; a NaN appears at the top."""
+    for x, values in enumerate(errors.values()):
+        visible = values.fillna(np.inf).clip(1e-8, 1e2)
+        axes.plot([x] * len(values), visible, "o", color="#222222", markersize=3, alpha=0.7)
     axes.axhline(FAILED, color="#999999", linewidth=0.6, linestyle=":")
-    axes.set(yscale="log", ylabel="error at the end, of the output 0's")
+    axes.set(yscale="log", ylabel="final error, relative to outputting 0")
     axes.set_xticks(range(len(errors)), list(errors), fontsize=7)
 
 

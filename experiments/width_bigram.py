@@ -1,9 +1,10 @@
-"""Width, learning-rate transfer: whether the best learning rate of a narrow bigram model is the best of a wide one.
+"""Width, learning-rate transfer: whether the best learning rate of a narrow bigram model is also best for a wide one.
 
-Source: Everett et al. 2024, who train transformers; the model is the one of the note on it (see width_table3). Ours:
-V = 64, RMSNorm, two hidden layers, batches of 64; 200 steps of Adam (betas 0.9 and 0.95, epsilon 1e-12) with a rate
-that goes to 0 in a line; the loss is the mean of the last 20 steps. At width 64 all parameterizations are one model.
-"one rate" widens it without any, as PyTorch does: one rate for all layers. --long has five widths.
+Source: Everett et al. 2024, who train transformers; we train the model of the note on their paper (see width_table3).
+Our choices: V = 64, RMSNorm, two hidden layers, batches of 64; 200 steps of Adam (betas 0.9 and 0.95, epsilon 1e-12)
+with a learning rate that falls linearly to 0; the loss is the mean of the last 20 steps. At width 64 all
+parameterizations give the same model. "one rate" does not scale learning rates with the width: all layers have the same
+rate, as is usual in PyTorch. --long runs five widths.
 """
 
 import math
@@ -14,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 from torch.nn import functional as F
 
-from helper import Cell, Claim, Claims, Rows, Size, beyond, grid, main, mean, means, only
+from helper import Cell, Claim, Claims, Rows, Size, clearly_positive, grid, main, mean_and_std, means, only
 from lra_ssm.width.bigram import Bigram
 from lra_ssm.width.parameterizations import PARAMETERIZATIONS, Exponents
 
@@ -53,47 +54,51 @@ def run(d: int, variant: str, lr: float, seed: int, steps: int) -> Rows:
 
 
 def _losses(rows: pd.DataFrame, variant: str) -> pd.DataFrame:
-    """Return mean losses: a row for each rate, a column for each width; a NaN stays one."""
+    """Return mean losses with one row for each learning rate and one column for each width. NaNs are not skipped."""
     return means(only(rows, variant=variant), ["lr", "d"], "loss").unstack()
 
 
 def _best(rows: pd.DataFrame, variant: str) -> pd.DataFrame:
-    """Return the best rate, a row for each seed, a column for each width: between the rates of the grid by a parabola
-    through the three lowest losses. NaN where the lowest loss is at the end of the grid."""
-    found = pd.DataFrame(dtype=float)
-    for (seed, d), own in only(rows, variant=variant).sort_values("lr").groupby(["seed", "d"]):
-        values, logs = own["loss"].fillna(np.inf).to_numpy(), np.log(own["lr"].to_numpy())
-        at = int(values.argmin())
-        found.loc[seed, d] = math.nan
-        if 0 < at < len(values) - 1 and np.isfinite(values[at - 1 : at + 2]).all():
-            a, b, _ = np.polyfit(logs[at - 1 : at + 2], values[at - 1 : at + 2], 2)
-            found.loc[seed, d] = math.exp(-b / (2 * a))
-    return found
+    """Return the best learning rate with one row for each seed and one column for each width.
+
+    It is the minimum of the parabola through the lowest loss and its two neighbors on the grid, in the logarithm of the
+    rate. It is NaN if the lowest loss is at an end of the grid.
+    """
+    best = pd.DataFrame(dtype=float)
+    for (seed, d), group in only(rows, variant=variant).sort_values("lr").groupby(["seed", "d"]):
+        losses, log_rates = group["loss"].fillna(np.inf).to_numpy(), np.log(group["lr"].to_numpy())
+        lowest = int(losses.argmin())
+        three = slice(lowest - 1, lowest + 2)
+        best.loc[seed, d] = math.nan
+        if 0 < lowest < len(losses) - 1 and np.isfinite(losses[three]).all():
+            a, b, _ = np.polyfit(log_rates[three], losses[three], 2)
+            best.loc[seed, d] = math.exp(-b / (2 * a))
+    return best
 
 
 def claims(rows: pd.DataFrame) -> Claims:
     for variant, statement in {
-        "one rate": "with one rate for all layers the best rate falls with the width",
-        "SP": "with SP's rates by layer the best rate stays",
-        "muP": "with muP's rates by layer the best rate stays",
+        "one rate": "with one rate for all layers, the best rate falls with the width",
+        "SP": "with SP's rate for each layer, the best rate does not depend on the width",
+        "muP": "with muP's rate for each layer, the best rate does not depend on the width",
     }.items():
         best = _best(rows, variant)
-        moved, spread = mean(np.log2(best.iloc[:, -1] / best.iloc[:, 0]))
+        moved, spread = mean_and_std(np.log2(best.iloc[:, -1] / best.iloc[:, 0]))
         falls = variant == "one rate"
         yield Claim(
             statement,
-            f"the interpolated best rate of the widest is {'at most a quarter' if falls else 'within a factor of 2'}"
-            " of the narrowest's",
-            beyond(-2 - moved if falls else 1 - abs(moved), spread),
-            {f"d = {d}": mean(values) for d, values in best.items()} | {"log2 of the ratio": (moved, spread)},
+            f"the interpolated best rate of the widest model is"
+            f" {'at most a quarter' if falls else 'within a factor of 2'} of that of the narrowest",
+            clearly_positive(-2 - moved if falls else 1 - abs(moved), spread),
+            {f"d = {d}:": mean_and_std(values) for d, values in best.items()} | {"log2 of the ratio:": (moved, spread)},
         )
     losses = _losses(rows, "muP")
     at_rate = losses.loc[losses.iloc[:, 0].fillna(np.inf).idxmin()]
     yield Claim(
-        "with muP a wider model is no worse at the same rate",
-        "at the narrowest one's best rate the loss grows by at most 0.01 from a width to the next",
+        "with muP, a wider model is no worse at the same rate",
+        "at the best rate of the narrowest model, the loss grows by at most 0.01 from each width to the next",
         bool((np.diff(at_rate.to_numpy()) <= 0.01).all()),
-        {f"d = {d}": loss for d, loss in at_rate.items()},
+        {f"d = {d}:": loss for d, loss in at_rate.items()},
     )
 
 

@@ -1,4 +1,4 @@
-"""The scripts in experiments/: quick forms, verdicts, results that count only for the code that made them, the page."""
+"""Test the scripts in experiments/: quick forms, verdicts, results tied to the code that made them, the page."""
 
 import ast
 import json
@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 
 import helper
-from helper import Claim, beyond, digest, main, mean, missing
+from helper import Claim, clearly_positive, digest, main, mean_and_std, missing
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 NAMES = sorted(path.stem for path in FOLDER.glob("*_*.py"))
@@ -40,12 +40,12 @@ def test_quick_forms_run_and_claims_have_a_rule_and_numbers_and_do_not_hold_on_n
     assert claims and all(claim.rule and claim.numbers for claim in claims)
     assert len({claim.statement for claim in claims}) == len(claims)
     module.draw(pd.DataFrame(rows), Figure())
-    kept = {*module.cells("quick")[0], "end", "beta"}  # settings, no results
-    lost = [{k: math.nan if isinstance(v, float) and k not in kept else v for k, v in row.items()} for row in rows]
-    assert not [claim.statement for claim in module.claims(pd.DataFrame(lost)) if claim.verdict == "holds"]
+    settings = {*module.cells("quick")[0], "end", "beta"}  # columns that are not results
+    nan_rows = [{k: math.nan if isinstance(v, float) and k not in settings else v for k, v in r.items()} for r in rows]
+    assert not [claim.statement for claim in module.claims(pd.DataFrame(nan_rows)) if claim.verdict == "holds"]
     if name in SEEDED:
         seed = "trial" if "trial" in rows[0] else "seed"
-        both = pd.DataFrame(rows + [{**row, seed: 99} for row in lost])
+        both = pd.DataFrame(rows + [{**row, seed: 99} for row in nan_rows])
         assert {claim.verdict for claim in module.claims(both)} <= {"undecided", "does not hold"}
     for size in ("quick", "default", "long"):
         cells = module.cells(size)
@@ -60,9 +60,10 @@ def test_verdicts():
     assert verdict(True, a=1.0) == "holds" and verdict(False, a=(1.0, 0.1)) == "does not hold"
     assert verdict(None, a=1.0) == verdict(True) == verdict(True, a=math.nan) == "undecided"
     assert verdict(True, a=(1.0, math.nan)) == "undecided" and verdict(False, a=math.inf) == "does not hold"
-    assert beyond(0.3, 0.2) is True and beyond(-0.3, 0.2) is False
-    assert beyond(0.2, 0.2) is None and beyond(math.nan, 0.2) is None
-    assert math.isnan(mean(pd.Series([1.0, math.nan]))[0]) and mean(pd.Series([2.0])) == (2.0, 0.0)
+    assert clearly_positive(0.3, 0.2) is True and clearly_positive(-0.3, 0.2) is False
+    assert clearly_positive(0.2, 0.2) is None and clearly_positive(math.nan, 0.2) is None
+    assert math.isnan(mean_and_std(pd.Series([1.0, math.nan]))[0])
+    assert mean_and_std(pd.Series([2.0])) == (2.0, 0.0)
 
 
 def test_a_stopped_script_continues_and_changed_code_starts_over(tmp_path, monkeypatch, capsys):
@@ -125,12 +126,12 @@ def test_the_loss_of_students_is_that_of_running_the_layer_on_the_batch(K, N, mo
     u = torch.randn(16, T, generator=torch.Generator().manual_seed(0)).double()
     target = torch.randn(3, T, dtype=torch.float64)
     lagged = torch.stack([torch.nn.functional.pad(u, (lag, 0))[:, :T] for lag in range(T)])
-    wanted = torch.einsum("dk,kbt->btd", target, lagged)
-    loss = (layer(u.unsqueeze(-1).expand(-1, -1, 3)) - wanted).square().mean((0, 1)).sum()
+    labels = torch.einsum("dk,kbt->btd", target, lagged)
+    loss = (layer(u.unsqueeze(-1).expand(-1, -1, 3)) - labels).square().mean((0, 1)).sum()
     difference = students.response(layer, T) - target
-    own = (difference @ students.grams(T)[0].double() * difference).sum()
-    torch.testing.assert_close(own, loss, rtol=1e-5, atol=0)  # the batch's Gram matrix is float32
-    for a, b in zip(*(torch.autograd.grad(x, list(layer.parameters())) for x in (own, loss)), strict=True):
+    gram_loss = (difference @ students.grams(T)[0].double() * difference).sum()
+    torch.testing.assert_close(gram_loss, loss, rtol=1e-5, atol=0)  # the batch's Gram matrix is float32
+    for a, b in zip(*(torch.autograd.grad(x, list(layer.parameters())) for x in (gram_loss, loss)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
 
 
