@@ -321,7 +321,7 @@ def zip_damaged(path: Path) -> None:
         (dm.Pathfinder, f"other/{HARD.replace('14', '9')}", small_data.write_listops,
          f"is named after another difficulty than {HARD}; set it to curv_contour_length_9"),
     ],
-    ids=["images", "pairs", "half", "small digits", "one document", "damaged zip", "level", "no metadata", "difficulty"],
+    ids=["images", "pairs", "half", "small", "one document", "damaged zip", "level", "no metadata", "difficulty"],
 )  # fmt: skip
 def test_files_of_something_else(tmp_path: Path, cls: Any, source: str, write: Any, message: str) -> None:
     write(tmp_path / source)
