@@ -306,7 +306,8 @@ def zip_damaged(path: Path) -> None:
 @pytest.mark.parametrize(
     ("cls", "source", "write", "message"),
     [
-        (dm.Image, "empty", lambda path: path.mkdir(), "empty: holds no files of Image; see data/README.md"),
+        (dm.Image, "empty", Path.mkdir, "empty: holds no files of Image; see data/README.md"),
+        (dm.Retrieval, "empty", Path.mkdir, "empty: no files of .*`lra-ssm prepare retrieval --source=lra"),
         (dm.SCIFAR, "hub", lambda path: (CIFAR_HUB(path) / "test-00000-of-00001.parquet").unlink(),
          "has no parquet files of test"),
         (dm.MNIST, "small", partial(MNIST_HUB, images=pictures(60, size=20, channels=1)),
@@ -320,7 +321,7 @@ def zip_damaged(path: Path) -> None:
         (dm.Pathfinder, f"other/{HARD.replace('14', '9')}", small_data.write_listops,
          f"is named after another difficulty than {HARD}; set it to curv_contour_length_9"),
     ],
-    ids=["nothing", "half", "small digits", "one document", "damaged zip", "level", "no metadata", "difficulty"],
+    ids=["images", "pairs", "half", "small", "one document", "damaged zip", "level", "no metadata", "difficulty"],
 )  # fmt: skip
 def test_files_of_something_else(tmp_path: Path, cls: Any, source: str, write: Any, message: str) -> None:
     write(tmp_path / source)
