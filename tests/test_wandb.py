@@ -29,10 +29,10 @@ def of_nobody(monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "nobody/netrc"))
 
 
-def logger_of(path, experiment="mine", record=None, **given):
+def logger_of(path, record=None, **given):
     """A logger's arguments to wandb.init in a run of that directory."""
     logger = WandbLogger(project="lra", **given)
-    identify([logger], path, record or {"experiment": experiment, "starts": [{"time": "noon"}]})
+    identify([logger], path, {"experiment": "mine", "starts": [{"time": "noon"}], **(record or {})})
     return logger._wandb_init
 
 
@@ -41,16 +41,17 @@ def test_an_id_is_of_one_run_and_stays(tmp_path, monkeypatch):
     first = logger_of(path)
     assert logger_of(path) == first and first["id"].startswith("0123456789-") and first["resume"] == "allow"
     assert (first["dir"], first["group"], first["name"]) == (str(path), "mine", "mine/0123456789")
-    # the same settings in another experiment, trained anew, and beside the first
-    others = [logger_of(path, experiment="other")["id"], logger_of(path.with_name("0123456789-2"))["id"]]
-    others.append(logger_of(path, record={"experiment": "mine", "starts": [{"time": "later"}]})["id"])
-    assert len({first["id"], *others}) == 4
-    assert logger_of(path, record={"wandb": {"id": "as before"}})["id"] == "as before"
-    given = {"id": "x", "name": "y", "group": "z", "save_dir": "elsewhere", "resume": "never"}
-    assert {**given, "dir": "elsewhere"}.items() - {("save_dir", "elsewhere")} <= logger_of(path, **given).items()
+    # the same settings in another experiment, trained anew, and in a directory next to the first
+    others = [logger_of(path, {"experiment": "other"}), logger_of(path, {"starts": [{"time": "later"}]}),
+              logger_of(path.with_name("0123456789-2"))]  # fmt: skip
+    assert len({each["id"] for each in (first, *others)}) == 4
+    before = {"wandb": {"id": "as before"}}
+    assert logger_of(path, before)["id"] == "as before"
+    given = {"id": "x", "name": "y", "group": "z", "resume": "never"}
+    assert {**given, "dir": "elsewhere"}.items() <= logger_of(path, save_dir="elsewhere", **given).items()
     for name in ("RUN_ID", "NAME", "RUN_GROUP"):
         monkeypatch.setenv(f"WANDB_{name}", "chosen")
-    chosen = logger_of(path, record={"wandb": {"id": "as before"}})
+    chosen = logger_of(path, before)
     assert (chosen["id"], chosen["name"], chosen.get("group")) == ("chosen", None, None)  # wandb reads them
 
 
