@@ -4,7 +4,6 @@ import json
 import os
 import re
 from datetime import datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -162,14 +161,11 @@ def test_a_held_run_names_its_holder(tmp_path):
 
 
 def test_the_code_version_is_of_what_computes(tmp_path, monkeypatch):
-    files = ("ops/a.py", "ops/backends/native/a.cpp", "callbacks.py", "tables.py", "cli/help.py", "runs/run.py")
     monkeypatch.setattr(provenance, "_ROOT", tmp_path)
-    for name in files:
+    computes = ("ops/a.py", "ops/backends/native/a.cpp", "callbacks.py")
+    versions = {provenance.code_version.__wrapped__()}
+    for name in (*computes, "tables.py", "cli/help.py", "runs/run.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
-    versions = [provenance.code_version.__wrapped__()]
-    for name in files:
-        (tmp_path / name).write_text("2")
-        versions.append(provenance.code_version.__wrapped__())
-    changed = {name for name, (one, other) in zip(files, pairwise(versions), strict=True) if one != other}
-    assert changed == {"ops/a.py", "ops/backends/native/a.cpp", "callbacks.py"}
+        versions.add(provenance.code_version.__wrapped__())
+    assert len(versions) == 1 + len(computes)
