@@ -1,27 +1,74 @@
 """lra-ssm pull and the names of saved models: the Hub, wandb, a folder, the package; verified, whole or not at all.
 
-The Hub is tests/hub_models.py behind huggingface_hub itself; of wandb's API there is a stand-in object here.
+What answers huggingface_hub, and wandb's API, are stand-ins.
 """
 
+import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants, get_session, set_client_factory
+from huggingface_hub.utils._http import default_client_factory
 
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import LanguageModel, save_network
-from tests.hub_models import COMMIT, Hub, point_at, serving
 from tests.runner import printed, refused
 
 IDS = torch.arange(5)[None]
+HTTPX = import_module(type(get_session()).__module__.partition(".")[0])  # httpx, or httpx2 since huggingface_hub 2
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {"config.json", "model.safetensors", "vocabulary.json", "config.yaml", "README.md"}
+
+
+class Hub:
+    """Answers what huggingface_hub asks. Repositories are folders by name, each with one commit (main, v1, COMMIT)."""
+
+    def __init__(self, repositories: dict[str, Path]) -> None:
+        self.repositories = repositories
+        self.reachable = True
+        self.downloads = Counter[str]()  # by file
+        self.damaged: set[str] = set()  # files whose bytes are not those of their digest
+
+    def answer(self, request: Any) -> Any:
+        if not self.reachable:
+            raise HTTPX.ConnectError("no route to the host")
+        asked = re.fullmatch(
+            r"(?:/api/models)?/([^/]+/[^/]+)(?:/(revision|tree|resolve)/([^/]+)(?:/(.+))?)?", request.url.path
+        )
+        if asked is None:  # the library asks for its own things now and then
+            return HTTPX.Response(404)
+        repository, what, revision, file = asked.groups()
+        if (folder := self.repositories.get(repository)) is None:
+            return HTTPX.Response(401, headers={"X-Error-Code": "RepoNotFound"})
+        if revision not in (None, "main", "v1", COMMIT):
+            return HTTPX.Response(404, headers={"X-Error-Code": "RevisionNotFound"})
+        if what != "resolve":
+            files = sorted(path.name for path in folder.iterdir())
+            tree = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in files]
+            about = {"id": repository, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+            return HTTPX.Response(200, json=tree if what == "tree" else about)
+        data = (folder / file).read_bytes()
+        large = file.endswith((".safetensors", ".bin"))  # the others are named as git names them
+        digest = hashlib.sha256(data) if large else hashlib.sha1(b"blob %d\0" % len(data) + data)
+        headers = {"ETag": f'"{digest.hexdigest()}"', "X-Repo-Commit": COMMIT, "Content-Length": str(len(data))}
+        if request.method == "HEAD":
+            return HTTPX.Response(200, headers=headers)
+        self.downloads[file] += 1
+        damaged = data[:-1] + bytes([data[-1] ^ 1])
+        return HTTPX.Response(200, headers=headers, content=damaged if file in self.damaged else data)
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +93,16 @@ def own(saved: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that huggingface_hub of this process asks, with an empty cache of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # before huggingface_hub tries again
-    with serving({"me/lm": saved, "short": saved}, tmp_path / "cache", monkeypatch) as hub:
-        yield hub
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache/assets"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # another protocol, which this one does not speak
+    hub = Hub({"me/lm": saved, "short": saved})
+    set_client_factory(lambda: HTTPX.Client(transport=HTTPX.MockTransport(hub.answer), follow_redirects=True))
+    yield hub
+    set_client_factory(default_client_factory)
 
 
 def pulled(capsys, *arguments: str) -> list[str]:
@@ -87,13 +140,13 @@ def test_a_repository_is_fetched_verified_and_cached(
     names = (("here/lm", None), ("me/lm", None), ("me/lm", COMMIT), (f"hf://me/lm@{COMMIT}", None), ("me/lm", "v1"))
     for name, revision in names:
         assert torch.equal(logits(name, revision), expected)
-    assert all(hub.got(file) == 1 for file in FILES) and not hub.got("run_me.py")
+    assert hub.downloads == dict.fromkeys(FILES, 1)
     hub.repositories.clear()  # what is cached is enough
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert torch.equal(logits("me/lm"), expected)
 
 
-def test_a_wrong_digest_is_refused_and_the_message_says_how_it_is_downloaded_again(hub: Hub, capsys) -> None:
+def test_a_wrong_digest_is_refused_and_the_message_says_how_it_is_downloaded_again(hub: Hub, own: Path, capsys) -> None:
     hub.damaged = {"model.safetensors"}
     line = refused(["pull", "me/lm", "--to", "lm"], capsys)
     assert "model.safetensors does not have the published sha256 " in line and not Path("lm").exists()
@@ -102,21 +155,28 @@ def test_a_wrong_digest_is_refused_and_the_message_says_how_it_is_downloaded_aga
     for file in (path.resolve(), path):
         file.unlink()
     pulled(capsys, "me/lm", "--to", "lm")
-    assert hub.got("model.safetensors") == 2 and hub.got("config.json") == 1
+    assert hub.downloads["model.safetensors"] == 2 and hub.downloads["config.json"] == 1
+    # What config.json says of other files holds everywhere.
+    hub.repositories["me/own"] = own
+    (own / "vocabulary.json").write_text('{"kind": "bytes"}\n')
+    for name in ("me/own", str(own)):
+        line = refused(["pull", name], capsys)
+        assert "vocabulary.json does not have the published sha256 " in line and "or was changed afterwards" in line
+    (own / "vocabulary.json").unlink()
+    assert refused(["pull", str(own)], capsys) == f"{own}: has no vocabulary.json, which its config.json names"
+    changed(own, files={"../../secret": "0" * 64, "model.safetensors": 7})  # the first is never looked at
+    pulled(capsys, str(own))
 
 
-def test_a_name_that_leads_nowhere_is_one_line(hub: Hub, saved: Path, capsys, monkeypatch) -> None:
+def test_a_name_that_leads_nowhere_is_one_line(hub: Hub, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("empty").mkdir()
-    hub.repositories |= {"me/empty": Path("empty").resolve(), "me/private": saved}
-    hub.private["me/private"] = "hf_secret"
+    hub.repositories["me/empty"] = Path("empty").resolve()
     Path("file.pt").touch()
     Path("runs/mnist/38722f686f").mkdir(parents=True)
     Path("here").mkdir()
     nowhere = "there is no such folder, neither a run nor a saved model"
-    unknown = "there is no such folder, and the Hub has no such model, or it is private"
     for name, message in {
-        "me/nothing": f"me/nothing: {unknown}",
-        "me/private": f"me/private: {unknown}",
+        "me/nothing": "me/nothing: there is no such folder, and the Hub has no such model, or it is private",
         "me/lm@v7": "me/lm@v7: it has no such revision",
         "me/empty": f"me/empty@{COMMIT[:12]}: has no config.json: it is not a saved model; it holds nothing",
         "me/two..dots": "me/two..dots: it cannot be downloaded (",
@@ -133,27 +193,13 @@ def test_a_name_that_leads_nowhere_is_one_line(hub: Hub, saved: Path, capsys, mo
         ModelFiles("file.pt")
     with pytest.raises(ValueError, match="here is not a repository of the Hub: it has no revision 'v1'"):
         ModelFiles("here", revision="v1")
-    assert not hub.asked
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    pulled(capsys, "me/private")
-    point_at("http://127.0.0.1:9", monkeypatch)
+    assert not hub.downloads
+    hub.reachable = False
     message = "me/lm: the Hub cannot be reached, and its cache does not have all files of it"
     assert refused(["pull", "me/lm"], capsys) == message
 
 
 # -- a folder, wherever it comes from ----------------------------------------------------------------------------------
-
-
-def test_what_the_config_says_of_other_files_holds_everywhere(hub: Hub, own: Path, capsys) -> None:
-    hub.repositories["me/own"] = own
-    (own / "vocabulary.json").write_text('{"kind": "bytes"}\n')
-    for name in ("me/own", str(own)):
-        line = refused(["pull", name], capsys)
-        assert "vocabulary.json does not have the published sha256 " in line and "or was changed afterwards" in line
-    (own / "vocabulary.json").unlink()
-    assert refused(["pull", str(own)], capsys) == f"{own}: has no vocabulary.json, which its config.json names"
-    changed(own, files={"../../secret": "0" * 64, "model.safetensors": 7})  # the first is never looked at
-    pulled(capsys, str(own))
 
 
 class Evil:
@@ -170,9 +216,9 @@ def test_a_pickle_is_neither_fetched_nor_run_unasked(hub: Hub, own: Path, capsys
     for name in ("me/old", str(own)):
         line = refused(["pull", name], capsys)
         assert "weights in pytorch_model.bin are a pickle, which can run code when it is read" in line
-    assert not hub.got("pytorch_model.bin")
+    assert not hub.downloads["pytorch_model.bin"]
     line = refused(["pull", "me/old", "--allow-pickle", "--to", "lm"], capsys)
-    assert "pytorch_model.bin cannot be read as tensors" in line and hub.got("pytorch_model.bin") == 1
+    assert "pytorch_model.bin cannot be read as tensors" in line and hub.downloads["pytorch_model.bin"] == 1
     assert not Path("lm").exists() and not Path("evil").exists()
     torch.save({name: x.clone() for name, x in weights.items()}, own / "pytorch_model.bin")
     assert "--allow-pickle" in pulled(capsys, str(own), "--allow-pickle")[-1]
@@ -185,44 +231,25 @@ def test_a_path_in_a_file_name_leads_nowhere(hub: Hub, own: Path, capsys) -> Non
         (own / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": file}}))
         line = refused(["pull", "me/own" if file.startswith("..") else str(own)], capsys)
         assert f"names the file {file!r}, which is not a .safetensors next to it" in line
-    assert {file for _, file in hub.asked} <= {*FILES, "model.safetensors.index.json"}
+    assert hub.downloads.keys() <= {*FILES, "model.safetensors.index.json"}
 
 
-# -- wandb and the package ---------------------------------------------------------------------------------------------
+# -- wandb; what comes with the package: test_shipped.py ---------------------------------------------------------------
 
 
 def test_an_artifact_of_wandb(hub: Hub, saved: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Artifact:
-        qualified_name, digest = "me/lra/lm:v3", "abc"
+    def artifact(name: str, type: str) -> SimpleNamespace:
+        if (name, type) != ("me/lra/lm:latest", "model"):
+            raise ValueError(f"artifact '{name}' not found\nand more")
 
-        def download(self, root: str) -> None:
+        def download(root: str) -> None:
             shutil.copytree(saved, root, dirs_exist_ok=True)
 
-    class Api:
-        def artifact(self, name: str, type: str) -> Artifact:
-            if (name, type) != ("me/lra/lm:latest", "model"):
-                raise ValueError(f"artifact '{name}' not found\nand more")
-            return Artifact()
+        return SimpleNamespace(qualified_name="me/lra/lm:v3", digest="abc", download=download)
 
-    monkeypatch.setattr("wandb.Api", Api)
+    monkeypatch.setattr("wandb.Api", lambda: SimpleNamespace(artifact=artifact))
     first = pulled(capsys, "wandb:me/lra/lm:latest", "--to", "lm")[0]
     assert first.startswith("wandb:me/lra/lm:v3: LanguageModel, 5 files")
     assert torch.equal(logits("wandb:me/lra/lm:latest"), logits(saved))
     line = refused(["pull", "wandb:me/lra/other:v0"], capsys)
     assert line == "wandb:me/lra/other:v0: it cannot be downloaded (artifact 'me/lra/other:v0' not found and more)"
-
-
-def test_what_comes_with_the_package_has_a_name_and_needs_no_network(
-    saved: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    point_at("http://127.0.0.1:9", monkeypatch)
-    shutil.copytree(saved, tmp_path / "pretrained" / "lm-tiny")
-    monkeypatch.setattr("lra_ssm.checkpoints.sources.SHIPPED", tmp_path / "pretrained")
-    assert pulled(capsys, "lm-tiny")[0].startswith("lm-tiny: LanguageModel, 5 files")
-    assert torch.equal(logits("lm-tiny"), logits(saved))
-    first, second, *others = pulled(capsys, "--list")
-    assert first.split() == ["name", "task", "stated", "parameters", "size"]
-    assert second.split()[:4] == ["lm-tiny", "corpus", "perplexity", "3.50"]
-    assert "state-spaces/mamba-{130m,370m,790m,1.4b,2.8b}-hf" in "".join(others)
-    for arguments in (["pull"], ["pull", "lm", "--list"]):
-        assert refused(arguments, capsys) == "give the name of a model, or --list, which shows the known names"

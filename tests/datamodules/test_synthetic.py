@@ -1,8 +1,11 @@
-"""Tasks that are made as they are read: what an example depends on, sizes, records, and what is refused."""
+"""Tasks that are made as they are read: what an example depends on; each is solved by what must solve it: an exact
+rule, least squares, or the system that made it."""
 
 import json
 import pickle
+from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +13,14 @@ import pytest
 import torch
 
 from lra_ssm import datamodules
+from lra_ssm.datamodules import MQAR, AssociativeRecall, LinearFunctional, StateTracking
 from lra_ssm.datamodules.counter_random import _splitmix64, counter_random
+from lra_ssm.datamodules.pretraining import Pretraining
 from lra_ssm.datamodules.synthetic.base import ExampleRandom, GeneratedDataset, SyntheticData
+from lra_ssm.datamodules.synthetic.state_tracking import product_table
 from lra_ssm.errors import InputError
-from tests.runner import fail, only_run, succeed
+from lra_ssm.runs.checks import check_data
+from tests.runner import fail, succeed
 
 SMALL: dict[str, dict[str, Any]] = {
     "AssociativeRecall": {"length": 12, "vocab_size": 8},
@@ -64,25 +71,12 @@ def test_an_example_depends_only_on_seed_split_and_number(name: str) -> None:
         assert first.inputs.shape == (10, data.length, data.d_input) and first.labels.shape[-1] == data.num_outputs
 
 
-def test_workers_give_the_same_epochs() -> None:
-    data, alone = made("NoisyCosines", num_workers=2, resample=True), made("NoisyCosines", resample=True)
-    loaders = data.train_dataloader(), alone.train_dataloader()
-    epochs = [[list(loader) for _ in range(2)] for loader in loaders]
-    data.teardown()
-    assert all(equal(a, b) for x, y in zip(*epochs, strict=True) for a, b in zip(x, y, strict=True))
-    labels = [torch.cat([b.labels for b in epoch]) for epoch in epochs[0]]
-    assert [len(x) for x in labels] == [20, 20] and len(torch.cat(labels).unique(dim=0)) == 40
-
-
 def test_the_papers_sizes_are_the_defaults() -> None:
     recall, functional = datamodules.AssociativeRecall(), datamodules.LinearFunctional()
     assert (recall.length, recall.vocab_size) == (20, 10)  # StableSSM, table 7
     assert functional.num_train + functional.num_val + functional.num_test == 153_600  # and appendix F.1
     assert (functional.length, functional.batch_size) == (100, 512)
-    response = functional.response()
-    np.testing.assert_allclose(response[[0, 1, 9]], [1, 2**-1.1, 10**-1.1])
-    last, every = (batch(made("LinearFunctional", targets=targets), [3, 4]).labels for targets in ("last", "all"))
-    assert torch.equal(last, every[:, -1])
+    np.testing.assert_allclose(functional.response()[[0, 1, 9]], [1, 2**-1.1, 10**-1.1])
     assert datamodules.TeacherStudent().eigenvalues == ((0.9, 0.99),)  # deep linear SSMs, figure 3A
     assert datamodules.CorrelatedNoise().correlation == 0.95  # its figure 1
     assert datamodules.FirstToken().d_input == 32  # B2S6, figure 4
@@ -104,37 +98,6 @@ def test_draws_are_uniform_and_normal() -> None:
     assert np.isfinite(normal).all() and not np.array_equal(normal, draws.normal(2, 300))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_records_are_plain_and_say_what_decides_the_examples(name: str) -> None:
-    data = made(name)
-    assert json.loads(json.dumps(data.manifest()))["source"]["num_train"] == 20
-    assert data.record() == made(name).record() != made(name, generator_seed=2).record()
-    assert data.record() == made(name, num_workers=3, eval_batch_size=5).record()
-    assert made(name, length=data.length + 2).record() != data.record()
-    assert data.provenance()["examples"]["val"] == 10 and "made as it is read: train 20" in data.describe()
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("AssociativeRecall", {"length": 7}, "AssociativeRecall length 7: must be even and at least 2"),
-        ("AssociativeRecall", {"vocab_size": 3}, "AssociativeRecall vocab_size 3: must be at least 4"),
-        ("LinearFunctional", {"num_val": 0}, "LinearFunctional num_val 0: must be at least 1"),
-        ("LinearFunctional", {"timescale": 0.0}, "LinearFunctional timescale 0.0: must be above 0"),
-        ("TeacherStudent", {"eigenvalues": [[0.5, 1.0]]}, "must be inside the unit circle"),
-        ("TeacherStudent", {"eigenvalues": [[]]}, "must have a layer, and a state in each"),
-        ("TeacherStudent", {"B": [[1.0]]}, r"B \[\[1.0\]\]: must have a number for each of the eigenvalues, by layer"),
-        ("CorrelatedNoise", {"correlation": 1.0}, "correlation 1.0: must be between -1 and 1"),
-        ("NoisyCosines", {"length": 58}, "length 58: must be more than twice the highest frequency, 29"),
-        ("NoisyCosines", {"frequencies": [2, 2]}, "must be distinct whole numbers"),
-        ("FirstToken", {"length": 1}, "length 1: must be at least 2"),
-    ],
-)
-def test_settings_that_cannot_be_met_are_named(name: str, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        made(name, **settings)
-
-
 def test_words_depend_only_on_seed_and_counters() -> None:
     words = counter_random(3, 7, np.arange(1000))
     assert counter_random(3, 7, np.array([999, 5])).tolist() == [words[999], words[5]]
@@ -147,47 +110,246 @@ def test_words_depend_only_on_seed_and_counters() -> None:
     assert table.shape == (3, 5) and table[2].tolist() == counter_random(1, 2, 2, np.arange(5)).tolist()
 
 
+def examples(data: Any, count: int, split: str = "train") -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and answers of the first ones, float64 where they are real."""
+    data.setup()
+    batch = data._datasets[split].batch(np.arange(count), 0)
+    arrays = batch.inputs, batch.targets if hasattr(batch, "targets") else batch.labels
+    return tuple(x.double().numpy() if x.is_floating_point() else x.numpy() for x in arrays)
+
+
+# -- associative recall ------------------------------------------------------------------------------------------------
+
+
+RECALL = [(20, 10, 400), (2, 4, 50), (200, 30, 400), (131_072, 30, 4)]
+
+
+@pytest.mark.parametrize(("length", "vocab_size", "count"), RECALL)
+def test_looking_the_key_up_solves_recall(length: int, vocab_size: int, count: int) -> None:
+    tokens, labels = examples(datamodules.AssociativeRecall(length=length, vocab_size=vocab_size), count)
+    keys, values, last = tokens[:, :-2:2], tokens[:, 1:-2:2], tokens[:, -1]
+    at = (keys == last[:, None]).argmax(1)
+    rows = np.arange(len(tokens))
+    assert (keys[rows, at] == last).all() and (values[rows, at] == labels).all()
+    # The same key has the same value wherever it stands, and each pair is a key and a value.
+    number = (vocab_size - 2) // 2
+    assert keys.max() == number - 1 and values.min() == number and values.max() == vocab_size - 3
+    for row_keys, row_values in zip(keys, values, strict=True):
+        assert len(set(zip(row_keys, row_values, strict=True))) == len(set(row_keys))
+    assert (tokens[:, -2] == vocab_size - 2).all()
+
+
+def test_recall_has_no_shortcut() -> None:
+    """Neither the class alone, nor the key that is asked for, nor the last value says more than guessing does."""
+    tokens, labels = examples(datamodules.AssociativeRecall(), 5000)
+    error = (0.25 * 0.75 / 5000) ** 0.5  # of four values
+    assert abs(np.bincount(labels, minlength=8)[4:] / 5000 - 0.25).max() < 4 * error
+    for key in range(4):
+        own = labels[tokens[:, -1] == key]
+        assert abs(np.bincount(own, minlength=8)[4:] / len(own) - 0.25).max() < 4 * (0.25 * 0.75 / len(own)) ** 0.5
+    # The key that was asked for is one of about four that occurred, its value the last one's by that and by chance.
+    present = np.array([len(set(row)) for row in tokens[:, :-2:2]])
+    expected = (1 / present + (1 - 1 / present) / 4).mean()
+    assert abs((labels == tokens[:, -3]).mean() - expected) < 4 * 0.5 / 5000**0.5
+
+
+# -- linear tasks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", ["polynomial", "exponential", "random"])
+def test_least_squares_recovers_the_linear_functional(memory: Any) -> None:
+    data = datamodules.LinearFunctional(length=40, memory=memory, timescale=3.0)
+    inputs, labels = examples(data, 600)
+    found, *_ = np.linalg.lstsq(inputs[:, ::-1, 0], labels[:, -1, 0], rcond=None)
+    np.testing.assert_allclose(found, data.response(), atol=1e-6)  # float32 inputs and targets
+    times = np.arange(40)
+    formula = {"polynomial": (1 + times / 3) ** -1.1, "exponential": np.exp(-times / 3)}
+    if memory in formula:
+        np.testing.assert_allclose(found, formula[memory], atol=1e-6)
+    naive = [[sum(found[k] * row[t - k] for k in range(t + 1)) for t in (0, 1, 17)] for row in inputs[:5, :, 0]]
+    np.testing.assert_allclose(labels[:5, [0, 1, 17], 0], naive, atol=1e-5)
+    last = datamodules.LinearFunctional(length=40, memory=memory, timescale=3.0, targets="last")
+    np.testing.assert_array_equal(examples(last, 600)[1], labels[:, -1])
+
+
+def simulate(inputs: np.ndarray, eigenvalues: Any, B: Any, C: Any) -> np.ndarray:
+    """Layers x_t = λ x_{t−1} + B u_t, y_t = Re(C x_t), step by step: (B, L, 1) to the same."""
+    u = inputs[..., 0]
+    for layer in zip(eigenvalues, B, C, strict=True):
+        eigenvalue, b, c = map(np.asarray, layer)
+        x, outputs = np.zeros((len(u), len(eigenvalue)), complex), []
+        for u_t in u.T:
+            x = eigenvalue * x + b * u_t[:, None]
+            outputs.append((c * x).sum(-1).real)
+        u = np.stack(outputs, 1)
+    return u[..., None]
+
+
+DEEP = {"eigenvalues": [[0.9, 0.5], [0.8]], "phases": [[0.3, -1.0], [0.0]], "B": [[1.0, 2.0], [0.5]],
+        "C": [[0.7, -1.0], [1.5]]}  # fmt: skip
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize("teacher", [{}, DEEP])
+def test_the_teacher_itself_has_no_loss(teacher: dict[str, Any], correlation: float) -> None:
+    data = datamodules.TeacherStudent(**teacher, length=60, correlation=correlation)
+    inputs, labels = examples(data, 50)
+    moduli, phases = data.eigenvalues, data.phases
+    for factor, exact in ((1.0, True), (0.9, False)):
+        own = [factor * np.array(r) * np.exp(1j * np.array(t)) for r, t in zip(moduli, phases, strict=True)]
+        error = np.abs(simulate(inputs, own, data.B, data.C) - labels).max() / np.abs(labels).max()
+        assert error < 1e-6 if exact else error > 0.02  # float32 inputs and targets
+
+
+def test_least_squares_recovers_the_coefficients_of_cosines() -> None:
+    data = datamodules.NoisyCosines()
+    inputs, labels = examples(data, 200)
+    times = 2 * np.pi * np.arange(256) / 256
+    cosines = np.cos(np.outer(times, data.frequencies))
+    found, *_ = np.linalg.lstsq(cosines, inputs[..., 0].T, rcond=None)
+    np.testing.assert_allclose(found.T, labels, atol=1e-6)
+    # Of n cosines' worth of noise, least squares leaves σ √(2 / L) on each coefficient.
+    noisy, same = examples(datamodules.NoisyCosines(noise=0.5), 200)
+    np.testing.assert_array_equal(same, labels)
+    errors = np.linalg.lstsq(cosines, noisy[..., 0].T, rcond=None)[0].T - labels
+    expected = 0.5 * (2 / 256) ** 0.5
+    assert abs(errors.std() - expected) < 4 * expected / (2 * errors.size) ** 0.5
+
+
+def test_reading_the_first_token_solves_it() -> None:
+    inputs, labels = examples(datamodules.FirstToken(sigma_first=0.1, sigma_last=10.0, num_test=2000), 2000, "test")
+    assert (np.abs(inputs[:, 0, :1]) == labels).all()
+    assert (inputs[:, 1:-1] == 0).all() and (inputs[:, 0] == inputs[:, :1, 0]).all()
+    assert abs((labels**2).mean() - 0.1**2) < 4 * 0.1**2 * (2 / 2000) ** 0.5
+    assert abs(inputs[:, -1].var() - 10.0**2) < 4 * 10.0**2 * (2 / inputs[:, -1].size) ** 0.5
+
+
+# -- noise -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("correlation", [0.95, 0.4, -0.7])
+def test_correlated_noise_has_its_autocorrelation(correlation: float) -> None:
+    """R(Δ) = ρ^|Δ| within four standard errors, which the independence of sequences gives; at the first value too."""
+    noise = examples(datamodules.CorrelatedNoise(correlation=correlation, length=200, horizon=0), 2000)[0][..., 0]
+    for lag in (0, 1, 2, 5, 20):
+        own = (noise[:, : 200 - lag] * noise[:, lag:]).mean(1)
+        error = own.std() / len(own) ** 0.5
+        assert abs(own.mean() - correlation**lag) < 4 * error < 0.2, lag
+    assert abs(noise[:, 0].var() - 1) < 4 * (2 / 2000) ** 0.5
+
+
+def test_the_best_guess_of_correlated_noise_has_the_loss_of_the_docstring() -> None:
+    data = datamodules.CorrelatedNoise(length=300, correlation=0.9, horizon=2, num_test=500)
+    inputs, labels = examples(data, 500, "test")
+    best, low, high = (((labels - factor * inputs) ** 2).mean((1, 2)) for factor in (0.81, 0.75, 0.87))
+    assert abs(best.mean() - (1 - 0.9**4)) < 4 * best.std() / 500**0.5
+    assert best.mean() < min(low.mean(), high.mean())
+
+
+# -- multi-query associative recall, and state tracking ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"fill": "random"}, {"length": 256, "vocab_size": 128}, {"num_pairs": 16}])
+def test_each_key_is_asked_for_once_and_its_value_is_the_target(settings: dict[str, Any]) -> None:
+    data = MQAR(**{"num_train": 200, **settings})
+    (keys, values), K = examples(data, 200), data.pairs(data.length)
+    half = data.vocab_size // 2
+    for inputs, targets in zip(keys.tolist(), values.tolist(), strict=True):
+        pairs = dict(zip(inputs[: 2 * K : 2], inputs[1 : 2 * K : 2], strict=True))
+        assert len(pairs) == len(set(pairs.values())) == K
+        assert all(1 <= key < half <= value < data.vocab_size for key, value in pairs.items())
+        asked = {inputs[t]: target for t, target in enumerate(targets) if target != -100}
+        assert asked == pairs and all(t >= 2 * K and t % 2 == 0 for t, target in enumerate(targets) if target != -100)
+        if data.fill == "zeros":
+            assert sum(token == 0 for token in inputs) == data.length - 3 * K
+
+
+def test_gaps_follow_the_power_law_as_numpy_draws_them() -> None:
+    """Weighted sampling without replacement: the mean gap, against numpy's choice, as the public code draws it."""
+    data = MQAR(num_train=4000, length=64, vocab_size=64)
+    targets, K = examples(data, 4000)[1], 4
+    ours = (np.nonzero(targets != -100)[1] - 2 * K) / 2
+    places = (64 - 2 * K) // 2
+    p = np.arange(1, places + 1) ** (data.power - 1.0)
+    random = np.random.default_rng(0)
+    theirs = [random.choice(places, K, replace=False, p=p / p.sum()) for _ in range(4000)]
+    assert ours.mean() == pytest.approx(np.mean(theirs), abs=4 * np.std(theirs) / np.sqrt(16_000) * np.sqrt(2))
+
+
+def test_the_test_split_may_be_longer() -> None:
+    data = MQAR(length=64, test_length=128, num_train=4, num_val=4, num_test=4)
+    assert examples(data, 4, "val")[0].shape == (4, 64) and examples(data, 4, "test")[0].shape == (4, 128)
+    assert (examples(data, 4, "test")[1] != -100).sum(1).tolist() == [8] * 4
+    tracking = StateTracking(group="Z2", length=8, test_length=20, num_train=4)
+    assert examples(tracking, 4)[0].shape == (4, 8) and examples(tracking, 4, "test")[0].shape == (4, 20)
+
+
+def composed(group: str, elements: list[int]) -> int:
+    """The product by the definition of the group."""
+    if group.startswith("Z"):
+        return sum(elements) % int(group[1:])
+    every = list(permutations(range(int(group[1:]))))
+    state = every[0]
+    for element in elements:
+        state = tuple(every[element][i] for i in state)
+    return every.index(state)
+
+
+@pytest.mark.parametrize("group", ["Z2", "Z60", "S3", "S5"])
+def test_targets_are_the_products_so_far(group: Any) -> None:
+    data = StateTracking(group=group, length=9, num_train=20)
+    for inputs, targets in zip(*(array.tolist() for array in examples(data, 20)), strict=True):
+        assert targets == [composed(group, inputs[: t + 1]) for t in range(9)]
+    assert data.vocab_size == data.num_outputs == len(product_table(group))
+
+
 # -- from the command line ---------------------------------------------------------------------------------------------
 
-NETWORK = ["--model.network.layer=S4D", "--model.network.layer.d_state=4", "--model.network.d_model=4",
-           "--model.network.n_layers=1", "--model.optimizer.warmup_steps=0"]  # fmt: skip
-SHORT = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--trainer.num_sanity_val_steps=0",
-         "--trainer.enable_model_summary=false", "--checkpoint.every_n_steps=2", "--data.batch_size=4",
-         "--data.num_train=12", "--data.num_val=5", "--data.num_test=4"]  # fmt: skip
-REGRESSION = ["--model=Regression", "--model.network=Regressor", *NETWORK, "--model.network.num_outputs=1",
-              "--model.network.d_input=1", "--checkpoint.monitor=val/loss", "--checkpoint.mode=min"]  # fmt: skip
-CLASSIFICATION = ["--model=Classification", "--model.network=Classifier", *NETWORK]
+FIT = """--data=TeacherStudent --data.length=6 --data.batch_size=4 --data.num_train=12 --data.num_val=5
+    --data.num_test=4
+    --model=Regression --model.network=Regressor --model.network.layer=S4D --model.network.layer.d_state=4
+    --model.network.d_model=4 --model.network.n_layers=1 --model.network.num_outputs=1 --model.network.d_input=1
+    --model.optimizer.warmup_steps=0 --checkpoint.monitor=val/loss --checkpoint.mode=min --trainer.accelerator=cpu
+    --trainer.max_epochs=2 --trainer.num_sanity_val_steps=0 --trainer.enable_model_summary=false""".split()
 
 
 def test_a_regression_is_fitted_scored_and_predicted(tmp_path: Path) -> None:
-    task = ["--data=TeacherStudent", "--data.length=6", "--model.network.pooling=null", *SHORT]
-    command = [task[0], *REGRESSION, *task[1:]]
+    line = fail(["fit", *FIT], tmp_path)
+    assert "returned (3, 1) for inputs (3, 6, 1): the targets are (3, 6, 1); a Regressor" in line and "null" in line
+    command = [*FIT, "--model.network.pooling=null"]
     succeed(["fit", *command], tmp_path)
-    folder = only_run(tmp_path, "default")
+    (folder,) = tmp_path.glob("runs/default/*/checkpoints/last.ckpt")
     assert "test/relative_error" in succeed(["test", *command], tmp_path).out
-    result = json.loads((folder / "test.json").read_text())
-    assert result["data"]["source"]["eigenvalues"] == [[0.9, 0.99]] and result["data"]["examples"]["test"] == 4
     succeed(["predict", *command], tmp_path)
-    lines = (folder / "predictions-val.csv").read_text().splitlines()
-    assert lines[0] == "example,position,y0" and len(lines) == 1 + 5 * 6 and lines[-1].startswith("4,5,")
-    assert json.loads((folder / "run.json").read_text())["data"]["source"]["kind"] == "generated"
+    result, lines = (folder.parents[1] / name for name in ("test.json", "predictions-val.csv"))
+    data = json.loads(result.read_text())["data"]
+    assert data["source"]["eigenvalues"] == [[0.9, 0.99]] and data["examples"]["test"] == 4
+    rows = lines.read_text().splitlines()
+    assert rows[0] == "example,position,y0" and len(rows) == 1 + 5 * 6 and rows[-1].startswith("4,5,")
     assert not (tmp_path / "data").exists()
 
 
-def test_task_network_and_data_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
-    recall = ["--data=AssociativeRecall", *SHORT]
-    line = fail(["fit", recall[0], *REGRESSION, *recall[1:]], tmp_path)
-    assert "model.network takes num_outputs, but AssociativeRecall has classes: use the task Classification" in line
-    classes = ["--model.network.num_classes=1", "--model.network.d_input=1"]
-    line = fail(["fit", "--data=LinearFunctional", *CLASSIFICATION, *classes, *SHORT], tmp_path)
-    assert "model.network takes num_classes, but LinearFunctional has real targets: use the task Regression" in line
-    line = fail(["fit", "--data=LinearFunctional", *REGRESSION, "--data.length=6", *SHORT], tmp_path)
-    assert "returned (3, 1) for inputs (3, 6, 1): the targets are (3, 6, 1); a Regressor" in line and "null" in line
-    assert not (tmp_path / "runs").exists()
-
-
-def test_there_is_nothing_to_prepare(tmp_path: Path) -> None:
-    out = succeed(["prepare", "linear_functional", "--root=data"], tmp_path).out
-    assert "nothing to prepare; a fit with --data=LinearFunctional makes its examples as it goes" in out
-    assert list(tmp_path.iterdir()) == []
-    assert "did you mean 'linear_functional'?" in fail(["prepare", "linear_functionl"], tmp_path)
+@pytest.mark.parametrize(
+    ("data", "size", "message"),
+    [
+        (
+            AssociativeRecall(),
+            "num_outputs",
+            "takes num_outputs, but AssociativeRecall has classes: use the task Class",
+        ),
+        (
+            LinearFunctional(),
+            "num_classes",
+            "takes num_classes, but LinearFunctional has real targets: use the task Reg",
+        ),
+        (
+            StateTracking(pretrain=Pretraining()),
+            "num_classes",
+            "data.pretrain: use the task MaskedModelling and the net",
+        ),
+    ],
+)
+def test_a_network_for_another_task_is_told_which(data: Any, size: str, message: str) -> None:
+    task = SimpleNamespace(hparams={"network": {"init_args": {size: 6, "vocab_size": 6}}})
+    with pytest.raises(InputError, match=message):
+        check_data(task, data)
