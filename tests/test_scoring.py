@@ -209,6 +209,7 @@ def test_a_score_has_the_digest_of_its_checkpoint_and_its_batches(here):
         (["--ckpt_path={best}", "--trainer.precision=bf16-mixed"], "trainer.precision None there, 'bf16-mixed' here"),
         (["--ckpt_path={own}"], None),  # a file in another folder is not a checkpoint of the run
         (["--ckpt_path={best}", "--data.num_test=12"], "other data than the run's"),
+        (["--ckpt_path={best}", "--model.network.padding=seen"], "other settings (model.network.padding None there"),
     ],
 )
 def test_other_scores_do_not_count_as_the_runs(flags, why, here):
