@@ -10,11 +10,13 @@ from lra_ssm.ops import prefer_backend, selective_scan
 from lra_ssm.ops.backends.cpu_scan import channels_per_task, slots
 from tests.ops.scan_cases import (
     assert_close,
+    check_scan,
+    differentiated,
     make_inputs,
     narrowed,
     needs_compiled,
     random_reset,
-    run,
+    scan,
     widened,
 )
 from tests.pairwise import pairwise
@@ -35,10 +37,8 @@ def test_threads(batch, D, B, C, count, threads):
     """Tasks that share a group of B or C add up to the same gradients."""
     inputs = make_inputs(True, B, C, batch=batch, D=D, N=3, L=70)
     flags = dict(discretization="zoh", delta_softplus=True, reset=random_reset(batch, 70))
-    expected = run(inputs, "reference", **flags)
     threads(count)
-    first, second = run(inputs, "cpu", **flags), run(inputs, "cpu", **flags)
-    assert_close(first, expected)
+    first, second = check_scan("cpu", inputs, **flags), differentiated(scan("cpu", **flags), inputs)
     assert all(torch.equal(x, second[name]) for name, x in first.items()), "not deterministic"
 
 
@@ -62,9 +62,8 @@ def test_numbers_of_states(N, complex_A):
     B, C = ("1 interleaved", "2 complex") if complex_A else ("1 real", "2 real")
     inputs = make_inputs(complex_A, B, C, N=N, L=150)
     flags = dict(discretization="zoh", delta_softplus=True)
-    expected = run(inputs, "reference", **flags)
-    assert_close(run(inputs, "cpu", **flags), expected)
-    assert_close(widened(run(narrowed(inputs), "cpu", **flags)), expected, rtol=1e-5)
+    check_scan("cpu", inputs, **flags)
+    check_scan("cpu", narrowed(inputs), 3e-6, **flags)
 
 
 @pytest.mark.parametrize("layout", ["channels first", "channels last"])
@@ -76,9 +75,7 @@ def test_layouts_in_float32(D, layout):
         for name in ("u", "delta", "z"):
             wide[name] = wide[name].transpose(1, 2).contiguous().transpose(1, 2)
         wide["C"] = wide["C"].permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
-    flags = dict(discretization="zoh", delta_softplus=True)
-    expected = run(wide, "reference", **flags)
-    assert_close(widened(run(narrowed(wide), "cpu", **flags)), expected, rtol=1e-5)
+    check_scan("cpu", narrowed(wide), 3e-6, discretization="zoh", delta_softplus=True)
 
 
 def test_small_steps():
@@ -87,9 +84,9 @@ def test_small_steps():
     inputs["A"] = torch.complex(torch.full((16,), -0.5), 3.14 * torch.arange(16)).to(torch.complex128)
     inputs["delta_bias"] -= 7.5
     narrow = narrowed(inputs)
-    wide = widened(narrow)
-    flags = dict(delta_softplus=True, discretization="zoh")
-    truth, ours, eager = run(wide, "eager", **flags), run(narrow, "cpu", **flags), run(narrow, "eager", **flags)
+    calls = {name: scan(name, delta_softplus=True, discretization="zoh") for name in ("cpu", "eager")}
+    ours, eager = (differentiated(calls[name], narrow) for name in ("cpu", "eager"))
+    truth = differentiated(calls["eager"], widened(narrow), y_dtype=torch.float32)
     for name, want in truth.items():
         error, other = ((x[name] - want).abs().max() / want.abs().max() for x in (ours, eager))
         assert error <= max(2 * other, 2e-6), f"{name}: {error:.1e}, eager {other:.1e}"
@@ -100,8 +97,7 @@ def test_large_steps(complex_A):
     """|delta A| far beyond where exp(delta A) is a normal number: decayed to 0, without a trace of overflow."""
     inputs = make_inputs(complex_A, "1 real", "1 real", dtype=torch.float32, optional=())
     inputs["delta"] = inputs["delta"] * 10 ** torch.linspace(0, 6, 37)
-    wide = widened(inputs)
-    truth, result = run(wide, "reference"), run(inputs, "cpu")
+    truth, result = differentiated(scan("reference"), widened(inputs)), differentiated(scan("cpu"), inputs)
     for name in ("y", "last_state", "u", "C"):
         assert_close({name: result[name].to(truth[name].dtype)}, {name: truth[name]}, rtol=2e-6)
 
