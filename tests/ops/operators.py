@@ -16,7 +16,6 @@ from lra_ssm.ops import (
     causal_depthwise_convolution_reference,
     conv_state,
     linear_scan,
-    selective_scan,
     ssd_scan,
 )
 from lra_ssm.ops.backends import cpu_pieces, eager, eager_ssd, triton_call, triton_depthwise

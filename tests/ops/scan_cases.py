@@ -148,17 +148,17 @@ def compare(
     rtol: float = 1e-9,
     used: tuple[bool, ...] = (True, True),
     by: str = "",
-    truncated: bool = False,
+    halves: float = 1,
 ) -> Inputs:
     """Check results and gradients, each in its input's dtype, against the loop in float64 on the same numbers.
 
-    truncated: half precision is, as in Triton's interpreter, instead of rounded.
+    halves: how many roundings what is in half precision may be off.
     """
     found = differentiated(fast, inputs, used)
     truth = differentiated(slow, widened(inputs), used, found["y"].dtype.to_real())
     assert {name: found[name].dtype for name in inputs} == {name: x.dtype for name, x in inputs.items()}
     for name, x in found.items():
-        tolerance = HALVES[x.dtype] * (1 + truncated) if x.dtype in HALVES else rtol
+        tolerance = halves * HALVES[x.dtype] if x.dtype in HALVES else rtol
         assert_close(widened({name: x}), {name: truth[name]}, tolerance, by)
     return found
 
@@ -183,10 +183,15 @@ def scan(backend: str, **flags: object) -> Callable[..., Any]:
 
 
 def check_scan(
-    backend: str, inputs: Inputs, rtol: float = 1e-9, used: tuple[bool, bool] = (True, True), **flags: object
+    backend: str,
+    inputs: Inputs,
+    rtol: float = 1e-9,
+    used: tuple[bool, bool] = (True, True),
+    halves: float = 1,
+    **flags: object,
 ) -> Inputs:
     """Compare the selective scan by a backend with its reference."""
-    return compare(scan(backend, **flags), scan("reference", **flags), inputs, rtol, used, f"by {backend}")
+    return compare(scan(backend, **flags), scan("reference", **flags), inputs, rtol, used, f"by {backend}", halves)
 
 
 def assert_close(actual: Inputs, expected: Inputs, rtol: float = 1e-9, by: str = "") -> None:
