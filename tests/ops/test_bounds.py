@@ -56,16 +56,8 @@ def test_theorem_3_6_gradients_of_weights_are_bounded_by_f(time, sign):
             assert (gradient.abs() <= 1.001 * bound).all()
 
 
-def test_best_is_the_form_whose_gradient_bound_goes_with_the_weight():
-    w = torch.logspace(-1, 1, 30, dtype=torch.float64)
-    for time in ("continuous", "discrete"):
-        ratio = Parameterization("best", time, b=0.5).gradient_bound(w) / w
-        torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio))
-
-
-@pytest.mark.parametrize(
-    ("name", "beta"), [(name, beta) for name in ("exp", "softplus", "best") for beta in (0.01, 0.1, 1.0)]
-)
+@pytest.mark.parametrize("beta", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize("name", ["exp", "softplus", "best"])
 def test_definition_3_4_stable_reparameterizations(name, beta):
     """|f(w)| sup over |w̃ - w| ≤ β of ∫ |exp(f(w̃)t) - exp(f(w)t)| dt is bounded by a function of β (remark C.4).
 

@@ -108,18 +108,9 @@ def compare_kernels(kernel, *inputs, rtol=1e-10, **arguments):
 @pytest.mark.parametrize("complex_A", [False, True])
 @pytest.mark.parametrize("L", LENGTHS)
 def test_kernel(L, complex_A, discretization, kernel):
-    inputs = kernel_inputs(complex_A, tied=L % 2 == 1)
+    """One kernel or, of the longer ones, two from one table."""
+    inputs = kernel_inputs(complex_A, tied=L % 2 == 1, several=2 * (L > 100))
     compare_kernels(kernel, *inputs, L=L, discretization=discretization)
-
-
-@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
-@pytest.mark.parametrize("complex_A", [False, True])
-def test_several_kernels_from_one_table(complex_A, rule, kernel):
-    delta, A, B, C = kernel_inputs(complex_A, several=2)
-    compare_kernels(kernel, delta, A, B, C, L=300, discretization=rule)
-    both = kernel(delta, A, B, C, 300)
-    assert both.shape == (2, 3, 300)
-    torch.testing.assert_close(both, torch.stack([kernel(delta, A, B, c, 300) for c in C]), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -21,33 +21,23 @@ from lra_ssm.ops import (
 )
 
 
-def test_lin():
+def test_lin_real_and_inv():
+    """inv: M = 2N = 64 real states: the first frequency is (64/pi) 63, the last is (64/pi) (64/63 - 1) > 0."""
     expected = torch.tensor([-0.5 + 1j * math.pi * n for n in range(5)], dtype=torch.complex64)
-    assert s4d_lin(5).dtype == torch.complex64
     torch.testing.assert_close(s4d_lin(5), expected)
-
-
-def test_inv():
-    """M = 2N = 64 real states: the first frequency is (64/pi) 63, the last is (64/pi) (64/63 - 1) > 0."""
+    assert torch.equal(s4d_real(4), torch.tensor([-1.0, -2.0, -3.0, -4.0]))
     A = s4d_inv(32)
-    assert A.dtype == torch.complex64 and A.shape == (32,)
-    assert A.imag[0].item() == pytest.approx(64 / math.pi * 63)
-    assert A.imag[1].item() == pytest.approx(64 / math.pi * (64 / 3 - 1))
-    assert A.imag[31].item() == pytest.approx(64 / math.pi * (64 / 63 - 1), rel=1e-5)
-    assert (A.real == -0.5).all()
+    assert A.dtype == torch.complex64 and A.shape == (32,) and (A.real == -0.5).all()
+    for n, expected in ((0, 63), (1, 64 / 3 - 1), (31, 64 / 63 - 1)):
+        assert A.imag[n].item() == pytest.approx(64 / math.pi * expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("N", [1, 2, 16, 32])
 def test_legs(N):
     """The eigenvalues of HiPPO-LegS plus its rank-one term, by a general eigenvalue solver."""
     M = 2 * N
-    hippo = np.zeros((M, M))
-    for n in range(M):
-        for k in range(M):
-            if n > k:
-                hippo[n, k] = -math.sqrt(2 * n + 1) * math.sqrt(2 * k + 1)
-            elif n == k:
-                hippo[n, k] = -(n + 1)
+    n = np.arange(M)
+    hippo = -np.tril(np.sqrt(np.outer(2 * n + 1, 2 * n + 1)), -1) - np.diag(n + 1)
     p = np.sqrt(np.arange(M) + 0.5)
     eigenvalues = np.linalg.eigvals(hippo + np.outer(p, p))
     assert np.allclose(eigenvalues.real, -0.5)
@@ -62,20 +52,11 @@ def test_legs(N):
     torch.testing.assert_close(whole, torch.tensor(hippo + np.outer(p, p)), rtol=0, atol=1e-10)
 
 
-def test_real():
-    assert torch.equal(s4d_real(4), torch.tensor([-1.0, -2.0, -3.0, -4.0]))
-
-
 @pytest.mark.parametrize("name, function", [("lin", s4d_lin), ("inv", s4d_inv), ("legs", s4d_legs), ("real", s4d_real)])
 def test_by_name(name, function):
     assert torch.equal(initialize_A(name, 6), function(6))
     with pytest.raises(ValueError, match="N: 0; expected at least 1"):
         function(0)
-
-
-def test_unknown_name():
-    with pytest.raises(ValueError, match="name: 'linear'; expected one of 'lin', 'inv', 'legs', 'real'"):
-        initialize_A("linear", 4)
 
 
 def test_delta_is_log_uniform():
@@ -88,10 +69,13 @@ def test_delta_is_log_uniform():
     assert torch.equal(delta, again)
 
 
-@pytest.mark.parametrize("low, high", [(0.0, 0.1), (0.1, 0.01), (-1.0, 1.0)])
-def test_delta_errors(low, high):
-    with pytest.raises(ValueError, match="delta_min, delta_max"):
-        log_uniform_delta(4, low, high)
+@pytest.mark.parametrize("function, arguments, message", [
+    (initialize_A, ("linear", 4), "name: 'linear'; expected one of 'lin', 'inv', 'legs', 'real'"),
+    *((log_uniform_delta, (4, *ends), "delta_min, delta_max") for ends in ((0.0, 0.1), (0.1, 0.01), (-1.0, 1.0))),
+])  # fmt: skip
+def test_errors(function, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        function(*arguments)
 
 
 def test_inverse_softplus():

@@ -71,7 +71,7 @@ CHECKED = {
     "Mamba-2's": Checked(
         (ssd_scan, ssd_scan_reference), with_reset(make_ssd(L=5, dtype=torch.float32)),
         dict(x="(batch, L, H, P)", delta="(batch, L, H) = (2, 5, 4)", A="(H,) = (4,)", D="(H,) = (4,)",
-             B="(batch, L, G, N) with G dividing H = 4", C="(batch, L, G, N) = (2, 5, 2, 5)",
+             B="(batch, L, G, N)", C="(batch, L, G, N) = (2, 5, 2, 5)",
              initial_state="(batch, H, P, N) = (2, 4, 3, 5)", reset="(batch, L) = (2, 5)"),
     ),
     "depthwise": Checked(
@@ -100,6 +100,9 @@ CHECKED = {
 }  # fmt: skip
 
 
+REAL = ("Mamba-2's", "depthwise", "conv_state", "convolution", "cross entropy")  # which take no complex numbers
+
+
 def refuse(operator: str, change: dict[str, Any], match: str) -> None:
     for function in CHECKED[operator].functions:
         with pytest.raises(ValueError, match=match) as error:
@@ -114,14 +117,18 @@ def test_every_tensor_is_checked(operator, name):
     x, first = good[name], name in ("u", "x", "b")
     named = name if operator != "convolution" or name == "u" else r"k\w*"
     other = torch.float32 if x.dtype in (boolean, long) else long
-    refuse(operator, {name: x.to(other)}, f"^{named}: .*{other}.*; expected")
+    for dtype in (other, *([i] if operator in REAL else [])):
+        refuse(operator, {name: x.to(dtype)}, f"^{named}: .*{dtype}.*; expected")
     if name != "lengths":
         refuse(operator, {name: x.to_sparse()}, f"^{named}: a sparse_coo tensor; expected a dense one$")
     if devices and not first:
         refuse(operator, {name: x.to("meta")}, f"^{named}: on meta; expected cpu, where [uxb] is$")
-    if name != "x" or operator != "cross entropy":
-        shape = re.escape(str((*x.shape, 1)))
-        refuse(operator, {name: x.unsqueeze(-1)}, f"^{named}: shape {shape}.*; expected .*{re.escape(expected[name])}")
+    # One more dimension, or one more in the first, where that says nothing about the others.
+    longer = [x.unsqueeze(-1)] if (operator, name) != ("cross entropy", "x") else []
+    longer += [torch.cat([x, x[:1]])] if not first and name not in ("delta", "weight") else []
+    for wrong in longer:
+        shape = re.escape(str(tuple(wrong.shape)))
+        refuse(operator, {name: wrong}, f"^{named}: shape {shape}.*; expected .*{re.escape(expected[name])}")
     if operator.startswith(("selective", "linear", "Mamba")):
         refuse(operator, {name: 0.5}, f"^{name}: float; expected a (bool )?tensor$")
 
@@ -135,7 +142,6 @@ NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jag
     ("selective", "u", zeros(2, 4, 0), r"u: shape \(2, 4, 0\); expected .* L >= 1"),
     ("selective", "u", zeros(2, 4, 5, dtype=i), "u: dtype torch.complex64; expected a real floating"),
     ("selective", "delta", zeros(5), r"delta: shape \(5,\); expected \(D,\) = \(4,\)"),
-    ("selective", "A", zeros(3, 3), r"A: shape \(3, 3\)"),
     ("selective", "A", zeros(()), r"A: shape \(\)"),
     ("selective", "A", zeros(4, 0), r"A: shape \(4, 0\); expected .* N >= 1"),
     ("selective", "B", zeros(4, 2), r"B: shape \(4, 2\); expected constant \(D, N\) = \(4, 3\)"),
@@ -144,31 +150,18 @@ NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jag
     ("selective, complex", "B", zeros(2, 3, 10, dtype=i), r"B: shape \(2, 3, 10\); expected .*L = 5$"),
     ("selective", "B", zeros(2, 3, 3, 5), r"B: shape .*G dividing D = 4; G = 3 does not"),
     ("selective", "C", zeros(2, 8, 3, 5), r"C: shape .*G dividing D = 4; G = 8 does not"),
-    ("selective", "C", zeros(1, 2, 3, 5), r"C: shape \(1, 2, 3, 5\)"),
     ("selective", "C", zeros(3), r"C: shape \(3,\)"),
-    ("selective", "C", zeros(2, 3, 5, dtype=boolean), "C: dtype torch.bool"),
     *(("selective", name, zeros(*shape, dtype=i), f"{name}: dtype torch.complex64, but A is real; expected a real")
       for name, shape in dict(B=(2, 3, 5), C=(4, 3), B_bias=(4, 3), initial_state=(2, 4, 3)).items()),
     ("selective, complex", "D", zeros(4, dtype=i), "D: dtype torch.complex64"),
     ("selective", "discretization", "bilinear", "discretization: 'bilinear'; expected 'euler' or 'zoh'"),
     ("linear", "b", zeros(2, 4, 0), r"b: shape \(2, 4, 0\); .*L >= 1"),
-    ("linear", "a", zeros(3), r"a: shape \(3,\)"),
-    ("linear", "a", zeros(1, 4, 5), r"a: shape \(1, 4, 5\)"),
     ("Mamba-2's", "B", zeros(2, 5, 3, 5), r"B: shape \(2, 5, 3, 5\); .*G dividing H = 4"),
-    ("Mamba-2's", "C", zeros(2, 5, 1, 5), r"C: shape \(2, 5, 1, 5\)"),
     ("Mamba-2's", "delta", None, "delta: None; expected a tensor"),
-    ("Mamba-2's", "initial_state", zeros(2, 4, 5, 3), r"initial_state: shape \(2, 4, 5, 3\)"),
     ("depthwise", "u", zeros(2, 3, 0), "u: shape .*L >= 1"),
-    ("depthwise", "u", zeros(2, 3, 5, dtype=i), "u: .*complex64; .*real floating"),
     ("depthwise", "weight", zeros(3, 0), r"weight: shape \(3, 0\).*W >= 1"),
-    ("depthwise", "weight", zeros(4, 4), r"weight: shape \(4, 4\); expected \(D, W\) with D = 3"),
-    ("depthwise", "weight", zeros(3, 4, dtype=i), "weight: .*complex64"),
     ("conv_state", "W", 0, "W: 0; expected a width of at least 1"),
     ("convolution", "u", zeros(2, 3, 0), "u: .*L >= 1"),
-    ("convolution", "k", zeros(3, 5), r"k\w*: shape \(3, 5\)"),
-    ("convolution", "k", zeros(3, 4, dtype=i), r"k\w*: .*complex64"),
-    ("S4D's kernel", "A", zeros(2, 4), r"A: shape \(2, 4\)"),
-    ("S4D's kernel", "C", zeros(2, 3, 5), r"C: shape \(2, 3, 5\)"),
     ("S4D's kernel", "C", zeros(3, 4, dtype=i), "C: complex, but A is real"),
     ("S4D's kernel", "L", 0, "L: 0; expected at least 1"),
     ("S4D's kernel", "discretization", "euler", "discretization: 'euler'; expected 'zoh' or 'bilinear'"),

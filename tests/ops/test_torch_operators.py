@@ -45,33 +45,30 @@ def depthwise():
     return *make_depthwise(6, 3, batch=1, D=2).values(), torch.zeros(1, 6, dtype=torch.bool), True
 
 
-CPU = {
+OPERATORS = {
     "C++, linear scan": (cpu_linear_scan.constant_scan, linear),
     "C++, selective scan, complex": (
         cpu_scan.operator.scan,
         lambda: scan_inputs(make_inputs(True, "2 interleaved", "constant", L=9), random_reset(2, 9)),
     ),
+    "C++, selective scan, real": (cpu_scan.operator.scan, lambda: scan_inputs(in_the_layers_layout())),
     "C++, S4D": (cpu_s4d_kernel.s4d_kernel_zoh, lambda: (*kernel_inputs(True, several=2), 70, False)),
-}  # fmt: skip
-SLOW_CPU = {"C++, selective scan, real": (cpu_scan.operator.scan, lambda: scan_inputs(in_the_layers_layout()))}
-TRITON = {"Triton, selective scan, complex": (triton_scan.operator.scan, lambda: scan_inputs(small(True)))}
-SLOW_TRITON = {
+    "Triton, selective scan, complex": (triton_scan.operator.scan, lambda: scan_inputs(small(True))),
     "Triton, selective scan, real": (triton_scan.operator.scan, lambda: scan_inputs(small(False))),
     "Triton, S4D": (triton_s4d_kernel.s4d_kernel_zoh, lambda: (*kernel_inputs(True, several=2), 70, True)),
     "Triton, depthwise": (triton_depthwise.convolution, depthwise),
-}
+}  # fmt: skip
+SLOW = ("C++, selective scan, real", "Triton, selective scan, real", "Triton, S4D", "Triton, depthwise")
+NAMES_AND_COSTS = [
+    pytest.param(name, marks=[*([needs_compiled] * ("C++" in name)), *([pytest.mark.slow] * (name in SLOW))])
+    for name in OPERATORS
+]
 
 
-def cases(table, slow, *marks):
-    return [
-        pytest.param(*of, id=name, marks=[*marks, *([pytest.mark.slow] if name in slow else [])])
-        for name, of in (table | slow).items()
-    ]
-
-
-@pytest.mark.parametrize("operator, arguments", [*cases(CPU, SLOW_CPU, needs_compiled), *cases(TRITON, SLOW_TRITON)])
-def test_operators(operator, arguments, interpreter, request):
-    device = DEVICE if "Triton" in request.node.name else "cpu"
+@pytest.mark.parametrize("name", NAMES_AND_COSTS)
+def test_operators(name, interpreter):
+    operator, arguments = OPERATORS[name]
+    device = DEVICE if "Triton" in name else "cpu"
     arguments = [x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments()]
     for x in arguments:
         if isinstance(x, torch.Tensor) and x.dtype != torch.bool:
