@@ -8,16 +8,7 @@ import pytest
 import torch
 
 import lra_ssm.ops.convolution as convolution
-from lra_ssm.ops import (
-    bidirectional_convolution,
-    bidirectional_convolution_reference,
-    causal_convolution,
-    causal_convolution_reference,
-    initialize_A,
-    prefer_backend,
-    s4d_kernel,
-    s4d_kernel_reference,
-)
+from lra_ssm import ops
 from tests.ops.scan_cases import narrowed, needs_compiled, on_device, widened
 
 
@@ -28,8 +19,8 @@ def kernel(request):
     if request.param == "triton":
         pytest.importorskip("triton")
         request.getfixturevalue("interpreter")
-    with prefer_backend(request.param):
-        yield on_device(s4d_kernel) if request.param == "triton" else s4d_kernel
+    with ops.prefer_backend(request.param):
+        yield on_device(ops.s4d_kernel) if request.param == "triton" else ops.s4d_kernel
 
 
 LENGTHS = [1, 2, 63, 128, 257, 1024]
@@ -55,16 +46,18 @@ def assert_same(fast, slow, *inputs, rtol=1e-10):
 @pytest.mark.parametrize("L", LENGTHS)
 def test_against_the_definition(L):
     u, *kernels = randn(2, 3, L), randn(3, L, seed=1), randn(3, L, seed=2)
-    assert_same(causal_convolution, causal_convolution_reference, u, kernels[0])
-    assert_same(bidirectional_convolution, bidirectional_convolution_reference, u, *kernels)
+    assert_same(ops.causal_convolution, ops.causal_convolution_reference, u, kernels[0])
+    assert_same(ops.bidirectional_convolution, ops.bidirectional_convolution_reference, u, *kernels)
 
 
-@pytest.mark.parametrize("form", [causal_convolution, bidirectional_convolution])
+@pytest.mark.parametrize("form", [ops.causal_convolution, ops.bidirectional_convolution])
 def test_pieces_of_channels(form, monkeypatch):
     """More channels and batch items than one piece takes, and channels next to each other in memory."""
     monkeypatch.setattr(convolution, "_PIECE_BYTES", 1)
-    kernels = [randn(37, 65, seed=i) for i in range(1 if form is causal_convolution else 2)]
-    slow = causal_convolution_reference if form is causal_convolution else bidirectional_convolution_reference
+    kernels = [randn(37, 65, seed=i) for i in range(1 if form is ops.causal_convolution else 2)]
+    slow = (
+        ops.causal_convolution_reference if form is ops.causal_convolution else ops.bidirectional_convolution_reference
+    )
     for u in (randn(2, 37, 65), randn(2, 65, 37).transpose(1, 2)):
         assert_same(form, slow, u, *kernels)
         assert_same(*(lambda x, f=f: f(x, *kernels) for f in (form, slow)), u)  # only some need gradients
@@ -75,20 +68,20 @@ def test_bidirectional_by_hand():
     u = torch.tensor([[[1.0, 10.0, 100.0]]])
     forward, backward = torch.tensor([[2.0, 3.0, 5.0]]), torch.tensor([[7.0, 11.0, 13.0]])
     # y_0 = 2*1 + 7*10 + 11*100; y_1 = 3*1 + 2*10 + 7*100; y_2 = 5*1 + 3*10 + 2*100
-    y = bidirectional_convolution(u, forward, backward)
+    y = ops.bidirectional_convolution(u, forward, backward)
     torch.testing.assert_close(y, torch.tensor([[[1172.0, 723.0, 235.0]]]), rtol=1e-6, atol=0)
 
 
 def test_dtypes():
     u, k = randn(2, 3, 50), randn(3, 50, seed=1)
-    truth = causal_convolution_reference(u, k)
+    truth = ops.causal_convolution_reference(u, k)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.3), (torch.float16, 0.05)):
-        for y in (causal_convolution(u.to(dtype), k.to(dtype)), causal_convolution(u.to(dtype), k.float())):
+        for y in (ops.causal_convolution(u.to(dtype), k.to(dtype)), ops.causal_convolution(u.to(dtype), k.float())):
             assert y.dtype == dtype
             torch.testing.assert_close(y.double(), truth, atol=tolerance, rtol=0)
-    assert causal_convolution(u.float(), k).dtype == torch.float32
+    assert ops.causal_convolution(u.float(), k).dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(causal_convolution(u.float(), k.float()).double(), truth, atol=1e-5, rtol=0)
+        torch.testing.assert_close(ops.causal_convolution(u.float(), k.float()).double(), truth, atol=1e-5, rtol=0)
 
 
 def kernel_inputs(complex_A, *, tied=False, several=0, D=3, N=4):
@@ -101,7 +94,7 @@ def kernel_inputs(complex_A, *, tied=False, several=0, D=3, N=4):
 
 
 def compare_kernels(kernel, *inputs, rtol=1e-10, **arguments):
-    assert_same(partial(kernel, **arguments), partial(s4d_kernel_reference, **arguments), *inputs, rtol=rtol)
+    assert_same(partial(kernel, **arguments), partial(ops.s4d_kernel_reference, **arguments), *inputs, rtol=rtol)
 
 
 @pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
@@ -129,19 +122,19 @@ def test_kernel_with_a_vanishing_pole(kernel):
     A[0, 0] = 0
     compare_kernels(kernel, delta, A, B, C, L=257)
     A[0, 0] = -2 / delta[0]
-    compare_kernels(partial(s4d_kernel, backend="eager"), delta, A, B, C, L=257, discretization="bilinear")
+    compare_kernels(partial(ops.s4d_kernel, backend="eager"), delta, A, B, C, L=257, discretization="bilinear")
     compare_kernels(kernel, delta, A, B, C, L=257, discretization="bilinear", rtol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["lin", "inv", "legs", "real"])
 def test_kernel_in_float32(name, kernel):
     """From float32 inputs, an error of 1e-6 of the largest value even where l delta Im A is thousands of radians."""
-    A = initialize_A(name, 32)
+    A = ops.initialize_A(name, 32)
     inputs = {"delta": torch.tensor([1e-3, 1e-2, 1e-1]), "A": A, "B": torch.ones_like(A)}
     inputs["C"] = randn(3, 32, dtype=A.dtype, seed=3)
     k = kernel(**inputs, L=4096)
     assert k.dtype == torch.float32
-    truth = s4d_kernel_reference(**widened(inputs), L=4096)
+    truth = ops.s4d_kernel_reference(**widened(inputs), L=4096)
     assert (k - truth).abs().max() <= 1e-6 * truth.abs().max()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(kernel(**inputs, L=4096), k)
@@ -157,5 +150,5 @@ def test_real_B_and_C_beside_complex_A(kernel):
 def test_a_preferred_backend_without_such_a_kernel_leaves_the_choice():
     delta, A, B, C = kernel_inputs(True)
     for name, inputs in (("mamba_ssm", (delta, A, B, C)), ("cpu", (delta, A.real, B.real, C.real))):
-        with prefer_backend(name):
-            assert s4d_kernel(*inputs, 5).shape == (3, 5)
+        with ops.prefer_backend(name):
+            assert ops.s4d_kernel(*inputs, 5).shape == (3, 5)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
+from itertools import product
 
 import pytest
 import torch
@@ -90,24 +91,13 @@ def test_backends_for_a_varying_factor():
             linear_scan(**make_linear())
 
 
-single, double, pair, f16, bf16 = torch.float32, torch.float64, torch.complex64, torch.float16, torch.bfloat16
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
 
 
 @pytest.mark.parametrize("constant", [True, False])
-@pytest.mark.parametrize("a, b, initial, expected", [
-    (bf16, bf16, None, bf16),
-    (f16, f16, f16, f16),
-    (single, bf16, None, single),
-    (f16, f16, single, single),
-    (f16, bf16, None, single),
-    (single, double, None, double),
-    (single, single, double, double),
-    (single, single, pair, pair),
-    (pair, bf16, None, pair),
-    (pair, double, None, torch.complex128),
-])  # fmt: skip
-def test_promotion(a, b, initial, expected, constant):
-    inputs = make_linear((0, 0, 0, constant), L=5, dtype=single)
-    dtypes = {"a": a, "b": b, "initial_state": initial}
-    x, last = scan(**{name: inputs[name].to(dtype) for name, dtype in dtypes.items() if dtype is not None})
-    assert x.dtype == expected and last.dtype == torch.promote_types(expected, single)
+def test_promotion(constant):
+    inputs = make_linear((0, 0, 0, constant), L=5, dtype=torch.float32)
+    for dtypes in product(DTYPES, repeat=3):
+        x, last = scan(**{name: inputs[name].to(dtype) for name, dtype in zip(inputs, dtypes, strict=True)})
+        assert x.dtype == reduce(torch.promote_types, dtypes)
+        assert last.dtype == torch.promote_types(x.dtype, torch.float32)

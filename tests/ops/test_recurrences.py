@@ -176,6 +176,18 @@ def test_mixed_dtypes(of, autocast):
     assert found["last_state"].dtype == (single if of.state != "initial" else inputs[of.read].dtype)
 
 
+@pytest.mark.parametrize("of", [name for name in IN_TORCH if "depthwise" not in name.values[0]], indirect=True)
+def test_one_double_input_makes_the_arithmetic_double(of):
+    inputs = of.make(L=37, dtype=torch.float32)
+    wide = widened(inputs)
+    _, expected = of.slow(**wide)
+    for name in inputs:
+        y, state = of.call(**{**inputs, name: wide[name]})
+        if "b" not in inputs:  # the linear recurrence's y is promoted too
+            assert y.dtype == (torch.float64 if name == of.read else torch.float32)
+        assert_close({"state": state}, {"state": expected}, rtol=1e-12)
+
+
 @pytest.mark.parametrize("form", [0, -1])
 @pytest.mark.parametrize("of", IN_TORCH, indirect=True)
 def test_error_in_single_precision(of, form):

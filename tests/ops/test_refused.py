@@ -10,22 +10,7 @@ import pytest
 import torch
 from torch import Tensor, zeros
 
-from lra_ssm.ops import (
-    bidirectional_convolution,
-    causal_convolution,
-    causal_depthwise_convolution,
-    causal_depthwise_convolution_reference,
-    conv_state,
-    linear_cross_entropy,
-    linear_scan,
-    linear_scan_reference,
-    s4d_kernel,
-    s4d_kernel_reference,
-    selective_scan,
-    selective_scan_reference,
-    ssd_scan,
-    ssd_scan_reference,
-)
+from lra_ssm import ops
 from tests.ops.operators import make_depthwise, make_linear, make_ssd
 from tests.ops.scan_cases import make_inputs
 
@@ -50,14 +35,14 @@ def selective(complex_A: bool) -> Checked:
                     C=matrices, D="(D,) = (4,)", z="(batch, D, L) = (2, 4, 5)", delta_bias="(D,) = (4,)",
                     B_bias="(D, N) = (4, 3)", initial_state="(batch, D, N) = (2, 4, 3)",
                     reset="(batch, L) = (2, 5)")  # fmt: skip
-    return Checked((selective_scan, selective_scan_reference), with_reset(inputs), expected)
+    return Checked((ops.selective_scan, ops.selective_scan_reference), with_reset(inputs), expected)
 
 
 def linear(constant: bool) -> Checked:
     inputs = make_linear((0, 0, 0, constant), D=4, L=5, dtype=torch.float32)
     expected = dict(a="(D,) = (4,) or (B, D, L) = (2, 4, 5)", b="(B, D, L)", initial_state="(B, D) = (2, 4)",
                     reset="(B, L) = (2, 5)")  # fmt: skip
-    return Checked((linear_scan, linear_scan_reference), with_reset(inputs), expected)
+    return Checked((ops.linear_scan, ops.linear_scan_reference), with_reset(inputs), expected)
 
 
 CONV = dict(u="(B, D, L)", initial="(B, D, W-1) = (2, 3, 3)", reset="(B, L) = (2, 5)")
@@ -69,31 +54,31 @@ CHECKED = {
     "linear": linear(True),
     "linear, varying": linear(False),
     "Mamba-2's": Checked(
-        (ssd_scan, ssd_scan_reference), with_reset(make_ssd(L=5, dtype=torch.float32)),
+        (ops.ssd_scan, ops.ssd_scan_reference), with_reset(make_ssd(L=5, dtype=torch.float32)),
         dict(x="(batch, L, H, P)", delta="(batch, L, H) = (2, 5, 4)", A="(H,) = (4,)", D="(H,) = (4,)",
              B="(batch, L, G, N)", C="(batch, L, G, N) = (2, 5, 2, 5)",
              initial_state="(batch, H, P, N) = (2, 4, 3, 5)", reset="(batch, L) = (2, 5)"),
     ),
     "depthwise": Checked(
-        (causal_depthwise_convolution, causal_depthwise_convolution_reference), DEPTHWISE,
+        (ops.causal_depthwise_convolution, ops.causal_depthwise_convolution_reference), DEPTHWISE,
         CONV | dict(weight="(D, W) with W >= 1", bias="(D,) = (3,)"),
     ),
     "conv_state": Checked(
-        (conv_state,), {"W": 4, "lengths": torch.tensor([5, 2])} | {name: DEPTHWISE[name] for name in CONV},
+        (ops.conv_state,), {"W": 4, "lengths": torch.tensor([5, 2])} | {name: DEPTHWISE[name] for name in CONV},
         CONV | dict(lengths="(B,) = (2,), int64 or int32"),
     ),
     "convolution": Checked(
-        (lambda u, k: causal_convolution(u, k), lambda u, k: bidirectional_convolution(u, k, zeros(3, 4)),
-         lambda u, k: bidirectional_convolution(u, zeros(3, 4), k)),
+        (lambda u, k: ops.causal_convolution(u, k), lambda u, k: ops.bidirectional_convolution(u, k, zeros(3, 4)),
+         lambda u, k: ops.bidirectional_convolution(u, zeros(3, 4), k)),
         dict(u=zeros(2, 3, 4), k=zeros(3, 4)), dict(u="(B, D, L)", k="(D, L) = (3, 4)"), devices=False,
     ),
     "S4D's kernel": Checked(
-        (s4d_kernel, s4d_kernel_reference), dict(delta=zeros(3), A=zeros(3, 4), B=zeros(4), C=zeros(3, 4), L=5),
+        (ops.s4d_kernel, ops.s4d_kernel_reference), dict(delta=zeros(3), A=zeros(3, 4), B=zeros(4), C=zeros(3, 4), L=5),
         dict(delta="(D,), real floating", A="(N,) or (D, N) with D = 3", B="(N,) or (D, N) with D = 3, N = 4",
              C="(N,) or (D, N) or (K, D, N) with D = 3, N = 4"), devices=False,
     ),
     "cross entropy": Checked(
-        (linear_cross_entropy,),
+        (ops.linear_cross_entropy,),
         dict(x=zeros(23, 5), weight=zeros(11, 5), bias=zeros(11), targets=zeros(23, dtype=long)),
         dict(x="(…, D)", weight="(V, D) with V >= 1 and D = 5", bias="(V,) = (11,)", targets="(23,)"),
     ),

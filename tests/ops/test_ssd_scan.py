@@ -93,12 +93,6 @@ def test_a_strong_decay_takes_no_precision_from_what_follows_it():
     assert_close(widened(differentiated(scan("eager"), narrowed(inputs))), wide, 5e-6)
 
 
-def test_one_double_input_makes_the_arithmetic_double():
-    inputs = make(L=5)
-    _, state = ssd_scan(**narrowed(inputs) | {"delta": inputs["delta"]}, return_last_state=True)
-    assert state.dtype == torch.float64
-
-
 def test_a_preferred_backend_without_it_leaves_the_choice():
     inputs = make(L=5)
     for name in ("cpu", "reference", "triton", "mamba_ssm"):
