@@ -74,7 +74,7 @@ def pages() -> dict[Path, str]:
     lines += ["", f"Not run with the present code, so without a verdict: {', '.join(not_run)}."] if not_run else []
     for prefix, paper in PAPERS.items():
         own = [one for one in every if one.name.startswith(prefix)]
-        lines += ["", f"## {paper}", "", f"`python experiments/{own[0].name}.py` runs the first."]
+        lines += ["", f"## {paper}", "", f"`python experiments/{own[0].name}.py` runs the first of these experiments."]
         for one in own:
             title = one.title.removeprefix(f"{paper}, ")
             label = "Numbers, remarks" if one.name in remarks else "Numbers"

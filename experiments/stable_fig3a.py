@@ -75,7 +75,7 @@ def claims(rows: pd.DataFrame) -> Claims:
     ).reset_index()  # fmt: skip
     for value, statement in {
         "level": "in training best has the smallest ratios of relu, softplus, exp, best and tanh",
-        "peak": "best has the smallest largest ratio of these f",
+        "peak": "of these f, best has the smallest maximum of the ratio",
     }.items():
         found = {form: mean(only(runs, form=form)[value]) for form in FORMS}
         pairs = [beyond(found[b][0] - found["best"][0], found["best"][1] + found[b][1]) for b in FORMS[1:-1]]

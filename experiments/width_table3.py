@@ -1,4 +1,4 @@
-"""Width, table 3: sizes after ten steps, and how the change of the logits goes with the width.
+"""Width, table 3: sizes after ten steps, and how the change of the logits depends on the width.
 
 Source: the note "Scale-Invariant Parameterizations" (K. Stratos) on Everett et al. 2024, table 3 and (15-17): exponents
 of RMS that ten steps of sign descent keep, and of Δh, which is of one training step. In theory V is O(1). Ours, since
@@ -108,7 +108,7 @@ def claims(rows: pd.DataFrame) -> Claims:
             found |= {f"{name}{' (RMSNorm)' * bool(norm)}": _exponent(part, name) for name in SIZES}
         off = [abs(value - wanted) for value, wanted in zip(found.values(), theory * 2, strict=False)]
         yield Claim(
-            f"ten steps of {model} keep RMS at table 3's exponents",
+            f"after ten steps of {model}, RMS values depend on the width as in table 3",
             f"each exponent within 0.1 of {', '.join(f'{v:g}' for v in theory)}; V = 32, with and without RMSNorm",
             max(off) <= 0.1,
             found,
@@ -119,8 +119,8 @@ def claims(rows: pd.DataFrame) -> Claims:
     numbers = {f"V = {V}": _exponent(part, "change") for V, part in sp.items()}
     numbers |= {f"ω at V = {V}": value for V, value in omega.items()}
     for statement, wanted, aligned in (
-        ("under condition A.2 the logits of SP change by as much at every width", 0.0, 0.5),
-        ("under (31), ω = 1, the logits of SP change by √d", 0.5, 1.0),
+        ("under condition A.2 the logits of SP change by the same amount at every width", 0.0, 0.5),
+        ("under (31), ω = 1, the change of the logits of SP is proportional to √d", 0.5, 1.0),
     ):
         premise = all(abs(value - aligned) <= 0.2 for value in omega.values())
         yield Claim(
@@ -132,7 +132,7 @@ def claims(rows: pd.DataFrame) -> Claims:
         )
     mup = {f"V = {V}": _exponent(part, "change") for V, part in _changes(rows, "muP").items()}
     yield Claim(
-        "the logits of muP change by as much at every width",
+        "the logits of muP change by the same amount at every width",
         "exponent of the change in ten steps 0 within 0.1 for V = 2, 4 and 32",
         all(abs(mup[f"V = {V}"]) <= 0.1 for V in SMALL),
         mup,

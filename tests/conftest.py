@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts with &
 gc.disable()  # until all tests are imported: it would look through all that torch has again and again
 
-from tests.runner import FIT, SHORT, succeed  # noqa: E402
+from tests.runner import FIT, SHORT, only_run, succeed  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +81,25 @@ def uninterrupted(tmp_path_factory, data):
         return Whole(outcome(folder), copies)
 
     return of
+
+
+@pytest.fixture
+def finished(tmp_path, monkeypatch, trained, read_once):
+    """The directory of a finished run, in a working folder of its own with its data."""
+    monkeypatch.chdir(tmp_path)
+    os.symlink(trained[0] / "data", "data")
+    scores = ("test*", "validate*", "predictions*")  # of other tests that share the run
+    shutil.copytree(trained[0] / "runs", "runs", ignore=shutil.ignore_patterns(*scores))
+    return only_run(tmp_path)
+
+
+@pytest.fixture
+def interrupted(tmp_path, monkeypatch, uninterrupted, data, read_once):
+    """As `finished`, of a run that was killed in its second epoch, at step 9 of 12; last.ckpt has step 8."""
+    monkeypatch.chdir(tmp_path)
+    os.symlink(data, "data")
+    shutil.copytree(uninterrupted("epochs").copies / "train_batch_start:10", "runs")
+    return only_run(tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -48,13 +48,6 @@ class Bag(nn.Module):
         return self.head(self.layer(self.embedding(inputs), lengths).mean(1))
 
 
-class Deep(nn.Sequential):
-    """A head of a user's own."""
-
-    def __init__(self, d_model: int, num_classes: int, width: int = 5) -> None:
-        super().__init__(nn.Linear(d_model, width), nn.ReLU(), nn.Linear(width, num_classes))
-
-
 class Blowing(Smooth):
     """Its output is infinite from the third call in training on."""
 
@@ -96,27 +89,23 @@ class KillMe(Callback):
         self.seen[event] += 1
         if (copies := os.environ.get("COPY_TO")) and Path("runs").is_dir():
             shutil.copytree("runs", f"{copies}/{event}:{self.seen[event]}")
-        if event == self.event:
-            rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
-            if self.seen[event] == self.number and os.environ.get("KILL_RANK", rank) == rank:
-                if full := os.environ.get("FULL_AT"):
-                    resource.setrlimit(resource.RLIMIT_FSIZE, (int(full), resource.RLIM_INFINITY))
-                elif command := os.environ.get("RUN"):
-                    os.system(command)
-                else:
-                    os.kill(os.getpid(), signal.Signals[os.environ.get("KILL_WITH", "SIGKILL")])
+        rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+        if (event, self.seen[event]) != (self.event, self.number) or os.environ.get("KILL_RANK", rank) != rank:
+            return
+        if full := os.environ.get("FULL_AT"):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(full), resource.RLIM_INFINITY))
+        elif command := os.environ.get("RUN"):
+            os.system(command)
+        else:
+            os.kill(os.getpid(), signal.Signals[os.environ.get("KILL_WITH", "SIGKILL")])
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
         self._at("setup")
 
 
-def _report(event: str) -> Callable[..., None]:
-    return lambda self, *_: self._at(event)
-
-
 for _event in (
     "sanity_check_start", "train_start", "train_end", "train_epoch_start", "train_epoch_end", "train_batch_start",
-    "train_batch_end", "validation_batch_start", "validation_batch_end", "validation_end", "test_batch_start",
+    "train_batch_end", "validation_batch_start", "validation_batch_end", "validation_end",
     "save_checkpoint",
 ):  # fmt: skip
-    setattr(KillMe, f"on_{_event}", _report(_event))
+    setattr(KillMe, f"on_{_event}", lambda self, *_, event=_event: self._at(event))

@@ -1,7 +1,4 @@
-"""Run `lra_ssm.cli.main` in the test's process, or in a process of its own without paying for the imports each time.
-
-Such a process is forked from a server that has only imported the package; what a test kills is a real process.
-"""
+"""Run `lra_ssm.cli.main` in the test's process, or in one that is forked from a server with the package imported."""
 
 import contextlib
 import io
@@ -14,7 +11,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -54,10 +51,6 @@ class Command:
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
 
-    def out(self) -> str:
-        """What it has printed so far."""
-        return Path(self._out.name).read_text()
-
     def wait(self, timeout: float = 240) -> Result:
         self.process.join(timeout)
         assert self.process.exitcode is not None, "the command did not end"
@@ -70,10 +63,7 @@ def run(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> R
 
 @contextmanager
 def rendezvous() -> Iterator[dict[str, str]]:
-    """What processes that train together need in their environment to find each other, as torchrun's agent gives it.
-
-    The store is served here, on a port that stays bound.
-    """
+    """The environment in which processes find each other, as torchrun's agent gives it; the store is served here."""
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -81,24 +71,20 @@ def rendezvous() -> Iterator[dict[str, str]]:
            "TORCHELASTIC_RESTART_COUNT": "0"}  # fmt: skip
 
 
-def run_by(devices: int, arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> list[Result]:
-    """Run a command by several processes on CPUs, with what torchrun tells each of them in its environment."""
-    line = [*arguments, f"--trainer.devices={devices}"]
+def run_by(
+    devices: int, arguments: list[str], cwd: Path, env: dict[str, str] | None = None, srun: bool = False
+) -> list[Result]:
+    """Run a command by several processes on CPUs, with what torchrun or srun tells each of them in its environment."""
+    line, count = [*arguments, f"--trainer.devices={devices}"], str(devices)
+    if srun:
+        given = {"SLURM_NTASKS": count, "SLURM_JOB_NAME": "fit", "SLURM_NTASKS_PER_NODE": count, "SLURM_JOB_ID": "12",
+                 "SLURM_NODEID": "0"}  # fmt: skip
+    else:
+        given = {"WORLD_SIZE": count, "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": count, "TORCHELASTIC_RUN_ID": "tests"}
+    names = ("RANK", "SLURM_PROCID", "SLURM_LOCALID") if srun else ("RANK", "LOCAL_RANK")
     with rendezvous() as found:
-        given = {**found, "WORLD_SIZE": str(devices), "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(devices),
-                 "TORCHELASTIC_RUN_ID": "tests", **(env or {})}  # fmt: skip
-        started = [Command(line, cwd, {**given, "RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(devices)]
-        return [command.wait() for command in started]
-
-
-def run_by_srun(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> list[Result]:
-    """Run a command by two processes on CPUs, with what srun tells each of them in its environment."""
-    line = [*arguments, "--trainer.devices=2", "--trainer.strategy=ddp"]
-    with rendezvous() as found:
-        given = {**found, "SLURM_NTASKS": "2", "SLURM_JOB_NAME": "fit", "SLURM_NTASKS_PER_NODE": "2",
-                 "SLURM_JOB_ID": "12", "SLURM_NODEID": "0", **(env or {})}  # fmt: skip
-        own = [{"RANK": rank, "SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in "01"]
-        started = [Command(line, cwd, {**given, **each}) for each in own]
+        ranks = [dict.fromkeys(names, str(rank)) for rank in range(devices)]
+        started = [Command(line, cwd, {**found, **given, **(env or {}), **rank}) for rank in ranks]
         return [command.wait() for command in started]
 
 
@@ -107,46 +93,41 @@ def run_here(arguments: list[str], cwd: Path) -> Result:
 
     For signals, kills, environments and the start itself see `run`."""
     import torch
+
+    deterministic, modules = torch.are_deterministic_algorithms_enabled(), set(sys.modules)
+    out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
+    with (
+        contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _warnings_on_stderr(),
+        mock.patch.dict(os.environ), mock.patch.object(sys, "argv", ["lra-ssm", *arguments]),
+        mock.patch.object(sys, "path", [*sys.path]),
+    ):  # fmt: skip
+        code = _exit_code(arguments)
+    torch.use_deterministic_algorithms(deterministic)
+    for name in set(sys.modules) - modules:  # the next command may find another my_layer.py
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(cwd)):
+            del sys.modules[name]
+    return Result(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+
+
+def _exit_code(arguments: list[str], call: Callable[[list[str]], int] | None = None) -> int:
+    """Call a command, or another function, in this process as its script does."""
+    import torch
     from lightning.pytorch.utilities import rank_zero_only
 
     from lra_ssm.cli import main
 
-    rank_zero_only.rank = 0
+    rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning asked when it was imported
     torch.set_num_threads(1)
-    deterministic, modules = torch.are_deterministic_algorithms_enabled(), set(sys.modules)
-    streams = [io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2)]
-    handlers = _handlers()
-    before = [handler.stream for handler in handlers]
-    with ExitStack() as stack:
-        stack.enter_context(contextlib.chdir(cwd))
-        stack.enter_context(contextlib.redirect_stdout(streams[0]))
-        stack.enter_context(contextlib.redirect_stderr(streams[1]))
-        stack.enter_context(mock.patch.dict(os.environ))
-        stack.enter_context(mock.patch.object(sys, "argv", ["lra-ssm", *arguments]))
-        stack.enter_context(mock.patch.object(sys, "path", [*sys.path]))
-        stack.enter_context(_warnings_on_stderr())
-        for handler in handlers:
-            handler.stream = streams[1]
-        try:
-            code = main(arguments)
-        except SystemExit as end:  # of --help
-            code = end.code or 0
-        except Exception:  # as Python ends with it
-            traceback.print_exc()
-            code = 1
-        finally:
-            for handler, stream in zip(handlers, before, strict=True):
-                handler.stream = stream
-            torch.use_deterministic_algorithms(deterministic)
-            for name in set(sys.modules) - modules:  # another test has a my_layer.py of its own
-                if str(getattr(sys.modules[name], "__file__", None)).startswith(str(cwd)):
-                    del sys.modules[name]
-    return Result(code, *(stream.buffer.getvalue().decode() for stream in streams))
-
-
-def _handlers() -> list[logging.StreamHandler]:
-    """Those that print what commands say: each has the stream of who was there when it was made."""
-    return [h for name in _LOGGERS for h in logging.getLogger(name).handlers if isinstance(h, logging.StreamHandler)]
+    for handler in (handler for name in _LOGGERS for handler in logging.getLogger(name).handlers):
+        if isinstance(handler, logging.StreamHandler):
+            handler.stream = sys.stderr  # it has the stream of an earlier command
+    try:
+        return (call or main)(arguments)
+    except SystemExit as end:  # of --help and --print_config
+        return end.code or 0
+    except Exception:  # as Python ends with it
+        traceback.print_exc()
+        return 1
 
 
 def options_of(*configs: dict[str, Any]) -> Any:
@@ -211,26 +192,13 @@ def _child(
     for stream, name in ((1, out), (2, err)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOCTTY), stream)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
-    for handler in _handlers():
-        handler.stream = sys.stderr
-    import torch
-    from lightning.pytorch.utilities import rank_zero_only
-
-    from lra_ssm.cli import main
     from lra_ssm.ops.backends import native_build
     from lra_ssm.runs import run
 
     native_build.library.cache_clear()  # it looks for its kernels itself
     run.draw_curves = lambda *_: None  # see conftest.py's fixture `curves`
-    rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning asked when it was imported
-
-    torch.set_num_threads(1)
     with _warnings_on_stderr():
-        try:
-            code = (call or main)(arguments)
-        except Exception:  # as Python ends with it
-            traceback.print_exc()
-            code = 1
+        code = _exit_code(arguments, call)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -253,27 +221,11 @@ def everything_below(folder: Path) -> list[str]:
 
 
 def in_process(arguments: list[str], capsys) -> tuple[int, str, list[str]]:
-    """Exit code, stdout and the lines of stderr of a command in this process and folder: many cases, no imports."""
-    import torch
-    from lightning.pytorch.utilities import rank_zero_only
-
-    from lra_ssm.cli import main
-
-    rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning asked when it was imported
-
-    torch.set_num_threads(1)
-    for handler in _handlers():
-        handler.stream = sys.stderr  # it has that of the first test, which is closed
+    """Exit code, stdout and the lines of stderr of a command in this process and folder."""
     capsys.readouterr()
-    try:
-        code = main(arguments)
-    except SystemExit as end:  # of --help and --print_config
-        code = end.code
-    except Exception:  # as Python ends with it
-        traceback.print_exc()
-        code = 1
-    said = capsys.readouterr()
-    return code, said.out, said.err.splitlines()
+    code = _exit_code(arguments)
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err.splitlines()
 
 
 def refused(arguments: list[str], capsys) -> str:

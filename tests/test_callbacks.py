@@ -1,6 +1,5 @@
 """The callbacks of a run, each under a small Trainer."""
 
-import csv
 import random
 import warnings
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -29,6 +29,7 @@ from lra_ssm.models import LanguageModel
 from lra_ssm.ops import prefer_backend
 from lra_ssm.runs.checkpoints import SaveBest, SaveLast
 from lra_ssm.runs.loggers import CSVRunLogger
+from lra_ssm.runs.record import read_metrics
 from lra_ssm.tasks import LanguageModelling
 
 
@@ -41,12 +42,13 @@ class Line(LightningModule):
 
     def training_step(self, batch, i):
         loss = self.linear(batch[0]).square().mean()
+        self.log("train/loss", loss, batch_size=len(batch[0]))
         if self.global_step == self.bad_gradient:
             self.linear.weight.register_hook(lambda grad: grad * torch.inf)
         return loss * (torch.nan if self.global_step == self.bad_loss else 1)
 
     def validation_step(self, batch, i):
-        self.log("val/loss", self.linear(batch[0]).square().mean())
+        self.log("val/loss", self.linear(batch[0]).square().mean(), prog_bar=True)
 
     def predict_step(self, batch, i):
         return self.linear(batch[0]).softmax(-1)
@@ -73,95 +75,83 @@ def fit(tmp_path, *callbacks, model=None, **settings):
     return trainer
 
 
-class Draws(Callback):
-    def __init__(self):
-        self.seen = []
+class Each(Callback):
+    """Keeps what a function gives after each training batch."""
 
-    def on_train_batch_end(self, *args):
-        self.seen.append((torch.rand(()).item(), np.random.rand(), random.random()))
+    def __init__(self, look):
+        self.look, self.seen = look, []
+
+    def on_train_batch_end(self, trainer, *args):
+        self.seen.append(self.look(trainer))
 
 
 def test_randomness_belongs_to_the_step_and_the_seed(tmp_path):
     draws = []
     for seed in (3, 3, 4):
         torch.manual_seed(len(draws))
-        draws.append(Draws())
+        draws.append(Each(lambda trainer: (torch.rand(()).item(), np.random.rand(), random.random())))
         fit(tmp_path, SeedByStep(seed), draws[-1])
     one, same, other = (d.seen for d in draws)
     assert one == same and len(one) == 4
     assert all(len({a[i] for a in one}) == 4 and not {a[i] for a in one} & {a[i] for a in other} for i in range(3))
 
 
-def test_a_loss_or_gradient_that_is_not_finite_names_step_and_parameter(tmp_path):
-    with pytest.raises(InputError, match=r"loss is nan at step 2 \(epoch 0\); the largest gradient of the step before"):
-        fit(tmp_path, StopOnNonFinite(), model=Line(bad_loss=2))
-    with pytest.raises(InputError, match="loss is nan at step 0 .*; no gradient was computed before"):
-        fit(tmp_path, StopOnNonFinite(), model=Line(bad_loss=0))
-    model = Line(bad_gradient=1)
-    with pytest.raises(InputError, match=r"at step 1 \(epoch 0\), but the largest gradient is inf in linear.weight"):
-        fit(tmp_path, StopOnNonFinite(), model=model)
-    assert model.linear.weight.isfinite().all()
-
-
-def test_a_gpu_that_is_not_waited_for_says_so_a_step_later(tmp_path, monkeypatch):
-    """The same line, of the step where it was; and before anything is saved or validated."""
-    monkeypatch.setattr("lra_ssm.callbacks._is_waited_for", lambda x: False)
-    steps = Draws()
-    with pytest.raises(InputError, match=r"loss is nan at step 1 \(epoch 0\); the largest gradient of the step before"):
-        fit(tmp_path, steps, StopOnNonFinite(), model=Line(bad_loss=1))
-    assert len(steps.seen) == 2
-    with pytest.raises(InputError, match=r"at step 1 \(epoch 0\), but the largest gradient is inf in linear.weight"):
-        fit(tmp_path, StopOnNonFinite(), model=Line(bad_gradient=1))
-    steps = Draws()  # the last one of the epoch: validation comes behind it
-    with pytest.raises(InputError, match="loss is nan at step 3 "):
-        fit(tmp_path, steps, StopOnNonFinite(), model=Line(bad_loss=3))
-    assert len(steps.seen) == 4
-    last = SaveLast(tmp_path / "last.ckpt", 2)
-    with pytest.raises(InputError, match="loss is nan at step 1 "):
-        fit(tmp_path, StopOnNonFinite(), last, model=Line(bad_loss=1), enable_checkpointing=True)
-    assert not (tmp_path / "last.ckpt").exists()
-
-
-class Logged(Line):
-    """Keeps what it logs of each batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.batches = []
-
-    def training_step(self, batch, i):
-        self.batches.append(loss := self.linear(batch[0]).square().mean())
-        self.log("train/loss", loss, batch_size=len(batch[0]))
-        self.log("train/both", loss, on_step=True, on_epoch=True, batch_size=len(batch[0]))
-        if i % 2 == 0:
-            self.log("train/rare", loss)
-        return loss
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"bad_loss": 0}, r"loss is nan at step 0 \(epoch 0\); no gradient was computed before"),
+        ({"bad_loss": 1}, "loss is nan at step 1 .*; the largest gradient of the step before"),
+        ({"bad_loss": 3}, "loss is nan at step 3 "),  # the last one of the epoch: validation comes after it
+        ({"bad_gradient": 1}, r"at step 1 \(epoch 0\), but the largest gradient is inf in linear.weight"),
+    ],
+)
+def test_a_loss_or_gradient_that_is_not_finite_names_step_and_parameter(bad, message, waits, tmp_path, monkeypatch):
+    """A GPU is not waited for: the line comes a step later, and before anything is saved or validated."""
+    monkeypatch.setattr("lra_ssm.callbacks._is_waited_for", lambda x: waits)
+    model, steps, last = Line(**bad), Each(lambda trainer: trainer.global_step), SaveLast(tmp_path / "last.ckpt", 2)
+    with pytest.raises(InputError, match=message):
+        fit(tmp_path, steps, StopOnNonFinite(), last, model=model, enable_checkpointing=True)
+    (step,) = bad.values()
+    assert len(steps.seen) == step + (not waits) and "val/loss" not in model.trainer.callback_metrics
+    assert last.path.exists() == (step == 3)
+    if waits or step == 3:
+        weights = torch.load(last.path, weights_only=True)["state_dict"] if step == 3 else model.state_dict()
+        assert all(weight.isfinite().all() for weight in weights.values())
 
 
 def test_the_mean_of_an_epoch_counts_every_example_once(tmp_path, monkeypatch):
     """Of a run that is resumed within an epoch too: test_resume.py, whose metrics.csv are compared."""
+    batches = []
+
+    class Logged(Line):
+        def training_step(self, batch, i):
+            batches.append(loss := super().training_step(batch, i))
+            self.log("train/both", loss, on_step=True, on_epoch=True, batch_size=len(batch[0]))
+            if i % 2 == 0:
+                self.log("train/rare", loss)
+            return loss
+
     uneven = loader(7)
     monkeypatch.setattr("tests.test_callbacks.loader", lambda: uneven)
-    model = Logged()
-    found = fit(tmp_path, LogEpochMeans(), model=model, max_epochs=2).callback_metrics
-    expected = torch.stack(model.batches).view(2, 4) @ torch.tensor([2.0, 2, 2, 1]) / 7
+    found = fit(tmp_path, LogEpochMeans(), model=Logged(), max_epochs=2).callback_metrics
+    expected = torch.stack(batches).view(2, 4) @ torch.tensor([2.0, 2, 2, 1]) / 7
     assert found["train/loss_epoch"].item() == pytest.approx(expected[1].item())
     assert "train/both_epoch_epoch" not in found  # Lightning's own
-    assert found["train/rare_epoch"].item() == pytest.approx((model.batches[4] + model.batches[6]).item() / 2)
+    assert found["train/rare_epoch"].item() == pytest.approx((batches[4] + batches[6]).item() / 2)
 
 
 TEXT = NetworkSpec(LanguageModel, layer=LayerSpec(S6, d_state=4), vocab_size=11, d_model=8, n_layers=1)
 
 
-class Uncountable(nn.Module):
+class Uncountable(nn.Embedding):
     """Looks at the values of its inputs, which a device without any does not have."""
 
     def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(11, 11)
+        super().__init__(11, 11)
 
     def forward(self, inputs, lengths=None):
-        return self.table(inputs) * (1 if inputs.max().item() else 2)
+        return super().forward(inputs) * (1 if inputs.max().item() else 2)
 
 
 def text_fit(tmp_path, monkeypatch, *callbacks, network=TEXT):
@@ -200,32 +190,25 @@ def test_the_peak_is_what_lightning_knows_of_a_gpu(monkeypatch):
 
 
 def test_the_gradient_norm_is_of_before_clipping(tmp_path):
-    norms, logged = [], []
+    norms = []
 
     class Norms(Callback):
         def on_after_backward(self, trainer, model):
             norms.append(torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item())
 
-        def on_train_batch_end(self, trainer, *args):
-            logged.append(trainer.callback_metrics["train/grad_norm"].item())
-
-    fit(tmp_path, LogGradientNorm(), Norms(), gradient_clip_val=0.01)
-    assert logged == pytest.approx(norms) and len(logged) == 4 and min(norms) > 0.02
+    logged = Each(lambda trainer: trainer.callback_metrics["train/grad_norm"].item())
+    fit(tmp_path, LogGradientNorm(), Norms(), logged, gradient_clip_val=0.01)
+    assert logged.seen == pytest.approx(norms) and len(norms) == 4 and min(norms) > 0.02
 
 
 def test_last_is_kept_every_few_steps_and_best_by_its_metric(tmp_path):
     last = SaveLast(tmp_path / "last.ckpt", 3, {"made_by": "code"})
     best = SaveBest(dirpath=tmp_path, filename="best", monitor="val/loss", mode="min", save_on_train_epoch_end=False)
-    saved = []
-
-    class Watch(Callback):
-        def on_train_batch_end(self, trainer, *args):
-            at = torch.load(last.path, weights_only=True)["global_step"] if last.path.is_file() else None
-            saved.append((trainer.global_step, at))
-
-    fit(tmp_path, last, best, Watch(), max_epochs=2, enable_checkpointing=True)
+    saved = Each(lambda _: torch.load(last.path, weights_only=True)["global_step"] if last.path.is_file() else None)
+    stop = EarlyStopping("train/loss")  # which no validation logs
+    fit(tmp_path, last, best, saved, stop, max_epochs=2, enable_checkpointing=True, num_sanity_val_steps=1)
     # Every third step, before the last batch of an epoch (a validation follows) and at its end.
-    assert [at for _, at in saved] == [None, None, None, 3, 4, 4, 4, 7]
+    assert saved.seen == [None, None, None, 3, 4, 4, 4, 7]
     state = torch.load(last.path, weights_only=True)
     assert state["global_step"] == 8 and state["made_by"] == "code"
     assert (tmp_path / "best.ckpt").is_file() and best.best_model_score is not None
@@ -258,12 +241,9 @@ def test_learning_rates_are_those_a_step_is_made_with(tmp_path):
             halved = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": halved, "interval": "step"}}
 
-    path = tmp_path / "exp" / "run" / "metrics.csv"
-    path.parent.mkdir(parents=True)
-    settings = {"logger": CSVRunLogger(path), "log_every_n_steps": 2, "limit_val_batches": 0}
-    fit(tmp_path, LogLearningRates(), model=Groups(), **settings)
-    with open(path, newline="") as file:
-        rows = [(row["step"], float(row["lr/recurrent-delta"]), row["lr/1"]) for row in csv.DictReader(file)]
+    log = CSVRunLogger(tmp_path / "metrics.csv")
+    fit(tmp_path, LogLearningRates(), model=Groups(), logger=log, log_every_n_steps=2, limit_val_batches=0)
+    rows = [(row["step"], float(row["lr/recurrent-delta"]), row["lr/1"]) for row in read_metrics(log.path)]
     assert rows == [("1", 0.004, "0.0"), ("3", 0.001, "0.0")]
 
 
@@ -277,28 +257,22 @@ def test_the_log_grows_by_columns_and_forgets_what_will_be_made_again(tmp_path):
     with open(path, "a") as file:
         file.write("2")  # a kill within a row
     CSVRunLogger(path).forget_from(1)
-    with open(path, newline="") as file:
-        assert list(csv.DictReader(file)) == [{"step": "0", "epoch": "0", "a": "1.0", "b": ""}]
+    assert path.read_text().split() == ["step,epoch,a,b", "0,0,1.0,"]
 
 
 def test_gradient_over_weight_is_logged(tmp_path):
-    class Keeps(Callback):
-        def __init__(self):
-            self.seen = []
+    def look(trainer):
+        weight = trainer.lightning_module.linear.weight
+        return dict(trainer.callback_metrics), float((weight.grad / weight).abs().max())
 
-        def on_train_batch_end(self, trainer, model, outputs, batch, i):
-            weight, grad = model.linear.weight.detach(), model.linear.weight.grad
-            self.seen.append((dict(trainer.callback_metrics), (grad / weight).abs().max()))
-
-    keeps, model = Keeps(), Line()
+    each, model = Each(look), Line()
     model.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), lr=0.0)
-    fit(tmp_path, LogGradientOverWeight(roles=("base",)), keeps, model=model)
-    for metrics, expected in keeps.seen:
-        assert metrics["grad_over_weight/linear.weight"] == pytest.approx(float(expected))
+    fit(tmp_path, LogGradientOverWeight(roles=("base",)), each, model=model)
+    for metrics, expected in each.seen:
+        assert metrics["grad_over_weight/linear.weight"] == pytest.approx(expected)
         assert "grad_over_weight/linear.bias" not in metrics
-    keeps.seen.clear()
-    fit(tmp_path, LogGradientOverWeight(), keeps)  # nothing of this model is recurrent
-    assert not any(name.startswith("grad_over") for metrics, _ in keeps.seen for name in metrics)
+    last = fit(tmp_path, LogGradientOverWeight()).callback_metrics  # nothing of this model is recurrent
+    assert not any(name.startswith("grad_over") for name in last)
     with pytest.raises(InputError, match="role 'recurent'"):
         fit(tmp_path, LogGradientOverWeight(roles=("recurent",)))
 

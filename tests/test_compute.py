@@ -13,7 +13,8 @@ from lra_ssm.layers import S6, BlockSpec, LayerSpec, S4Block
 from lra_ssm.models import Classifier
 from lra_ssm.ops import backends
 from lra_ssm.runs.compute import ComputeSettings
-from tests.runner import FIT, SHORT, only_run, run_here, succeed
+from tests.interrupted import assert_same, outcome
+from tests.runner import FIT, printed
 
 CPU = torch.device("cpu")
 
@@ -25,20 +26,24 @@ def network() -> Classifier:
     return Classifier(layer, num_classes=3, vocab_size=5, d_model=8, n_layers=2, block=block)
 
 
+def assert_same_after_backward(usual, other, lengths, **tolerance):
+    """Gradients, through dropout too, and what BatchNorm remembers, after a batch of each of these lengths."""
+    for length in lengths:
+        inputs, valid = torch.randint(0, 5, (4, length)), torch.tensor([length, 3, 5, 1])
+        for each in (usual, other):
+            torch.manual_seed(length)
+            each(inputs, valid).square().sum().backward()
+    for (name, p), q in zip(usual.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, msg=name, **tolerance)
+    for (name, p), q in zip(usual.named_buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(p, q, msg=name, **tolerance)
+
+
 def test_recomputed_blocks_change_nothing():
-    """Neither gradients, through dropout too, nor what BatchNorm remembers."""
     usual, again = network(), network()
     with ComputeSettings(recompute_blocks=True).applied(again, CPU):
         pass  # the network keeps it
-    inputs, lengths = torch.randint(0, 5, (4, 9)), torch.tensor([9, 3, 7, 1])
-    for one in (usual, again):
-        for seed in range(2):
-            torch.manual_seed(seed)
-            one(inputs, lengths).square().sum().backward()
-    for (name, p), q in zip(usual.named_parameters(), again.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=0, msg=name)
-    for (name, p), q in zip(usual.named_buffers(), again.named_buffers(), strict=True):
-        torch.testing.assert_close(p, q[1], rtol=0, atol=0, msg=name)
+    assert_same_after_backward(usual, again, (9, 9), rtol=0, atol=0)
     assert next(b for n, b in again.named_buffers() if n.endswith("num_batches_tracked")) == 2
 
 
@@ -63,15 +68,7 @@ def test_compiled_blocks_change_nothing(again, monkeypatch):
     usual, compiled = network(), network()
     with ComputeSettings(compile=True, recompute_blocks=again).applied(compiled, CPU):
         assert torch._inductor.config.fallback_random  # inductor's dropout drops the same
-        for length in (9, 12, 5, 33):
-            inputs, lengths = torch.randint(0, 5, (4, length)), torch.tensor([length, 3, 5, 1])
-            for each in (usual, compiled):
-                torch.manual_seed(length)
-                each(inputs, lengths).square().sum().backward()
-    for (name, p), q in zip(usual.named_parameters(), compiled.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, msg=name)
-    for (name, p), q in zip(usual.named_buffers(), compiled.buffers(), strict=True):
-        torch.testing.assert_close(p, q, msg=name)
+        assert_same_after_backward(usual, compiled, (9, 12, 5, 33))
     assert not torch._inductor.config.fallback_random
     assert not torch._dynamo.utils.counters["graph_break"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= (8 if again else 4)
@@ -99,22 +96,12 @@ def test_what_cannot_be_done_is_told():
         ComputeSettings(backend="mamba_ssm").applied(network(), CPU).__enter__()
 
 
-def test_a_run_is_the_same_computed_otherwise(tmp_path, monkeypatch):
+def test_a_run_is_the_same_computed_otherwise(interrupted, uninterrupted, tmp_path, capsys):
     """It goes on, says so in a line, and ends with the same weights; the record has how each start computed."""
-    whole, first = tmp_path / "whole", tmp_path / "first"
-    whole.mkdir()
-    first.mkdir()
-    succeed([*FIT, *SHORT], whole)
-    with monkeypatch.context() as stopped:
-        stopped.setenv("KILL_AT", "train_batch_end:1")
-        stopped.setenv("KILL_WITH", "SIGTERM")
-        assert run_here([*FIT, *SHORT, "--checkpoint.every_n_steps=1"], first).code == 143
-    out = succeed([*FIT, *SHORT, "--compute.recompute_blocks=true"], first).out
+    out = printed([*FIT, "--compute.recompute_blocks=true"], capsys)
     assert "note: it computes in another way than before: compute.recompute_blocks False there, True here" in out
-    assert only_run(first).name == only_run(whole).name
-    starts = json.loads((only_run(first) / "run.json").read_text())["starts"]
+    assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
+    starts = json.loads((interrupted / "run.json").read_text())["starts"]
     assert [start["compute"]["recompute_blocks"] for start in starts] == [False, True]
-    ours, theirs = (torch.load(only_run(f) / "checkpoints/last.ckpt", weights_only=True) for f in (first, whole))
-    for name, value in theirs["state_dict"].items():
-        torch.testing.assert_close(ours["state_dict"][name], value, rtol=0, atol=0, msg=name)
-    assert "compute" not in json.dumps(ours["hyper_parameters"], default=str)
+    settings = torch.load(interrupted / "checkpoints/last.ckpt", weights_only=True)["hyper_parameters"]
+    assert "compute" not in json.dumps(settings, default=str)

@@ -1,8 +1,6 @@
 """Every config parses, is complete, says where its values come from, and trains."""
 
-import copy
 import inspect
-import itertools
 import re
 from functools import cache
 from pathlib import Path
@@ -17,8 +15,9 @@ from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.roles import ROLES
 from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.checkpoints import CheckpointSettings
+from lra_ssm.runs.record import flatten
 from lra_ssm.tasks import OptimizerSettings
-from tests.runner import in_process, options_of
+from tests.runner import options_of, printed
 from tests.small_data import options
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -27,20 +26,8 @@ STRATEGIES = sorted(CONFIGS.glob("lm/strategies/*.yaml"))
 FILES = sorted(set(CONFIGS.rglob("*.yaml")) - set(STRATEGIES))
 QUICKSTART = CONFIGS / "quickstart.yaml"  # whose comments are for newcomers
 # The model as published but for its depth, and the width of those that take seconds; the data small.
-ONE_STEP = [
-    "--model.network.n_layers=1",
-    "--trainer.max_steps=1",
-    "--trainer.accelerator=cpu",
-    "--trainer.logger=false",
-    "--data.batch_size=2",
-    "--data.num_workers=0",
-]
-# Where such an option stands in a file.
-SECTIONS = {
-    "data": ["data", "init_args"],
-    "model": ["model", "init_args", "network", "init_args"],
-    "trainer": ["trainer"],
-}
+ONE_STEP = ["--model.network.n_layers=1", "--trainer.max_steps=1", "--trainer.accelerator=cpu",
+            "--trainer.logger=false", "--data.batch_size=2", "--data.num_workers=0"]  # fmt: skip
 PUBLISHED = yaml.safe_load((Path(lra_ssm.__file__).parent / "published.yaml").read_text())
 SOURCES, MODELS = PUBLISHED["sources"], PUBLISHED["models"]
 
@@ -59,73 +46,54 @@ def parsed(path):
 
 
 @cache
+def options_of_files(*paths):
+    """What `fit` reads of files, the later over the earlier."""
+    return options_of(*map(parsed, paths))
+
+
 def resolved(*paths):
-    """Every setting that files come to, the later over the earlier."""
-    return dict(values(options_of(*map(parsed, paths)).resolved))
+    """Every setting that files come to."""
+    return dict(values(options_of_files(*paths).resolved))
 
 
-def changed(path, arguments):
-    """A file's configuration with options of fit."""
-    config = copy.deepcopy(parsed(path))
-    for argument in arguments:
-        name, _, value = argument.removeprefix("--").partition("=")
-        section = config
-        for key in SECTIONS[name.partition(".")[0]]:
-            section = section[key]
-        section[name.rpartition(".")[2]] = yaml.safe_load(value)
-    return config
+def class_paths(node, name=""):
+    """(dotted name with a dot behind it, import path) of every class in a configuration, except those in lists."""
+    if isinstance(node, dict):
+        if "class_path" in node:
+            yield name, node["class_path"]
+        for key, value in node.items():
+            yield from class_paths(value, f"{name}{key}.")
 
 
-def one_step(path, more, folder, monkeypatch, capsys):
-    """A run of one step on small data, by a parser that is made once; every setting given, and what it came to."""
-    monkeypatch.chdir(folder)
-    cls = parsed(path)["data"]["class_path"].rpartition(".")[2]
-    config = changed(path, [*options(cls, folder), *more, *ONE_STEP])
-    read = options_of(config)
-    monkeypatch.setattr("lra_ssm.cli.fit.read_fit_options", lambda options: read)
-    given, taken = dict(values(config)), dict(values(read.resolved))
-    code, _, errors = in_process(["fit"], capsys)
-    assert code == 0, errors
-    assert len(list(folder.glob("runs/**/config.yaml"))) == 1
-    return given, taken
-
-
-def specifications(node):
-    """What names a class in a configuration, at any depth."""
-    if isinstance(node, dict) and "class_path" in node:
-        yield node
-    for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from specifications(part)
-
-
-def covering(configs):
-    """Of configurations by names as few as a greedy choice needs for every class that one of them has."""
-    named = {name: {node["class_path"] for node in specifications(config)} for name, config in configs.items()}
+def covering():
+    """As few files as a greedy choice needs for every class of a model."""
+    named = {path: {cls for _, cls in class_paths(parsed(path)["model"])} for path in FILES}
     missing, chosen = set().union(*named.values()), set()
     while missing:
-        chosen.add(best := max(named, key=lambda name: len(named[name] & missing)))
+        chosen.add(best := max(named, key=lambda path: len(named[path] & missing)))
         missing -= named[best]
     return chosen
 
 
-# Every class of a model by default; of the other files half with `pytest -m slow`, some of each folder, and half with
-# `-m trials`.
-BY_DEFAULT = covering({path: parsed(path)["model"] for path in FILES})
-OTHERS = [path for path in FILES if path not in BY_DEFAULT]
+# Of the files that are not run by default half with `pytest -m slow`, some of each folder, and half with `-m trials`.
+OTHERS = [path for path in FILES if path not in covering()]
 MARKS = {path: [(pytest.mark.slow, pytest.mark.trials)[i % 2]] for i, path in enumerate(OTHERS)}
 STEPS = [pytest.param(path, marks=MARKS.get(path, []), id=str(path.relative_to(CONFIGS))) for path in FILES]
 
 
 @pytest.mark.parametrize("path", STEPS)
 def test_one_step_of_every_file_as_it_stands_with_nothing_added(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     more = ["--data.resolution=32"] if path.parent.name == "pathx" else []
     if CONFIGS / "lm" in path.parents or path.parent.name in ("image", "scifar"):
         more = ["--model.network.d_model=64"]
         assert parameters(str(path.relative_to(CONFIGS).with_suffix(""))) > 1e4  # at its width it can be built
-    given, taken = one_step(path, more, tmp_path, monkeypatch, capsys)
-    for key, value in given.items():
-        found = taken[key] if key in taken else taken[f"{key}.class_path"]  # a class by its path only
-        assert includes(found, value), key
+    small = [*options(parsed(path)["data"]["class_path"].rpartition(".")[2], tmp_path), *more, *ONE_STEP]
+    printed(["fit", f"--config={path}", *small], capsys)
+    (file,) = tmp_path.glob("runs/**/config.yaml")
+    given, taken = flatten(parsed(path)), flatten(yaml.safe_load(file.read_text()))
+    for key in given.keys() - {option.removeprefix("--").partition("=")[0] for option in small}:
+        assert includes(taken[key], given[key]), key
 
 
 def includes(whole, part):
@@ -138,9 +106,8 @@ def includes(whole, part):
 
 
 @pytest.mark.parametrize("path", STRATEGIES, ids=lambda p: p.stem)
-def test_strategies_change_the_trainer_alone_and_as_they_say(path):
-    first = CONFIGS / "quickstart.yaml"
-    before, after, given = resolved(first), resolved(first, path), dict(values(parsed(path)))
+def test_strategies_only_change_the_trainer(path):
+    before, after, given = resolved(QUICKSTART), resolved(QUICKSTART, path), dict(values(parsed(path)))
     assert given.items() <= after.items() and all(key.startswith("trainer.") for key in given)
     assert {k for k, v in before.items() if k not in given and after.get(k) != v} <= {"trainer.strategy"}
     if path.stem == "fsdp2":
@@ -148,7 +115,6 @@ def test_strategies_change_the_trainer_alone_and_as_they_say(path):
         assert sizes == [given["trainer.devices"] * given["trainer.num_nodes"], 1]
 
 
-# What the head of every config says.
 HEAD = (
     '# A comment names a value\'s source; "ours" or no comment: our choice. The rest: lra-ssm configs NAME --resolved.'
 )
@@ -158,18 +124,9 @@ ORIGIN = (
     r"|FreqBiasSSM|AnnanYu/mamba-bare|jsie7/ssm-benchmark"
     r"|Wang & Li 2024|Orvieto et al\. 2023|radarFudan/StableSSM|NicolasZucchet/minimal-LRU"
     r"|HazyResearch/safari|lindermanlab/S5|deep linear SSMs, ICLR 2025 submission|karpathy/nanoGPT"
-    r"|not-from-scratch|Amos, Berant & Gupta 2024|long-transformers|Arora et al. 2024"
+    r"|not-from-scratch|Amos, Berant & Gupta 2024|long-transformers|Arora et al. 2024|De et al\. 2024"
+    r"|google-deepmind/recurrentgemma"
 )
-
-
-@pytest.mark.parametrize("path", [path for path in [*FILES, *STRATEGIES] if path != QUICKSTART], ids=str)
-def test_every_comment_names_its_source_and_the_head_says_what_none_means(path):
-    lines = path.read_text().splitlines()
-    assert HEAD in itertools.takewhile(lambda line: line.startswith("#"), lines)
-    comments = [(line, line.partition("  # ")[2]) for line in lines if re.match(r"\s*\w+: [^\s#]", line)]
-    assert len(comments) > 5
-    for line, comment in comments:
-        assert not comment or re.search(ORIGIN, comment), f"{path}: neither a source nor ours: {line}"
 
 
 NETWORK, OPTIMIZER = "model.init_args.network.init_args.", "model.init_args.optimizer."
@@ -195,21 +152,9 @@ def defaults_of(config):
     """Dotted name -> default, of every setting of the classes that a config names."""
     classes = {"trainer": Trainer, "checkpoint": CheckpointSettings, "model.init_args.optimizer": OptimizerSettings}
     classes |= {f"{name}init_args": import_object(path) for name, path in class_paths(config)}
-    found = {f"{above}.{name}": p.default for above, cls in classes.items() for name, p in signature(cls)}
+    signatures = {above: inspect.signature(cls).parameters for above, cls in classes.items()}
+    found = {f"{above}.{name}": p.default for above, own in signatures.items() for name, p in own.items()}
     return {"seed_everything": 0, **found, **NONE_MEANS}
-
-
-def class_paths(node, name=""):
-    """(dotted name with a dot behind it, import path) of every class in a configuration, but those in lists."""
-    if isinstance(node, dict):
-        if "class_path" in node:
-            yield name, node["class_path"]
-        for key, value in node.items():
-            yield from class_paths(value, f"{name}{key}.")
-
-
-def signature(cls):
-    return inspect.signature(cls).parameters.items()
 
 
 def is_default(value, default):
@@ -218,14 +163,20 @@ def is_default(value, default):
     return same(value, list(default) if isinstance(default, tuple) else default)
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
-def test_a_value_that_is_the_default_names_its_source(path):
-    defaults, checked = defaults_of(parsed(path)), 0
-    for key, (value, comment) in settings_of(path).items():
-        if key in defaults and key.rpartition(".")[2] not in ALWAYS and is_default(value, defaults[key]):
-            assert comment and not comment.startswith("ours"), f"{path}: {key} is the default, and no source says it"
-        checked += key in defaults
-    assert checked > 9
+@pytest.mark.parametrize("path", [*FILES, *STRATEGIES], ids=str)
+def test_every_value_is_ours_or_names_its_source_and_a_default_names_one(path):
+    lines, settings, defaults = path.read_text().splitlines(), settings_of(path), defaults_of(parsed(path))
+    assert len(settings.keys() & defaults.keys()) > (9 if path in FILES else 2)
+    if path != QUICKSTART:
+        assert HEAD in lines[: lines.index("")]
+        for line in lines:
+            value, _, comment = line.partition("  # ")
+            if re.match(r"\s*\w+: [^\s#]", value):
+                assert not comment or re.search(ORIGIN, comment), f"neither a source nor ours: {line}"
+    for key in (settings.keys() & defaults.keys()) if path in FILES else ():
+        value, comment = settings[key]
+        if key.rpartition(".")[2] not in ALWAYS and is_default(value, defaults[key]):
+            assert comment and not comment.startswith("ours"), f"{key} is the default, and no source says it"
 
 
 def leaves(node, path=()):

@@ -20,8 +20,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def made():
+    """The task and the largest batch of tiny.yaml."""
     found = read_fit_options(FIT[1:]).build(None)
-    return found.task, found.data
+    return found.task, found.data.largest_batch()
 
 
 # --- counting ---
@@ -52,18 +53,9 @@ def test_a_product_by_hand(fake):
     assert counter.allocated == held + 64 * kb  # the gradient
 
 
-def test_views_and_expanded_entries_cost_nothing():
-    x = torch.ones(8, 1)
-    with CountStep(CPU) as counter:
-        x.expand(8, 1000).view(8, 10, 100).transpose(0, 1).sum()
-    assert counter.cost.total("operator", "size") == {"aten::sum": 8 * 4 + 4}
-    assert counter.cost.total("phase", "launches") == {"forward": 1}
-
-
 def test_a_gpu_takes_the_longer_of_bytes_and_products():
-    x = torch.empty(1024, 1024)
     with FakeTensorMode() as mode:
-        x = mode.from_tensor(x)
+        x = mode.from_tensor(torch.empty(1024, 1024))
         with CountStep(CPU) as counter:
             _ = x @ x, x + 1
     gpu = GPUS["H100"]
@@ -72,25 +64,29 @@ def test_a_gpu_takes_the_longer_of_bytes_and_products():
         assert seconds_on(counter.cost, gpu, precision) == pytest.approx(expected)
 
 
+def test_views_and_expanded_entries_cost_nothing():
+    x = torch.ones(8, 1)
+    with CountStep(CPU) as counter:
+        x.expand(8, 1000).view(8, 10, 100).transpose(0, 1).sum()
+    assert counter.cost.total("operator", "size") == {"aten::sum": 8 * 4 + 4}
+    assert counter.cost.total("phase", "launches") == {"forward": 1}
+
+
 def test_more_examples_cost_what_the_second_did(made):
-    task, data = made
-    batch = data.largest_batch()
-
-    def part(examples: int):
-        return tuple(None if x is None else x[:examples] for x in batch)
-
-    one, two, four = (count_step(task, part(n), CPU, fake=False) for n in (1, 2, 4))
+    task, batch = made
+    parts = [tuple(None if x is None else x[:n] for x in batch) for n in (1, 2, 4)]
+    one, two, four = (count_step(task, part, CPU, fake=False) for part in parts)
     for quantity in (lambda cost: cost.peak, lambda cost: cost.saved, lambda cost: cost.resident,
                      lambda cost: cost.total("dtype", "flops").total(),
                      lambda cost: seconds_on(cost, GPUS["H100"], "high")):  # fmt: skip
-        assert extrapolated([one, two], part(4), quantity) == pytest.approx(quantity(four), rel=0.02)
-        assert extrapolated([four], part(4), quantity) == quantity(four)
+        assert extrapolated([one, two], parts[2], quantity) == pytest.approx(quantity(four), rel=0.02)
+        assert extrapolated([four], parts[2], quantity) == quantity(four)
 
 
 # --- the command ---
 
 
-def test_memory_and_hours_of_the_whole_run_are_printed_and_nothing_is_left(made, trained, tmp_path, monkeypatch):
+def test_memory_and_hours_of_the_whole_run_are_printed_and_nothing_is_left(made, tmp_path, monkeypatch):
     result = run_here([*FIT, "--estimate=A100", "--trainer.max_steps=9000000", "--trainer.max_epochs=-1"], tmp_path)
     assert result.code == 0 and not everything_below(tmp_path)
     lines = result.out.splitlines()
@@ -99,29 +95,30 @@ def test_memory_and_hours_of_the_whole_run_are_printed_and_nothing_is_left(made,
     line = next(line for line in lines if line.startswith("an A100 needs"))
     step, whole = re.search(r"at least (\S+) ms .*; (.+) for all 9,000,000 steps", line).groups()
     assert whole in {duration(float(step) * 9e3 * part) for part in (0.99, 1, 1.01)}
-    task, data = made
     monkeypatch.setattr("os.sysconf", lambda name: 1)  # a page of a byte
-    text = estimate(task, data.largest_batch(), "32-true", None, "H100")
+    text = estimate(*made, "32-true", None, "H100")
     assert text.splitlines()[-1] == "does not fit into this machine (0 GB)"
 
 
-def test_the_steps_of_a_run_by_its_trainers_arguments(trained):
-    prepared = ListOps(root=str(trained[0] / "data"), batch_size=8, length_bounds=(3, 20), max_depth=3, num_train=16,
-                       num_val=20, num_test=20)  # fmt: skip
-    for given, steps in (
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
         ({}, 6),
         ({"max_steps": 5}, 5),
         ({"accumulate_grad_batches": 2}, 3),
         ({"limit_train_batches": 1}, 3),
         ({"max_epochs": -1, "max_time": "01:00:00:00"}, float("inf")),
-    ):
-        assert planned_steps({"max_epochs": 3, **given}, prepared) == steps
+    ],
+)
+def test_the_steps_of_a_run_by_its_trainers_arguments(given, steps, trained):
+    prepared = ListOps(root=str(trained[0] / "data"), batch_size=8, length_bounds=(3, 20), max_depth=3, num_train=16,
+                       num_val=20, num_test=20)  # fmt: skip
+    assert planned_steps({"max_epochs": 3, **given}, prepared) == steps
     assert planned_steps({"max_epochs": 3}, ListOps(root="nowhere")) == float("inf")
 
 
 def test_a_step_that_depends_on_values_cannot_be_counted_for_a_gpu(made, monkeypatch):
     """On fake tensors, whose values are unknown: here the loss checks its labels, as it does on a CPU only."""
-    task, data = made
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     monkeypatch.setattr("lra_ssm.runs.cost.memory_of", lambda device: 1)
@@ -130,14 +127,7 @@ def test_a_step_that_depends_on_values_cannot_be_counted_for_a_gpu(made, monkeyp
         "lra_ssm.runs.cost.count_step", lambda task, batch, device, *others: on_cpu(task, batch, precision=others[0])
     )
     with pytest.raises(InputError, match="--estimate: the step depends on values of tensors"):
-        estimate(task, data.largest_batch(), "32-true", None, "H100")
-
-
-def test_the_largest_batch_needs_no_data(tmp_path):
-    data = ListOps(root=str(tmp_path), batch_size=3, max_length=2048)
-    inputs, lengths, labels = data.largest_batch()
-    assert inputs.shape == (3, 2048) and lengths.tolist() == [2048] * 3 and labels.shape == (3,)
-    assert not everything_below(tmp_path)
+        estimate(*made, "32-true", None, "H100")
 
 
 def test_a_fit_that_will_not_fit_says_so_first(tmp_path, monkeypatch):

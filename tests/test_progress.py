@@ -1,4 +1,4 @@
-"""What a Trainer shows while it works, in a terminal and in a job's log."""
+"""What long work shows while it goes on, in a terminal and in a job's log."""
 
 import os
 import re
@@ -8,38 +8,20 @@ from contextlib import suppress
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
+from lra_ssm import bars
 from lra_ssm.progress import Bar, LogLines, display_arguments
-from tests.runner import FIT, SHORT, TINY, only_run, succeed
-
-
-class Line(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(1, 3)
-
-    def training_step(self, batch, i):
-        loss = self.linear(batch[0]).square().mean()
-        self.log("train/loss", loss)
-        return loss
-
-    def validation_step(self, batch, i):
-        self.log("val/loss", self.linear(batch[0]).square().mean(), prog_bar=True)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.linear.parameters(), lr=0.01)
+from tests.runner import FIT, TINY
+from tests.test_callbacks import QUIET, Line, loader
 
 
 def fit(*callbacks, **settings):
-    loader = DataLoader(TensorDataset(torch.linspace(0.1, 1, 8)[:, None]), batch_size=2)
-    given = {"max_epochs": 2, "num_sanity_val_steps": 0, "enable_model_summary": False, "logger": False, **settings}
-    trainer = Trainer(accelerator="cpu", enable_checkpointing=False, log_every_n_steps=1, callbacks=list(callbacks),
-                      enable_progress_bar=any(isinstance(c, RichProgressBar) for c in callbacks), **given)  # fmt: skip
-    trainer.fit(Line(), loader, loader)
+    shows = any(isinstance(callback, RichProgressBar) for callback in callbacks)
+    given = {**QUIET, "max_epochs": 2, "log_every_n_steps": 1, "enable_progress_bar": shows, **settings}
+    trainer = Trainer(callbacks=list(callbacks), **given)
+    trainer.fit(Line(), loader(), loader())
     return trainer
 
 
@@ -53,8 +35,6 @@ def test_a_log_has_lines_every_so_many_seconds(capsys):
     assert [re.match(r"step (\d)/8, epoch [012], train/loss ", line)[1] for line in shown] == [*"12345678", "8"]
     assert "val/loss" not in shown[0] and "val/loss " in shown[-1]
     assert re.search(r", [\d.e+]+ steps/s, \d+ s left$", shown[2]) and "left" not in shown[-1]
-    fit(LogLines(every_s=1000))
-    assert [line.split(",")[0] for line in lines(capsys)] == ["step 1/8", "step 8/8"]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +48,8 @@ def test_a_log_has_lines_every_so_many_seconds(capsys):
 )
 def test_the_end_is_what_comes_first(settings, end, capsys):
     fit(LogLines(every_s=1000), **settings)
-    assert lines(capsys)[-1].startswith(end)
+    _, last = lines(capsys)
+    assert last.startswith(end)
 
 
 def test_a_users_own_bar_wins(monkeypatch):
@@ -85,15 +66,6 @@ def test_no_step_waits_for_the_loss_that_the_bar_shows():
     trainer = fit(bar)
     assert trainer.progress_bar_metrics.keys() == {"val/loss"}  # numbers, which Lightning makes of what it shows
     assert isinstance(bar.get_metrics(trainer, None)["loss"], torch.Tensor)
-
-
-def test_settings_of_the_log_are_not_part_of_the_run(tmp_path, data):
-    command = [*FIT, *SHORT, f"--data.root={data}"]
-    out = succeed([*command, "--trainer.enable_progress_bar=true"], tmp_path).out
-    assert "\r" not in out and "\x1b" not in out and "step 1/2, epoch 0, train/loss " in out
-    callbacks = ["--trainer.callbacks+=lra_ssm.progress.LogLines", "--trainer.callbacks.every_s=5"]
-    assert "is finished" in succeed([*command, *callbacks], tmp_path).out
-    only_run(tmp_path)
 
 
 @pytest.mark.slow
@@ -116,6 +88,25 @@ def test_in_a_terminal_there_is_one_bar_and_the_end_stands_on_a_line_of_its_own(
     os.close(leader)
     assert command.wait(60) == 130
     plain = [re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", sent.decode())]
-    bars = [line for line in plain if "━" in line]
-    assert any(re.search(r"Epoch 1/1 .*loss: ", bar) for bar in bars) and all(len(bar) <= 100 for bar in bars)
+    shown = [line for line in plain if "━" in line]
+    assert any(re.search(r"Epoch 1/1 .*loss: ", bar) for bar in shown) and all(len(bar) <= 100 for bar in shown)
     assert any(line.startswith("lra-ssm: stopped by SIGINT at step 8") for line in plain)
+
+
+def test_a_bar_of_what_is_soon_over_prints_nothing_in_a_log(capsys):
+    assert list(bars.with_bar(range(5), "reading", 5)) == [0, 1, 2, 3, 4]
+    with bars.Bar("reading", 1000, in_bytes=True, done=400) as bar:
+        bar.advance(600)
+        assert bar.n == 1000
+    assert capsys.readouterr().err == ""
+
+
+def test_in_a_terminal_a_bar_has_count_rate_and_time_left(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with bars.Bar("reading", 2_000_000, in_bytes=True) as bar:
+        bar.start_t -= 10  # as if it took that long
+        bar.delay = 0
+        bar.advance(1_000_000)
+        bar.refresh()
+    shown = capsys.readouterr().err
+    assert "reading:  50%" in shown and "1.00M/2.00M" in shown and "B/s" in shown

@@ -5,39 +5,23 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
-import lra_ssm
-from lra_ssm.results.published import row_of_config
+from lra_ssm.results.published import data_differences, differences, row_of, row_of_config, rows, rows_for
+from lra_ssm.runs.identity import set_beyond_defaults
+from lra_ssm.runs.record import RunRecord, flatten
+from lra_ssm.sweeps.sweep import read_sweep
 from lra_ssm.tasks import OptimizerSettings
-from tests.test_configs import load
+from tests.test_configs import CONFIGS, FILES, PUBLISHED, options_of_files, parsed
 
 ROOT = Path(__file__).parents[1]
-FILE = Path(lra_ssm.__file__).parent / "published.yaml"
-PUBLISHED = yaml.safe_load(FILE.read_text())
 TABLES = {(table["paper"], table["where"]): table for table in PUBLISHED["tables"]}
-CONFIGS = sorted(
-    str(path.relative_to(ROOT).with_suffix(""))
-    for folder in ("lra", "scifar", "mnist")
-    for path in (ROOT / "configs" / folder).rglob("*.yaml")
-    if not path.stem.endswith(("_pretrain", "_finetune", "_rope"))  # docs/meaning.md; no published figure of ours
-)
+COMPARED = [
+    path
+    for path in FILES
+    if {"lra", "scifar", "mnist", "slimpajama6b"} & {*path.relative_to(CONFIGS).parts}
+    and not path.stem.endswith(("_pretrain", "_finetune", "_rope"))  # docs/meaning.md; they have no row
+]
 README, PAGE = (ROOT / "README.md").read_text(), (ROOT / "docs/reproduction.md").read_text()
-
-
-def row(config):
-    """The published accuracy that a config is compared with, or None."""
-    found = row_of_config(yaml.safe_load((ROOT / f"{config}.yaml").read_text()))
-    return None if found is None or found.unmatched or found.metric != "test/accuracy" else found
-
-
-def printed(found):
-    return "none" if found is None else found.figure
-
-
-def header(config):
-    lines = (ROOT / f"{config}.yaml").read_text().splitlines()
-    return " ".join(line.removeprefix("# ") for line in lines[: lines.index("")])
 
 
 def test_rows_are_whole_and_stand_once():
@@ -111,22 +95,68 @@ def test_rows_have_the_average_that_is_printed(table):
         assert len(rows) == 6 and abs(sum(r["value"] for r in rows) / 6 - average) < 0.0101, name
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_headers_readme_and_page_say_what_is_published_and_on_which_data(config):
-    text, found = header(config), row(config)
-    assert re.findall(rf"\[([^]]+)\]\({config}\.yaml\)", README) == [printed(found)]
-    model = config.rpartition("/")[2]
-    assert re.findall(rf"\[{model}\]\(\.\./{config}\.yaml\) \| ([^|]+) \|", PAGE) == [printed(found)]
-    claims = re.findall(r"Published: ([\d.]+(?: ± [\d.]+)?) test accuracy", text)
-    assert claims == ([] if found is None else [printed(found)])
-    if found is None:
-        assert "no published number" in text or "(ours" in text
+@pytest.mark.parametrize("path", COMPARED, ids=lambda path: str(path.relative_to(CONFIGS)))
+def test_headers_readme_and_page_say_what_is_published_and_on_which_data(path):
+    """A fit has the settings of its row; where its data differs, the header says how to have the row's."""
+    options = options_of_files(path)
+    record = {"identity": set_beyond_defaults(options.resolved, options.neutral), "neutral": options.neutral["data"]}
+    run = RunRecord(ROOT, config=options.resolved, record=record)
+    found, text = row_of(run), path.read_text()
+    if found is not None:
+        assert differences(run, found) == (f"{run.task}/{run.model}.yaml", {})
+        for said, option in (("data.source is generated", "--data.source=lra"),
+                             ("data.validation is held_out", "--data.validation=test")):  # fmt: skip
+            assert any(line.startswith(said) for line in data_differences(run)) == (option in text), option
+    if "lm" in path.parts:  # its tables are over steps: docs/reproduction-language.md
+        assert found is not None
         return
-    assert "docs/reproduction.md" in text
-    data = load(config.removeprefix("configs/"))
-    generated = data.get("data.init_args.source") == "generated"
-    assert ("Data: generated" in text) == ("--data.source=lra" in text) == ("on LRA's files (" in text) == generated
-    assert ("--data.validation=test" in text) == ("data.init_args.validation" in data)
+    accuracy = found if found and not found.unmatched and found.metric == "test/accuracy" else None
+    figure, name = accuracy.figure if accuracy else "none", path.relative_to(ROOT)
+    assert re.findall(rf"\[([^]]+)\]\({name}\)", README) == [figure]
+    assert re.findall(rf"\[{run.model}\]\(\.\./{name}\) \| ([^|]+) \|", PAGE) == [figure]
+    header = " ".join(line.removeprefix("# ") for line in text.partition("\n\n")[0].splitlines())
+    claims = re.findall(r"Published: ([\d.]+(?: ± [\d.]+)?) test accuracy", header)
+    assert claims == ([figure] if accuracy else [])
+    if accuracy is None:
+        assert "no published number" in header or "(ours" in header
+        return
+    assert "docs/reproduction.md" in header
+    generated = run.all_settings.get("data.source") == "generated"
+    assert ("Data: generated" in header) == ("on LRA's files (" in header) == generated
+
+
+def test_every_row_is_compared_with_some_run_or_says_why_not(monkeypatch):
+    """Of every config as it stands, and of every run of every sweep."""
+    monkeypatch.chdir(ROOT)
+    runs = [(parsed(path), flatten(parsed(path))) for path in FILES]
+    for sweep in sorted((ROOT / "slurm/sweeps").glob("*.yaml")):
+        for run in read_sweep(sweep).runs:
+            config = parsed(ROOT / run.config)
+            own = {"experiment": run.changes.get("experiment", config["experiment"])}
+            runs.append((config | own, flatten(config) | run.changes))
+    matched = set()
+    for config, settings in runs:
+        record = RunRecord(ROOT, config=config)
+        matched |= set(rows_for(record.task, record.model, settings))
+    without = {name for name, model in PUBLISHED["models"].items() if model.get("no_config")}
+    assert not without & {row.model for row in matched}
+    for row in (row for several in rows().values() for row in several):
+        assert row in matched or row.unmatched or row.model in without, row
+        assert row not in matched or not row.unmatched or len(row.unmatched) > 20
+    assert sum(map(len, rows().values())) == sum(len(table["rows"]) for table in PUBLISHED["tables"])
+
+
+def test_the_page_says_of_the_settings_what_published_yaml_says():
+    seen = set()
+    for _, link, number, text, *_ in (line.split(" | ") for line in PAGE.splitlines() if ".yaml) | " in line):
+        if number != "none":
+            row = row_of_config(parsed(ROOT / re.search(r"\]\(\.\./(.*)\)", link)[1]))
+            assert text == row.config or row.config == "no" and text.startswith("no: "), (link, text)
+            seen.add(row.model)
+    assert seen == {name for name, model in PUBLISHED["models"].items() if "settings" in model}
+    table = PAGE.partition("\n| settings | ")[2].partition("\n\n")[0]
+    explained = {word for cell in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE) for word in cell.split(", ")}
+    assert all(table["settings"] in explained for table in PUBLISHED["tables"] if "settings" in table)
 
 
 def test_the_page_explains_every_letter_and_names_every_source():
@@ -137,14 +167,6 @@ def test_the_page_explains_every_letter_and_names_every_source():
     for source in PUBLISHED["sources"].values():
         name = source["code"]["repository"].rpartition("/")[2] if "code" in source else "table 4"
         assert name in PAGE or source["cite"] in PAGE
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", PAGE):
-        assert (ROOT / "docs" / target).exists(), target
-
-
-def table_lines(heading):
-    """The lines of a table over six tasks in the page's section of that heading."""
-    section = PAGE.partition(f"## {heading}")[2].partition("\n## ")[0]
-    return [line for line in section.splitlines() if line.count("|") == 8]
 
 
 def test_gray_image_has_no_figure_of_lru():
@@ -156,19 +178,19 @@ def test_gray_image_has_no_figure_of_lru():
 def test_the_page_has_b2s6_as_its_config_has_it():
     """The table of its settings: table 4's value, the earlier code's in brackets where it differs."""
     tasks = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
-    cells = {
-        label.strip("* "): values
-        for label, *values in (line.strip("| ").split(" | ") for line in table_lines("B2S6: table 4"))
-    }
+    table4, freqbias = (PUBLISHED["sources"][name]["settings"] for name in ("table4", "freqbias"))
+    table = PAGE.partition("## B2S6: table 4")[2].partition("---|\n")[2].partition("\n\n")[0]
+    lines = [line.strip("| ").split(" | ") for line in table.splitlines()]
+    cells = {label.strip("* "): dict(zip(tasks, values, strict=True)) for label, *values in lines}
     for label, key in (("blocks of layers", "n_layers"), ("width", "d_model"), ("lr", "lr"), ("batch", "batch_size"),
                        ("epochs", "max_epochs"), ("weight decay", "weight_decay")):  # fmt: skip
-        for task, cell in zip(tasks, cells[label], strict=True):
+        for task, cell in cells[label].items():
             first, _, second = cell.replace(",", "").rstrip(")").partition(" (")
-            table4, earlier = (PUBLISHED["sources"][name]["settings"][task][key] for name in ("table4", "freqbias"))
-            assert (float(first), float(second or first)) == (table4, earlier), f"{label}, {task}"
+            assert (float(first), float(second or first)) == (table4[task][key], freqbias[task][key]), (label, task)
     for label, key in (("dropout", "dropout"), ("rate of A", "recurrent.lr"), ("least Δ", "delta_min")):
-        assert [float(v) for v in cells[label]] == [PUBLISHED["sources"]["freqbias"]["settings"][t][key] for t in tasks]
-    for task, cell in zip(tasks, cells["factor of Δ's rate"], strict=True):
-        model = yaml.safe_load((ROOT / f"configs/lra/{task}/b2s6.yaml").read_text())["model"]
-        settings = OptimizerSettings.of(model["init_args"]["optimizer"])
-        assert float(cell) == pytest.approx(settings.of_role("delta").lr / settings.lr)
+        assert {task: float(cell) for task, cell in cells[label].items()} == {t: freqbias[t][key] for t in tasks}
+    for task, cell in cells["factor of Δ's rate"].items():
+        settings = parsed(CONFIGS / f"lra/{task}/b2s6.yaml")["model"]["init_args"]["optimizer"]
+        rates = OptimizerSettings.of(settings)
+        assert float(cell) == pytest.approx(rates.of_role("delta").lr / rates.lr)
+        assert 0 < float(cell) < 1  # Yu & Erichson 2025, section 6

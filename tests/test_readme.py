@@ -19,7 +19,7 @@ from lra_ssm.cli import COMMANDS, main
 from lra_ssm.layers import LayerSpec
 from lra_ssm.layers.spec import import_object
 from lra_ssm.tasks import OptimizerSettings
-from tests.runner import in_process
+from tests.runner import printed
 from tests.small_data import COUNTS, GENERATED
 
 ROOT = Path(__file__).parents[1]
@@ -37,17 +37,17 @@ OWN = {
     for page, kind, block in BLOCKS
     if page in ("README.md", "training.md") and (found := re.match(r"# (\w+\.py)\n", block))
 }
-PARAMETERIZATION = ("best", 1.0, 0.5)  # of the example in parameterization.md
 TEXT = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--model.network.n_layers=1", "--data.length=32"]
 SHORT = ["--data.num_train=64", "--data.num_val=32", "--data.num_test=32", "--trainer.max_steps=2"]
+SEEN_FIRST = {"README.md", "runs.md"}  # whose commands run by default
+OTHERS = PAGES.keys() - OF_THEIR_OWN.keys() - SEEN_FIRST
 
 
-def blocks(*kinds):
-    return [(page, block) for page, kind, block in BLOCKS if kind in kinds and page not in OF_THEIR_OWN]
-
-
-def named(found, *marks):
-    return [pytest.param(block, id=f"{page}: {block.splitlines()[-1]}", marks=marks) for page, block in found]
+def blocks(kind, pages, marks=()):
+    """The blocks of a kind on some pages, as a test's parameters."""
+    found = [(page, block) for page, own, block in BLOCKS if own == kind and page in pages]
+    return [pytest.param(block, id=f"{page}: {block.splitlines()[-1]}", marks=marks)
+            for page, block in found if not block.startswith("pip ")]  # fmt: skip
 
 
 def test_the_readme_is_short_and_blocks_have_known_kinds():
@@ -63,17 +63,7 @@ def test_the_install_lines_are_what_ci_runs():
     assert all(re.match(pattern, line) for pattern, line in zip(patterns, installs, strict=True))
 
 
-SCRIPTS = [found for found in blocks("bash") if not found[1].startswith("pip ")]
-SEEN_FIRST = ("README.md", "runs.md")
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        *named(found for found in SCRIPTS if found[0] in SEEN_FIRST),
-        *named((found for found in SCRIPTS if found[0] not in SEEN_FIRST), pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("script", blocks("bash", SEEN_FIRST) + blocks("bash", OTHERS, pytest.mark.slow))
 def test_commands_run(script, tmp_path, monkeypatch, capsys):
     """Run the lines of a block, one after the other, on little data."""
     monkeypatch.chdir(tmp_path)
@@ -81,10 +71,6 @@ def test_commands_run(script, tmp_path, monkeypatch, capsys):
         (tmp_path / folder).symlink_to(ROOT / folder)
     for name, text in OWN.items():
         (tmp_path / name).write_text(text)
-
-    def succeed(arguments):
-        code, _, errors = in_process(arguments, capsys)
-        assert code == 0, errors
 
     for line in script.splitlines():
         program, *arguments = shlex.split(line)
@@ -104,41 +90,40 @@ def test_commands_run(script, tmp_path, monkeypatch, capsys):
         elif arguments[0] not in ("prepare", "submit"):
             arguments += SHORT
         if arguments[0] == "test":
-            succeed(["fit", *arguments[1:]])
-        succeed(arguments)
+            printed(["fit", *arguments[1:]], capsys)
+        printed(arguments, capsys)
 
 
 # Models of the Hub, data that is not here, 200,000 images: only the imports run
 SHOWN = ("language-models.md", "generation.md", "pathfinder.md")
-PYTHON = [(page, block) for page, kind, block in BLOCKS if kind == "python" and page not in ("tuning.md", "inspect.md")]
 
 
-@pytest.mark.parametrize("text", named(PYTHON))
+@pytest.mark.parametrize("text", blocks("python", PAGES.keys() - {"tuning.md", "inspect.md"}))
 def test_python_blocks_run(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "")  # undone after the test, if the block sets it
     Image.effect_noise((80, 60), 50).save("photo.jpg")
     tree = ast.parse(text)
-    if any(text in block for page, block in PYTHON if page in SHOWN):
+    if any(text in PAGES[page] for page in SHOWN):
         tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         if "lm_eval" in text:
             pytest.importorskip("lm_eval")
     exec(compile(tree, "a page", "exec"), {"__name__": "page"})
 
 
-@pytest.mark.parametrize("text", named(found for found in blocks("yaml") if found[0] == "runs.md"))
+@pytest.mark.parametrize("text", blocks("yaml", ["runs.md"]))
 def test_yaml_blocks_of_runs_are_accepted(text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     (tmp_path / "more.yaml").write_text(text)
     flags = ["--config", str(ROOT / "tests/tiny.yaml"), "--config", "more.yaml"]
-    code, _, errors = in_process(["fit", *flags, "--trainer.max_epochs=1", "--data.num_train=16"], capsys)
-    assert code == 0, errors
+    printed(["fit", *flags, "--trainer.max_epochs=1", "--data.num_train=16"], capsys)
 
 
 def test_other_yaml_has_the_values_that_it_shows():
-    others = [(page, yaml.safe_load(text), text) for page, text in blocks("yaml") if page != "runs.md"]
+    others = [(page, yaml.safe_load(text), text) for page, kind, text in BLOCKS
+              if kind == "yaml" and page != "runs.md" and page not in OF_THEIR_OWN]  # fmt: skip
     assert {page for page, *_ in others} == {"clusters.md", "parameterization.md", "training.md"}
     for page, given, text in others:
         if page == "clusters.md":
@@ -146,11 +131,11 @@ def test_other_yaml_has_the_values_that_it_shows():
         elif "optimizer" in given:
             assert OptimizerSettings.of(given["optimizer"]).of_role("delta").lr == 0.001
         elif page == "training.md":
-            for name, metric in given["model"]["init_args"]["metrics"].items():
-                assert name == "f1" and import_object(metric["class_path"], "metric")(**metric["init_args"])
+            ((name, metric),) = given["model"]["init_args"]["metrics"].items()
+            assert name == "f1" and import_object(metric["class_path"], "metric")(**metric["init_args"])
         else:
-            form, (name, *numbers) = LayerSpec.of(given["layer"])(8).parameterization, PARAMETERIZATION
-            assert (form.name, [*form.numbers]) == (name, numbers) and f"name: {name}" in text
+            form = LayerSpec.of(given["layer"])(8).parameterization
+            assert (form.name, *form.numbers) == ("best", 1.0, 0.5) and "name: best" in text
 
 
 def test_commands_options_and_files_that_are_shown_exist(capsys):
@@ -180,12 +165,7 @@ def test_commands_options_and_files_that_are_shown_exist(capsys):
 
 def test_what_the_quickstart_gives_is_the_same_on_every_page():
     (figure,) = re.findall(r"^  val/accuracy +([\d.]+)$", README, re.MULTILINE)
-    assert f"ends at a validation accuracy of {figure} with AdamW, as the README shows it" in PAGES["training.md"]
-
-
-def test_the_pages_name_every_config():
-    pages = set(re.findall(r"configs/[\w/]+\.yaml", "".join(PAGES.values())))
-    assert pages >= {str(p.relative_to(ROOT)) for p in (ROOT / "configs").rglob("*.yaml")}
+    assert f"At the end it is {figure} with AdamW, as in the README" in PAGES["training.md"]
 
 
 def anchors(text):
@@ -207,8 +187,10 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target.read_text()), f"{file}#{anchor}"
 
 
-def test_pages_are_linked_and_pictures_stand_next_to_the_command_that_draws_them():
+def test_pages_are_linked_name_every_config_and_show_pictures_next_to_the_command_that_draws_them():
     assert {page for page in PAGES if page != "README.md"} <= set(re.findall(r"\]\(docs/([\w-]+\.md)\)", README))
+    named = set(re.findall(r"configs/[\w/]+\.yaml", "".join(PAGES.values())))
+    assert named >= {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
     sections = [part for text in PAGES.values() for part in re.split(r"^## ", text, flags=re.MULTILINE) if "![" in part]
     assert len(sections) > 5
     for part in sections:

@@ -1,100 +1,116 @@
-"""What a run leaves about itself: a directory that moves, records that are damaged."""
+"""A run's directory that moves or is damaged: one line names the file and what to do, and nothing is repaired."""
 
 import json
 import os
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
+from lra_ssm.errors import InputError
+from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.record import RunRecord
-from tests.runner import FIT, SHORT, in_process, only_run, printed, refused
+from tests.interrupted import assert_same, outcome
+from tests.runner import FIT, SHORT, in_process, printed, refused
 
-
-@pytest.fixture
-def finished(tmp_path, monkeypatch, trained, read_once):
-    """A copy of a finished run."""
-    monkeypatch.chdir(tmp_path)
-    os.symlink(trained[0] / "data", "data")
-    shutil.copytree(trained[0] / "runs", "runs")
-    return only_run(tmp_path)
-
-
-@pytest.fixture
-def interrupted(uninterrupted, data, tmp_path, monkeypatch, read_once):
-    """A run of two epochs that was killed in the second one."""
-    monkeypatch.chdir(tmp_path)
-    os.symlink(data, "data")
-    shutil.copytree(uninterrupted("epochs").copies / "train_batch_start:10", "runs")
-    return only_run(tmp_path)
-
-
-# -- a directory that moves --
+TEST = ["test", *FIT[1:]]
+BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
 
 
 @pytest.mark.parametrize("how", ["moved", "another working folder"])
 def test_a_run_that_is_reached_by_another_path_keeps_its_best(how, interrupted, tmp_path, monkeypatch, capsys):
     """The best so far is set to a score that no later one reaches: its weights must stay."""
-    best, last = interrupted / "checkpoints/best.ckpt", interrupted / "checkpoints/last.ckpt"
-    for path in (best, last):
-        state = torch.load(path, weights_only=True)
-        (own,) = [value for name, value in state["callbacks"].items() if "SaveBest" in name]
+    for name in (BEST, LAST):
+        state = torch.load(interrupted / name, weights_only=True)
+        (own,) = [value for key, value in state["callbacks"].items() if "SaveBest" in key]
         own.update(best_model_score=torch.tensor(2.0), kth_value=torch.tensor(2.0))
         own["best_k_models"] = {key: torch.tensor(2.0) for key in own["best_k_models"]}
-        torch.save(state, path)
-    before = best.read_bytes()
-    command = [*FIT]
+        torch.save(state, interrupted / name)
+    before = (interrupted / BEST).read_bytes()
     if how == "moved":
         shutil.move("runs", "elsewhere")
-        command += ["--runs_dir=elsewhere"]
+        elsewhere = ["--runs_dir=elsewhere"]
     else:
         (tmp_path / "sub").mkdir()
         monkeypatch.chdir(tmp_path / "sub")
-        command += ["--runs_dir=../runs", f"--data.root={tmp_path / 'data'}"]
-    code, out, said = in_process(command, capsys)
+        elsewhere = ["--runs_dir=../runs", f"--data.root={tmp_path / 'data'}"]
+    assert "going on from" in printed([*FIT, *elsewhere], capsys)
     (path,) = tmp_path.rglob("best.ckpt")
-    assert code == 0 and "going on from" in out, said
     assert path.read_bytes() == before
     assert json.loads((path.parents[1] / "run.json").read_text())["metrics"]["best val/accuracy"] == 2.0
 
 
+def text(content):
+    return lambda path: path.write_text(content)
+
+
+def cut(size):
+    return lambda path: os.truncate(path, size)
+
+
+def state(change):
+    """What another program makes of a checkpoint."""
+    return lambda path: torch.save(change(torch.load(path, weights_only=True)), path)
+
+
+def without(key):
+    return state(lambda checkpoint: checkpoint.pop(key) and checkpoint)
+
+
+COPY = "best.ckpt is a complete checkpoint, too: copy it over"
+DAMAGES = [
+    *(("run.json", text(content), ["run.json is damaged: ", "; remove it to go on without it"])
+      for content in ("", '{"status": "fini', "[]")),
+    *(("config.yaml", text(content), ["config.yaml is ", "remove it"]) for content in ("", "[]", "model: {")),
+    *((LAST, damage, ["last.ckpt is ", COPY]) for damage in (cut(0), cut(7000), state(lambda checkpoint: [1]))),
+    (LAST, without("loops"), ["it has no loops; --init_from starts from its weights"]),
+    (LAST, without("optimizer_states"), ["it has no optimizer_states"]),
+    (LAST, without("state_dict"), ["it has no state_dict"]),
+    (LAST, state(lambda checkpoint: checkpoint["state_dict"].popitem() and checkpoint), ["last.ckpt"]),
+    (LAST, state(lambda checkpoint: torch.zeros(3)), ["it has no state_dict"]),
+    (BEST, cut(7000), ["best.ckpt is damaged"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "damage", "words"), DAMAGES)
+def test_damage_is_one_line_that_names_the_file_and_what_to_do(name, damage, words, interrupted, capsys):
+    damage(path := interrupted / name)
+    before = path.read_bytes()
+    commands = {"config.yaml": (FIT, TEST), BEST: (TEST, [*FIT, "--seed_everything=3", f"--init_from={path}"])}
+    for command in commands.get(name, (FIT,)):
+        line = refused(command, capsys)
+        assert all(word in line for word in words), line
+    assert path.read_bytes() == before  # neither repaired nor trained
+    if name == "run.json":
+        assert RunRecord.read(interrupted).status == "damaged" and "run.json" in printed(["status"], capsys)
+
+
+def test_what_the_lines_advise_helps(interrupted, tmp_path, uninterrupted, capsys):
+    (interrupted / "run.json").unlink()
+    shutil.copy(interrupted / BEST, interrupted / LAST)
+    printed(FIT, capsys)
+    # The end of an epoch stands twice in metrics.csv, for best.ckpt is saved just before it.
+    assert_same(*(each._replace(rows=[]) for each in (outcome(tmp_path), uninterrupted("epochs").outcome)))
+
+
 def test_a_run_without_its_best_gets_one(interrupted, capsys):
-    (interrupted / "checkpoints/best.ckpt").unlink()
-    code, out, _ = in_process(FIT, capsys)
-    assert code == 0 and "best.ckpt is missing; the next validation counts as the best" in out
-    assert (interrupted / "checkpoints/best.ckpt").is_file()
+    (interrupted / BEST).unlink()
+    assert "best.ckpt is missing; the next validation counts as the best" in printed(FIT, capsys)
+    assert (interrupted / BEST).is_file()
 
 
-# -- what is damaged --
+def test_only_weights_can_be_scored_and_a_run_fitted_without_lightnings_checkpoints(finished, capsys):
+    printed([*FIT, *SHORT, "--trainer.enable_checkpointing=false"], capsys)
+    (other,) = {*finished.parent.iterdir()} - {finished}
+    whole = torch.load(other / BEST, weights_only=True)
+    torch.save({key: whole[key] for key in ("state_dict", "hyper_parameters")}, "weights.ckpt")
+    assert "test/loss" in printed([*TEST, *SHORT, "--ckpt_path=weights.ckpt"], capsys)
+    with pytest.raises(InputError, match="none.ckpt cannot be read: No such file"):
+        load_checkpoint(finished / "none.ckpt")
 
 
-@pytest.mark.parametrize("text", ["", '{"status": "fini', "[]"])
-def test_a_damaged_record_is_named_and_not_repaired(text, finished, capsys):
-    expected = json.loads((finished / "run.json").read_text())["metrics"]
-    (finished / "run.json").write_text(text)
-    said = refused([*FIT, *SHORT], capsys)
-    assert said.startswith(f"{finished.relative_to(Path.cwd())}/run.json is damaged: ")
-    assert said.endswith("; remove it to go on without it")
-    assert (finished / "run.json").read_text() == text
-    assert RunRecord.read(finished).status == "damaged" and "run.json" in printed(["status"], capsys)
-    (finished / "run.json").unlink()
-    printed([*FIT, *SHORT], capsys)  # goes on from the checkpoint
-    record = json.loads((finished / "run.json").read_text())
-    assert record["status"] == "finished" and record["metrics"] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "model: {"])
-def test_a_damaged_configuration_is_named(text, finished, capsys):
-    (finished / "config.yaml").write_text(text)
-    for command in ("fit", "test"):  # before anything is scored
-        code, out, errors = in_process([command, *FIT[1:], *SHORT], capsys)
-        assert code == 2 and not out and "config.yaml is " in errors[-1] and "remove it" in errors[-1]
-
-
-FILES = ("run.json", ".holder.json", "config.yaml", "metrics.csv", "test.json", "checkpoints/last.ckpt",
-         "checkpoints/best.ckpt")  # fmt: skip
+FILES = ("run.json", ".holder.json", "config.yaml", "metrics.csv", "test.json", LAST, BEST)
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 7))])
@@ -107,7 +123,7 @@ def test_any_damage_ends_well_or_with_one_line(seed, interrupted, capsys):
         raw = path.read_bytes() if path.is_file() else b"{}"
         cut = raw[: random_.randrange(len(raw))]
         path.write_bytes(random_.choice([cut, cut, b"", random_.randbytes(200), bytes(len(raw))]))
-    for command in random_.sample(["fit", "test", "fit"], 3):
-        code, _, said = in_process([command, *FIT[1:]], capsys)
-        assert not any("Traceback" in line for line in said), (seed, damaged, said)
-        assert code in (0, 2) and len([line for line in said if "error: " in line]) == (code == 2), (seed, damaged)
+    for command in random_.sample([FIT, TEST, FIT], 3):
+        code, _, errors = in_process(command, capsys)
+        assert not any("Traceback" in line for line in errors), (seed, damaged, errors)
+        assert code in (0, 2) and len([line for line in errors if "error: " in line]) == (code == 2), (seed, damaged)

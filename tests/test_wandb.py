@@ -76,7 +76,7 @@ def test_the_sweep_is_one_whose_commands_train(tmp_path):
     assert list(path.glob("wandb/offline-run-*-trial7/run-trial7.wandb"))
 
 
-def test_no_account_is_said_in_one_line_and_asks_nobody(tmp_path):
+def test_without_an_account_one_line_says_what_needs_none(tmp_path):
     message = fail([*FIT, *SHORT, *LOGGED], tmp_path, {})
     assert message.startswith("wandb: No API key configured") and "trainer.logger.offline=true" in message
     assert json.loads((only_run(tmp_path) / "run.json").read_text())["reason"] == message
@@ -85,21 +85,20 @@ def test_no_account_is_said_in_one_line_and_asks_nobody(tmp_path):
 @pytest.mark.slow
 def test_a_run_goes_on_in_its_own_whatever_ended_it(tmp_path):
     """Slurm's signal before a job's end goes to all processes of a step, wandb's too: the run is saved all the same."""
-    ends = {"KILL_AT": "train_batch_start:3", "RUN": "kill $(pgrep -P $PPID wandb-core) $PPID; sleep 1"}
-    assert run([*FIT, *LOGGED], tmp_path, {**OFFLINE, **ends}).code == 143
-    path = only_run(tmp_path)
-    before = json.loads((path / "run.json").read_text())
-    result = succeed(
-        [*FIT, *LOGGED], tmp_path, {**OFFLINE, **ends, "RUN": "kill $(pgrep -P $PPID wandb-core); sleep 1"}
-    )
+    records = []
+    for more, code in (("$PPID", 143), ("", 0)):
+        ends = {"KILL_AT": "train_batch_start:3", "RUN": f"kill $(pgrep -P $PPID wandb-core) {more}; sleep 1"}
+        result = run([*FIT, *LOGGED], tmp_path, OFFLINE | ends)
+        assert result.code == code
+        records.append(json.loads((only_run(tmp_path) / "run.json").read_text()))
     assert result.err.count("wandb's process has ended") == 1
-    after = json.loads((path / "run.json").read_text())
-    assert before["status"] == "interrupted" and after["status"] == "finished" and after["wandb"] == before["wandb"]
+    assert [record["status"] for record in records] == ["interrupted", "finished"]
+    assert records[0]["wandb"] == records[1]["wandb"]
     succeed(["test", *FIT[1:], *LOGGED], tmp_path, OFFLINE)
-    assert len(list(path.glob(f"wandb/offline-run-*-{after['wandb']['id']}*"))) == 3
+    assert len(list(tmp_path.rglob(f"wandb/offline-run-*-{records[0]['wandb']['id']}*"))) == 3
 
 
-def test_runs_of_one_process_are_one_each_in_wandb(tmp_path, monkeypatch):
+def test_runs_of_one_process_are_one_each_in_wandb(tmp_path, data, monkeypatch):
     """In a notebook: the second is not logged into the first, and a logger goes on after its run's end."""
     import wandb
 
@@ -108,16 +107,14 @@ def test_runs_of_one_process_are_one_each_in_wandb(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     ids = []
     for seed in (1, 2):
-        task, data = parts(tmp_path / "data", seed=seed)
+        task, module = parts(data, seed=seed)
         made = Run(f"runs/mine/{seed}")
         trainer = Trainer(**made.trainer_arguments(**QUIET, max_epochs=1, logger=WandbLogger(project="lra")))
-        made.fit(trainer, task, data)
+        made.fit(trainer, task, module)
         assert wandb.run is None
         ids.append(made.record["wandb"]["id"])
-        assert list(made.path.glob(f"wandb/offline-run-*-{ids[-1]}"))
-    assert len(set(ids)) == 2
-    trainer.test(task, data, verbose=False)
-    assert wandb.run.id == ids[-1]
+    trainer.test(task, module, verbose=False)
+    assert wandb.run.id == ids[1] != ids[0]
     wandb.finish()
-    assert len(list(made.path.glob(f"wandb/offline-run-*-{ids[-1]}*"))) == 2  # within one second, it ends in -1
-    assert not (tmp_path / "wandb").exists()
+    started = [len(list(Path("runs/mine").glob(f"*/wandb/offline-run-*-{each}*"))) for each in ids]
+    assert started == [1, 2] and not Path("wandb").exists()  # within one second, the second one ends in -1

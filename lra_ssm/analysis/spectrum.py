@@ -22,13 +22,16 @@ def eigenvalues(layer: nn.Module, x: Tensor) -> Tensor | None:
     """Return the eigenvalues of the transition x_k = Ā_k x_{k-1} + … at P inputs: x (P, D) -> (P, S) complex128.
 
     A selective layer's differ from input to input. A conjugate pair is listed once, and so is the one eigenvalue of a
-    head (SSD). Measured in float64: a step is linear in the state, so the diagonal of Ā is the step from ones minus the
-    step from zeros. If Ā is not diagonal, it is computed column by column.
+    head (SSD). A layer may give them by a method `eigenvalues_at(x)`. Otherwise they are measured in float64: a step is
+    linear in the state, so the diagonal of Ā is the step from ones minus the step from zeros. If Ā is not diagonal, it
+    is computed column by column.
     Returns None if the layer cannot step, or if Ā is not diagonal and has more than MAX_STATES states.
     """
     if not (isinstance(layer, RecurrentLayer) or (hasattr(layer, "step") and hasattr(layer, "initial_state"))):
         return None
     layer, x = copy.deepcopy(layer).double().cpu(), x.detach().double().cpu()
+    if callable(formula := getattr(layer, "eigenvalues_at", None)):
+        return formula(x).to(torch.complex128)
     zero = _zero_state(layer, len(x))
     if not isinstance(zero, Tensor):
         return None

@@ -36,12 +36,13 @@ CHOICES: dict[str, tuple[type, ...]] = {
         models.Classifier, models.DualEncoder, models.Regressor, models.LanguageModel,
     ),
     "--model.network.layer": (
-        layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.DeepLinearSSM,
-        layers.LocalConvolution, layers.S5, layers.SSD, layers.Attention,
+        layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.RGLRU,
+        layers.DeepLinearSSM,
+        layers.LocalConvolution, layers.S5, layers.SSD, layers.Mamba3, layers.Attention,
     ),
     "--model.network.block": (
-        layers.S4Block, layers.S5Block, layers.MambaBlock, layers.Mamba2Block, layers.HyenaBlock,
-        layers.TransformerBlock,
+        layers.S4Block, layers.S5Block, layers.MambaBlock, layers.Mamba2Block, layers.Mamba3Block, layers.GriffinBlock,
+        layers.HyenaBlock, layers.TransformerBlock,
     ),
     "--model.network.embedding": (models.ScalarEmbedding, models.PositionEmbedding, models.FeaturePositionEmbedding),
     "--model.network.pooling": (models.MeanPooling, models.FirstPooling, models.LastPooling, models.MaxPooling),

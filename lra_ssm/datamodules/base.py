@@ -365,6 +365,7 @@ class PreparedData(DataModule):
         parts = [f"{self.dataset} ({self.kind}): {counts}", *self.details()]
         parts += [f"from {self.source}"] if self.kind == "files" else []
         parts += [f"limit {self.limit}"] if self.limit is not None else []
+        parts += [self.pretrain.describe()] if self.pretrain is not None else []
         return "; ".join(parts)
 
     def details(self) -> list[str]:

@@ -52,6 +52,12 @@ class Pretraining:
         if self.span < 1:
             raise InputError(f"pretrain.span is {self.span}; it must be at least 1")
 
+    def describe(self) -> str:
+        if self.objective == "causal":
+            return f"pretraining: each position predicts the next; targets are {self.targets}"
+        spans = f" in spans of {self.span}" if self.span > 1 else ""
+        return f"pretraining: {self.share:.0%} of positions hidden{spans}; targets are {self.targets}"
+
     def hidden(self, split: int, sequences: IntArray, epoch: int, length: int) -> npt.NDArray[np.bool_]:
         """Return which positions are hidden: (B, length) bool. They do not depend on the length.
 

@@ -3,7 +3,9 @@
 Shapes: B batch, L length, D channels, F channels of the MLP.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +15,19 @@ from lra_ssm.layers.blocks import Block, RunPart, inner_width
 from lra_ssm.layers.norms import make_norm
 from lra_ssm.layers.roles import WidthRole, linear_roles
 
-Activation = Literal["gelu", "swiglu"]
+Activation = Literal["gelu", "geglu", "swiglu"]
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"geglu": partial(F.gelu, approximate="tanh"), "swiglu": F.silu}
 
 
 class MLP(nn.Module):
-    """fc2(GELU(fc1(x))) with GELU in its tanh form, or with "swiglu" fc2(SiLU(a) · b), (a, b) = fc1(x). (…, D) -> same.
+    """fc2(GELU(fc1(x))), or with "geglu" fc2(GELU(a) · b), "swiglu" fc2(SiLU(a) · b), (a, b) = fc1(x). (…, D) -> same.
 
-    Source of "swiglu": Shazeer 2020, "GLU Variants Improve Transformer", eq. 6.
+    GELU is in its tanh form. Source of the gated forms: Shazeer 2020, "GLU Variants Improve Transformer", eq. 6.
 
     Args:
         d_model: D.
         width: F.
-        activation: "gelu" or "swiglu".
+        activation: "gelu", "geglu" or "swiglu".
         bias: of both linear maps.
         dropout: of the F channels, position by position.
     """
@@ -32,15 +35,15 @@ class MLP(nn.Module):
     def __init__(self, d_model: int, width: int, activation: Activation, bias: bool, dropout: float = 0.0) -> None:
         super().__init__()
         self.activation = activation
-        self.fc1 = nn.Linear(d_model, width * (2 if activation == "swiglu" else 1), bias=bias)
+        self.fc1 = nn.Linear(d_model, width * (2 if activation in GATES else 1), bias=bias)
         self.fc2 = nn.Linear(width, d_model, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.fc1(x)
-        if self.activation == "swiglu":
+        if self.activation in GATES:
             a, b = y.chunk(2, dim=-1)
-            y = F.silu(a) * b
+            y = GATES[self.activation](a) * b
         else:
             y = F.gelu(y, approximate="tanh")
         return self.fc2(self.dropout(y))
@@ -67,8 +70,9 @@ class MLPBlock(Block):
 
         Raises ValueError if F is not a whole number, or there is no such activation.
         """
-        if activation not in ("gelu", "swiglu"):
-            raise ValueError(f"{type(self).__name__} mlp_activation is {activation!r}; it must be gelu or swiglu")
+        if activation not in get_args(Activation):
+            known = ", ".join(get_args(Activation))
+            raise ValueError(f"{type(self).__name__} mlp_activation is {activation!r}; it must be one of {known}")
         self.norm2 = self.mlp = None
         if factor:
             width = inner_width(f"{type(self).__name__} mlp_factor", factor, d_model)

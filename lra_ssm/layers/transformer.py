@@ -21,7 +21,7 @@ class TransformerBlock(MLPBlock):
         d_model: D.
         layer: Γ, built as `layer(D)`.
         mlp_factor: the MLP's width / D, such that the width is a whole number; 0 for a block without MLP.
-        mlp_activation: "gelu" or "swiglu".
+        mlp_activation: "gelu", "geglu" or "swiglu".
         norm: "batch", "batch_padded", "layer" or "rms".
         prenorm: the norms are applied before Γ and the MLP; otherwise after the residuals, as in Vaswani et al.
         dropout: before both residuals, of single positions.

@@ -16,6 +16,7 @@ from lra_ssm.ops.initialization import (
     s4d_lin,
     s4d_real,
 )
+from lra_ssm.ops.mamba3_scan import mamba3_scan, mamba3_step
 from lra_ssm.ops.mamba_step import SelectiveWeights, mamba_step
 from lra_ssm.ops.parameterization import Form, Parameterization, as_complex, eigenvalues, inverse_eigenvalues
 from lra_ssm.ops.reference import (
@@ -59,6 +60,8 @@ __all__ = [
     "linear_scan",
     "linear_scan_reference",
     "log_uniform_delta",
+    "mamba3_scan",
+    "mamba3_step",
     "mamba_step",
     "note_backend",
     "prefer_backend",

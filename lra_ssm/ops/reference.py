@@ -113,9 +113,10 @@ def run_ssd_reference(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
         for k in range(L):
             if inputs.reset is not None:
                 S = torch.where(inputs.reset[:, k, None, None, None], torch.zeros_like(S), S)
-            decay = torch.exp(delta[:, k] * inputs.A)[..., None, None]
-            S = decay * S + (delta[:, k, :, None] * x[:, k])[..., None] * B[:, k, :, None]
-            outputs.append((S * C[:, k, :, None]).sum(-1))
+            decayed = torch.exp(delta[:, k] * inputs.A)[..., None, None] * S
+            added = x[:, k] if inputs.delayed else delta[:, k, :, None] * x[:, k]
+            S = decayed + added[..., None] * B[:, k, :, None]
+            outputs.append(((decayed if inputs.delayed else S) * C[:, k, :, None]).sum(-1))
         y = torch.stack(outputs, dim=1)
         if inputs.D is not None:
             y = y + inputs.D[:, None] * x
@@ -130,12 +131,13 @@ def ssd_scan_reference(
     C: Tensor,
     D: Tensor | None = None,
     *,
+    delayed: bool = False,
     initial_state: Tensor | None = None,
     reset: Tensor | None = None,
     return_last_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Run `ssd_scan` as a loop over time under plain autograd; see there."""
-    y, last_state = run_ssd_reference(check_ssd_inputs(x, delta, A, B, C, D, None, initial_state, reset))
+    y, last_state = run_ssd_reference(check_ssd_inputs(x, delta, A, B, C, D, None, initial_state, reset, delayed))
     return (y, last_state) if return_last_state else y
 
 

@@ -28,12 +28,13 @@ class SSDInputs(NamedTuple):
     reset: Tensor | None
     chunk_size: int | None
     dtype: torch.dtype  # of the arithmetic: float32 or float64
+    delayed: bool = False
     zero_nonfinite: bool = False  # whether a backend takes 0 in place of inf and NaN: see `keep_nonfinite_apart`
 
 
 def check_ssd_inputs(
     x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, chunk_size: int | None,
-    initial_state: Tensor | None, reset: Tensor | None,
+    initial_state: Tensor | None, reset: Tensor | None, delayed: bool = False,
 ) -> SSDInputs:  # fmt: skip
     """Return `ssd_scan`'s arguments as `SSDInputs`. Raises ValueError, naming the argument, for what does not fit."""
     tensors = {"x": x, "delta": delta, "A": A, "B": B, "C": C, "D": D, "initial_state": initial_state, "reset": reset}
@@ -77,7 +78,7 @@ def check_ssd_inputs(
     def small(value: Tensor | None) -> Tensor | None:
         return None if value is None else value.to(dtype)
 
-    return SSDInputs(x, delta, A.to(dtype), B, C, small(D), small(initial_state), reset, chunk_size, dtype)
+    return SSDInputs(x, delta, A.to(dtype), B, C, small(D), small(initial_state), reset, chunk_size, dtype, delayed)
 
 
 def keep_nonfinite_apart(inputs: SSDInputs, run: Callable[[SSDInputs], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -98,8 +99,9 @@ def keep_nonfinite_apart(inputs: SSDInputs, run: Callable[[SSDInputs], tuple[Ten
         before = before + is_nonfinite(initial.sum((-1, -2))).int().unsqueeze(1)
     of_document = torch.where(reset.unsqueeze(-1), before, 0).cummax(1).values  # before the document
     bad = before + entering.int() > of_document
+    bad_y = (before + is_nonfinite(delta).int() > of_document) if inputs.delayed else bad
     initial = None if initial is None else without_nonfinite(initial)
     y, state = run(inputs._replace(initial_state=initial, zero_nonfinite=True))
     unread = is_nonfinite(C.sum(-1, dtype=dtype)).repeat_interleave(heads, 2)
-    y = y.masked_fill((bad | unread).unsqueeze(-1), torch.nan)
+    y = y.masked_fill((bad_y | unread).unsqueeze(-1), torch.nan)
     return y, state.masked_fill(bad[:, -1, :, None, None], torch.nan)

@@ -23,6 +23,7 @@ def ssd_scan(
     C: Tensor,
     D: Tensor | None = None,
     *,
+    delayed: bool = False,
     chunk_size: int | None = None,
     initial_state: Tensor | None = None,
     reset: Tensor | None = None,
@@ -39,6 +40,8 @@ def ssd_scan(
         A: (H,), negative.
         B, C: (batch, L, G, N), G dividing H; group g serves the heads g H/G .. (g+1) H/G - 1.
         D: (H,); 0 if not given.
+        delayed: S_k = exp(delta_k A_h) S_{k-1} + x_k B_k^T and y_k = exp(delta_k A_h) S_{k-1} C_k + D_h x_k instead:
+            x_k enters without delta_k, and is first read one position later.
         chunk_size: how many positions a matrix product combines (section 6); None takes what is fast.
         initial_state: (batch, H, P, N), the state before step 0; zero if not given.
         reset: (batch, L) bool; where true the state before that step, initial_state included, is dropped, inf and NaN
@@ -54,7 +57,7 @@ def ssd_scan(
     Raises:
         ValueError: one line naming the argument, what it is and what it should be; or why the backend cannot run.
     """
-    inputs = check_ssd_inputs(x, delta, A, B, C, D, chunk_size, initial_state, reset)
+    inputs = check_ssd_inputs(x, delta, A, B, C, D, chunk_size, initial_state, reset, delayed)
     y, last_state = keep_nonfinite_apart(inputs, partial(run_ssd, backend))
     return (y, last_state) if return_last_state else y
 

@@ -39,31 +39,32 @@ def curves(axes, label=None):
     return [line.get_xydata().T for line in lines if label is None or line.get_label() == label]
 
 
+def dots(axes):
+    """Return the points that are marked, in the order of the layers."""
+    return [line.get_xydata()[0] for line in axes.lines if line.get_marker() == "o"]
+
+
 def test_panels_draw_what_was_measured(measured):
     network = measured[S6]
     (memory,), (timescales,), (large,), (eigenvalues,), (ratios,), (gradient,), (delta,), (moves,), (forgetting,) = (
         panels(draw([network])).values()
     )
-    for layer, (x, y) in zip(network.layers, curves(memory), strict=True):
-        assert x[-1] == 40 and y[-1] == pytest.approx(100, abs=0.1)
-        dots = [line.get_xydata()[0] for line in memory.lines if line.get_marker() == "o"]
-        assert any(point == pytest.approx([layer.memory_length, y[int(layer.memory_length) - 1]]) for point in dots)
-    for layer, (_, y) in zip(network.layers, curves(timescales), strict=True):
-        assert y[0] == pytest.approx(float(layer.timescales.max())) and (np.diff(y) <= 0).all()
+    of_layers = zip(network.layers, *map(curves, (memory, timescales, eigenvalues, gradient)), strict=True)
+    for layer, (x, share), (_, slowest), (turns, distance), (_, norms) in of_layers:
+        assert x[-1] == 40 and share[-1] == pytest.approx(100, abs=0.1)
+        end = [layer.memory_length, share[int(layer.memory_length) - 1]]
+        assert any(point == pytest.approx(end) for point in dots(memory))
+        assert slowest[0] == pytest.approx(float(layer.timescales.max())) and (np.diff(slowest) <= 0).all()
+        assert distance.min() == pytest.approx(layer.stability_margin) and not turns.any()  # S6's are real
+        torch.testing.assert_close(torch.tensor(norms), layer.gradient.double())
     for scale in (1, 10, 100):
         ((_, y),) = curves(large, f"× {scale}")
         torch.testing.assert_close(torch.tensor(y), network.layers[0].scaled[scale].double().clamp(min=1e-12))
-    for layer, (x, y) in zip(network.layers, curves(eigenvalues), strict=True):
-        assert y.min() == pytest.approx(layer.stability_margin) and not x.any()  # S6's are real
     assert eigenvalues.yaxis_inverted() and not eigenvalues.get_title(loc="right")
     assert [label.get_text() for label in ratios.get_yticklabels()] == list(network.layers[0].ratios)
-    for layer, (_, y) in zip(network.layers, curves(gradient), strict=True):
-        torch.testing.assert_close(torch.tensor(y), layer.gradient.double())
-    medians = [line.get_ydata()[0] for line in delta.lines if line.get_marker() == "o"]
-    assert medians == pytest.approx([float(layer.delta.quantile(0.5)) for layer in network.layers])
+    assert [y for _, y in dots(delta)] == pytest.approx([float(layer.delta.quantile(0.5)) for layer in network.layers])
     assert len(curves(moves)) == 2 and all(0.5 < y.mean() < 2 for _, y in curves(moves))
-    heights = [line.get_ydata()[0] for line in forgetting.lines if line.get_marker() == "o"]
-    assert heights == pytest.approx([layer.forgetting for layer in network.layers])
+    assert [y for _, y in dots(forgetting)] == pytest.approx([layer.forgetting for layer in network.layers])
 
 
 def test_two_networks_have_the_same_scales_and_layers_the_same_color(measured):
@@ -85,16 +86,12 @@ def test_a_panel_without_values_says_so_and_delta_is_left_out(measured):
         assert texts(found[title][0]) == ["no layer has eigenvalues"]
     both = panels(draw([measured[S6], measured[Smooth]]))
     assert texts(both["Step size Δ"][1]) == texts(both["Δ along the sequence"][1]) == ["no layer has a Δ"]
-    bare = replace(measured[Smooth], layers=[replace(layer, ratios={}) for layer in measured[Smooth].layers])
-    assert texts(panels(draw([bare]))["Gradient over weight"][0]) == ["no layer has parameters"]
-
-
-def test_a_diverged_network_says_so():
-    network = tokens(S6)
-    next(network.head.parameters()).data.fill_(torch.nan)
-    found = panels(draw([measure(network, examples(20), "", [])]))
+    layer = measured[Smooth].layers[0]
+    layers = replace(layer, ratios={}), replace(layer, gradient=torch.tensor([torch.nan]))
+    bare, diverged = (panels(draw([replace(measured[Smooth], layers=[layer])])) for layer in layers)
+    assert texts(bare["Gradient over weight"][0]) == ["no layer has parameters"]
     for title in ("Gradient over weight", "Gradient along the sequence"):
-        assert texts(found[title][0])[0].startswith("gradients are not finite")
+        assert texts(diverged[title][0])[0].startswith("gradients are not finite")
 
 
 def test_unstable_eigenvalues_are_counted_and_a_long_sequence_is_drawn_to_its_end(measured):
@@ -104,27 +101,23 @@ def test_unstable_eigenvalues_are_counted_and_a_long_sequence_is_drawn_to_its_en
     layer = replace(measured[S6].layers[0], eigenvalues=values, delta=delta)
     found = panels(draw([replace(measured[S6], layers=[layer])]))
     assert found["Eigenvalues λ"][0].get_title(loc="right") == "2 with |λ| ≥ 1"
-    assert [line.get_ydata()[0] for line in found["Step size Δ"][0].lines if line.get_marker() == "o"] == [3.0]
+    assert [y for _, y in dots(found["Step size Δ"][0])] == [3.0]
 
 
-def is_inside(axes, box):
-    """Whether a tick is drawn: matplotlib also keeps labels of ticks beyond the limits."""
-    return axes.bbox.y0 - 1 <= (box.y0 + box.y1) / 2 <= axes.bbox.y1 + 1
-
-
-@pytest.mark.parametrize("layers", [1, 8])
-def test_texts_are_legible_and_do_not_overlap_or_leave_the_picture(layers, recwarn):
-    network = tokens(B2S6, num_blocks=2, d_state=4, n_layers=layers)
+def test_texts_are_legible_and_do_not_overlap_or_leave_the_picture(recwarn):
+    network = tokens(B2S6, num_blocks=2, d_state=4, n_layers=8)
     one = measure(network, examples(40), "lm/b2s6 38722f686f", ["a fact of some length"] * 20)
     figure = draw([one, replace(one, title="lm/s6 0123456789")])
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    renderer, boxes = canvas.get_renderer(), []
+    shown = list(figure.texts)
     for axes in figure.axes:
-        ticks = [label for label in axes.get_yticklabels() if is_inside(axes, label.get_window_extent(renderer))]
-        shown = [axes.xaxis.label, axes.yaxis.label, axes._left_title, axes._right_title, *ticks, *axes.texts]
-        boxes += [(text.get_text(), text.get_window_extent(renderer)) for text in shown if text.get_text()]
-    boxes += [(text.get_text(), text.get_window_extent(renderer)) for text in figure.texts]
+        shown += [axes.xaxis.label, axes.yaxis.label, axes._left_title, axes._right_title, *axes.texts]
+        for label in axes.get_yticklabels():  # matplotlib also keeps labels of ticks beyond the limits
+            box = label.get_window_extent()
+            if axes.bbox.y0 - 1 <= (box.y0 + box.y1) / 2 <= axes.bbox.y1 + 1:
+                shown.append(label)
+    boxes = [(text.get_text(), text.get_window_extent()) for text in shown if text.get_text()]
     width, height = canvas.get_width_height()
     for text, box in boxes:
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from lra_ssm.analysis import frequency_response, group_delay, group_delay_of, impulse_response, response_of
-from lra_ssm.layers import S4D
+from lra_ssm.analysis import frequency_response, group_delay, group_delay_of, response_of
 
 OMEGA = torch.linspace(0, 3.1, 40, dtype=torch.float64)
 
@@ -42,15 +41,3 @@ def test_group_delay_is_the_derivative_of_the_phase_and_at_zero_the_sum_of_the_l
     delay = torch.zeros(20, dtype=torch.float64)
     delay[7] = -2
     torch.testing.assert_close(group_delay_of(OMEGA, delay), torch.full_like(OMEGA, 7))
-
-
-def test_a_layers_response():
-    torch.manual_seed(0)
-    layer = S4D(3, 8, delta_min=0.1, delta_max=0.3).double()
-    h = impulse_response(layer, 400, 3, dtype=torch.float64)  # (3, 400, 3)
-    own = h.diagonal(dim1=0, dim2=2).T  # (3, 400): channels do not mix
-    u = torch.randn(1, 400, 3, dtype=torch.float64)
-    u[:, 100:] = 0
-    at = torch.fft.rfft(layer(u), dim=1) / torch.fft.rfft(u, dim=1)
-    omega = torch.arange(201, dtype=torch.float64) * 2 * torch.pi / 400
-    torch.testing.assert_close(response_of(omega, own), at[0].T.detach(), rtol=1e-4, atol=1e-6)

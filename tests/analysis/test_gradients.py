@@ -1,5 +1,7 @@
 """B2S6's eq. 6, theorems 2, 3 and 5, and StableSSM's gradient over weight."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -41,82 +43,60 @@ def test_probes_estimate_the_norm():
 
 
 def shares(layer, sign, scales, d=4, L=9, k0=4):
-    """Return S_k before, at and after an input at several scales; wᵀu has the sign there. -> (scales, 3)"""
-    x = 0.3 * torch.randn(1, L, d, dtype=torch.float64)
-    x[:, k0] = sign
-    found = []
+    """Return S_k before, at and after an input at two scales, and the slopes of their logarithms: (2, 3), (3,)."""
+    x, found = 0.3 * torch.randn(1, L, d, dtype=torch.float64), []
     for c in scales:
-        scaled = x.clone()
-        scaled[:, k0] *= c
-        S = relative_gradient(layer, scaled)[0]
+        x[:, k0] = sign * c
+        S = relative_gradient(layer, x)[0]
         found.append(torch.stack([S[:k0].max(), S[k0], S[k0 + 1 :].sum()]))
-    return torch.stack(found)
+    return torch.stack(found), ((found[1] / found[0]).log() / math.log(scales[1] / scales[0])).tolist()
 
 
-def slopes(values, scales):
-    """Return the slopes of log(value) over log(scale) between the last two scales."""
-    return ((values[-1] / values[-2]).log() / torch.tensor(scales[-1] / scales[-2]).log()).tolist()
-
-
-def test_theorem_2_of_s6():
+def test_theorem_2_of_s6_and_s4d_does_not_depend_on_its_inputs():
     torch.manual_seed(3)
-    layer, scales = B2S6(4, 1, 4, bias=False, complex_A=False, delta_min=0.05, delta_max=0.1).double(), [300.0, 1000.0]
+    layer, scales = B2S6(4, 1, 4, bias=False, complex_A=False, delta_min=0.05, delta_max=0.1).double(), (300, 1000)
     layer.delta_weight.data.fill_(0.25)  # wᵀu has the sign of u
-    grows, ignored = shares(layer, 1.0, scales), shares(layer, -1.0, scales)
-    assert grows[-1, 0] < 1e-30  # before a large input with wᵀu > 0 everything is forgotten
-    assert slopes(grows, scales)[1] == pytest.approx(-1, abs=0.05) and grows[-1, 2] > 0.9
-    assert ignored[-1, 1] < 1e-30  # one with wᵀu < 0 is not seen
-    assert slopes(ignored, scales)[0] == pytest.approx(0, abs=0.05) and ignored[-1, 2] > 0.1
-
-
-def test_s4d_does_not_depend_on_its_inputs():
-    torch.manual_seed(0)
-    found = shares(S4D(4, 8).double(), 1.0, [1.0, 1e3])
-    torch.testing.assert_close(found[0], found[1])
+    (grows, slopes), (ignored, slopes_ignored) = shares(layer, 1.0, scales), shares(layer, -1.0, scales)
+    assert grows[1, 0] < 1e-30  # before a large input with wᵀu > 0 everything is forgotten
+    assert slopes[1] == pytest.approx(-1, abs=0.05) and grows[1, 2] > 0.9
+    assert ignored[1, 1] < 1e-30  # one with wᵀu < 0 is not seen
+    assert slopes_ignored[0] == pytest.approx(0, abs=0.05) and ignored[1, 2] > 0.1
+    of_s4d, _ = shares(S4D(4, 8).double(), 1.0, (1, 1000))
+    torch.testing.assert_close(of_s4d[0], of_s4d[1])
 
 
 def test_theorem_5_of_b2s6():
     torch.manual_seed(3)
     layer = B2S6(4, num_blocks=2, d_state=4, delta_min=0.05, delta_max=0.1).double()
     layer.delta_weight.data.copy_(torch.tensor([[0.25, 0.25], [-0.25, -0.25]]))  # one block of either sign
-    scales = [3e3, 1e4]
-    found = shares(layer, 1.0, scales)
-    before, at, _ = slopes(found, scales)
+    found, (before, at, _) = shares(layer, 1.0, (3e3, 1e4))
     # The theorem bounds them: no faster than any power, as S6's fall.
-    assert -2.1 < before < 0.1 and -1.1 < at < 0.1 and found[-1, 2] > 0.01
-    assert found[-1, 0] > 1e-12
+    assert -2.1 < before < 0.1 and -1.1 < at < 0.1 and found[1, 2] > 0.01
+    assert found[1, 0] > 1e-12
 
 
-def units(trials, n=4):
+def mean_ratios(trials, count, L, scale=1.0, bias=-4.6, n=4):
+    """Return the mean of both ratios of gradients over random units (A, B, C) and `count` normal inputs: (2,)."""
     torch.manual_seed(0)
-    for _ in range(trials):
-        A = torch.complex(-torch.rand(n, dtype=torch.float64) - 0.1, torch.randn(n, dtype=torch.float64))
-        B, C = torch.randn(2, n, dtype=torch.complex128)
-        yield A, B, C
+    u = scale * torch.randn(count, L, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return torch.tensor([delta_gradient_ratios(u, *unit(n), bias) for _ in range(trials)]).mean(0)
 
 
-def test_theorem_3_by_scale():
-    rows = []
-    for c in (1.0, 10.0):
-        u = c * torch.randn(20, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        rows.append(torch.tensor([delta_gradient_ratios(u, A, B, C, -4.6) for A, B, C in units(5)]).mean(0))
-    growth = (rows[1] / rows[0]).log10().tolist()
+def unit(n=4):
+    A = torch.complex(-torch.rand(n, dtype=torch.float64) - 0.1, torch.randn(n, dtype=torch.float64))
+    return A, *torch.randn(2, n, dtype=torch.complex128)
+
+
+def test_theorem_3_by_scale_and_by_length():
+    growth = (mean_ratios(5, 20, 100, scale=10) / mean_ratios(5, 20, 100)).log10().tolist()
     assert growth == pytest.approx([3, 2], abs=1e-6)  # exactly: both gradients are powers of the input at w = 0
-
-
-def test_theorem_3_by_length():
-    means = []
-    for L in (50, 1600):
-        b = float(torch.tensor(1.0 / L).log())  # L exp(b) is 1
-        u = torch.randn(40, L, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        means.append(sum(delta_gradient_ratios(u, A, B, C, b)[1] for A, B, C in units(3)) / 3)
-    growth = torch.tensor(means[1] / means[0]).log() / torch.tensor(32.0).log()
-    assert growth == pytest.approx(0.5, abs=0.12)
+    short, long = (mean_ratios(3, 40, L, bias=-math.log(L))[1] for L in (50, 1600))  # L exp(b) is 1
+    assert math.log(long / short, 32) == pytest.approx(0.5, abs=0.12)
 
 
 def test_delta_gradients_are_derivatives():
-    A, B, C = next(iter(units(1)))
-    u, step = torch.randn(3, 30, dtype=torch.float64), 1e-6
+    torch.manual_seed(0)
+    (A, B, C), u, step = unit(), torch.randn(3, 30, dtype=torch.float64), 1e-6
 
     def outputs(b, w):
         x4 = x6 = torch.zeros(3, len(A), dtype=torch.complex128)
@@ -129,9 +109,8 @@ def test_delta_gradients_are_derivatives():
         return (x4 @ C).real, ((u[:, -1, None] * x6) @ C).real
 
     found = delta_gradients(u, A, B, C, -2.0, 0.3)
-    by_b = [
-        (high - low) / (2 * step) for high, low in zip(outputs(-2 + step, 0.3), outputs(-2 - step, 0.3), strict=True)
-    ]
+    high, low = outputs(-2 + step, 0.3), outputs(-2 - step, 0.3)
+    by_b = [(one - other) / (2 * step) for one, other in zip(high, low, strict=True)]
     by_w = (outputs(-2.0, 0.3 + step)[1] - outputs(-2.0, 0.3 - step)[1]) / (2 * step)
     for one, other in zip(found, (by_b[0], by_w, by_b[1]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)

@@ -1,6 +1,8 @@
 """The measurements of `lra-ssm inspect`."""
 
+import copy
 import math
+import re
 from dataclasses import replace
 from itertools import count
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lra_ssm.analysis.measure import COLUMNS, _row, count_ticks, format_value, measure, summary
+from lra_ssm.analysis.measure import COLUMNS, count_ticks, format_value, measure, summary
 from lra_ssm.analysis.network import Example, from_embedding, inputs_of, layers_of, loss_of
 from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, LRU, S4D, S6, BlockSpec, LayerSpec, MambaBlock
@@ -44,35 +46,26 @@ def test_layers_of_networks():
         layers_of(nn.Linear(2, 2))
 
 
-def test_from_embedding_is_the_network():
+def test_from_embedding_is_the_network_and_inputs_are_what_layers_were_called_with():
     network, (example,) = tokens(S6).eval(), examples(12)
     function, x = from_embedding(network, example)
     torch.testing.assert_close(function(x), network(example.inputs, example.lengths))
     assert not torch.allclose(function(2 * x), function(x))
     with pytest.raises(InputError, match="no embedding"):
         from_embedding(S6(4), example)
-
-
-def test_inputs_of_are_what_layers_were_called_with():
-    network, (example,) = tokens(S6).eval(), examples(12)
     layers = layers_of(network)
     with inputs_of(layers) as seen:
         loss_of(network, example).backward()
-    assert list(seen) == list(layers) and all(x.grad.abs().sum() > 0 for x in seen.values())
-    torch.testing.assert_close(seen["backbone.blocks.0.layer"], network.backbone.embedding(example.inputs))
+    assert list(seen) == list(layers) and all(inputs.grad.abs().sum() > 0 for inputs in seen.values())
+    torch.testing.assert_close(seen["backbone.blocks.0.layer"], x)
 
 
-def test_loss_of_positions():
-    class Tagger(nn.Module):
-        def forward(self, ids, lengths=None):
-            return nn.functional.one_hot(ids, 4).float()
-
-    example = Example(torch.tensor([[1, 2, 3]]), None, torch.tensor([[1, -100, 0]]))
-    one = torch.tensor([math.e, 1, 1, 1])
-    expected = -((one[0] / one.sum()).log() + (one[1] / one.sum()).log()) / 2
-    torch.testing.assert_close(loss_of(Tagger(), example), expected)
-    real = Example(example.inputs, None, torch.full((1, 3, 4), 0.5))
-    assert loss_of(Tagger(), real) == 0.25
+def test_losses_by_hand():
+    ids, labels = torch.tensor([[1, 2, 3]]), torch.tensor([[1, -100, 0]])
+    one_hot = lambda ids: nn.functional.one_hot(ids, 4).float()  # noqa: E731
+    p = torch.tensor([1, math.e]) / (3 + math.e)  # of a wrong and of the right class
+    torch.testing.assert_close(loss_of(one_hot, Example(ids, None, labels)), -(p[1].log() + p[0].log()) / 2)
+    assert loss_of(one_hot, Example(ids, None, torch.full((1, 3, 4), 0.5))) == 0.25
 
 
 def test_measures(measured):
@@ -94,22 +87,16 @@ def test_measures(measured):
     assert s4d.layers[0].timescales.max() > 100  # Δ of 1e-3 to 1e-1 and Re A of -1/2
 
 
-def test_the_network_is_left_as_it_was():
-    network = tokens(S6)
-    before = {name: p.clone() for name, p in network.named_parameters()}
-    ticks = count()
-    measure(network, examples(10), "", [], lambda: next(ticks))
-    assert network.training and all(p.grad is None for p in network.parameters())
-    assert all(torch.equal(p, before[name]) for name, p in network.named_parameters())
-    assert next(ticks) == count_ticks(network, examples(10))
-
-
-def test_pairs_are_measured_on_their_first():
+def test_the_network_is_left_as_it_was_and_pairs_are_measured_on_their_first():
     torch.manual_seed(0)
     network = DualEncoder(LayerSpec(S6, bidirectional=True), num_classes=2, vocab_size=7, d_model=8, n_layers=1)
     pair = Example(torch.randint(1, 7, (1, 2, 20)), torch.tensor([[15, 20]]), torch.tensor([1]))
-    found = measure(network, [pair], "", [])
+    before, ticks = copy.deepcopy(network.state_dict()), count()
+    found = measure(network, [pair], "", [], lambda: next(ticks))
     assert found.length == 15 and not found.layers[0].causal
+    assert network.training and all(p.grad is None for p in network.parameters())
+    assert all(torch.equal(p, before[name]) for name, p in network.named_parameters())
+    assert next(ticks) == count_ticks(network, [pair])
 
 
 def test_a_linear_layer_does_not_forget_and_a_growing_state_has_a_negative_margin():
@@ -123,16 +110,17 @@ def test_a_linear_layer_does_not_forget_and_a_growing_state_has_a_negative_margi
 
 def test_summary_has_a_row_for_each_layer(measured):
     s6, _, smooth = measured
-    first, *rows = summary(s6).splitlines()
-    assert all(column in first for column in COLUMNS) and [row[:4] for row in rows] == ["1 S6", "2 S6"]
-    cells = _row(1, s6.layers[0], s6.length)
-    assert len(cells) == len(COLUMNS) and cells[1] == f"{s6.layers[0].memory_length:.0f}"
-    assert cells[5] == f"×{s6.layers[0].delta_range:.3g}" and cells[6] == f"{s6.layers[0].stability_margin:.3g}"
-    name, ratio = max(s6.layers[0].ratios.items(), key=lambda pair: pair[1].norm)
-    assert cells[-1] == f"{name} {ratio.norm:.3g}"
-    outlive = 100 * float((s6.layers[0].timescales > 40).double().mean())
-    assert float(cells[3].removesuffix(" %")) == pytest.approx(outlive, rel=0.01)
-    assert _row(2, smooth.layers[1], 40)[0] == "2 Smooth, both directions"
-    assert _row(2, smooth.layers[1], 40)[2:7] == ["–"] * 5  # it has neither eigenvalues nor a Δ
+    head, first, _ = (re.split("  +", line) for line in summary(s6).splitlines())
+    layer = s6.layers[0]
+    name, ratio = max(layer.ratios.items(), key=lambda pair: pair[1].norm)
+    outlive = 100 * float((layer.timescales > 40).double().mean())
+    expected = [
+        "1 S6", f"{layer.memory_length:.0f}", format_value(float(layer.timescales.max())), f"{outlive:.3g} %",
+        f"{float(layer.delta.median()):.3g}", f"×{layer.delta_range:.3g}", f"{layer.stability_margin:.3g}",
+        f"÷{format_value(layer.forgetting)}", f"{float(layer.gradient.norm()):.3g}", f"{name} {ratio.norm:.3g}",
+    ]  # fmt: skip
+    assert head == list(COLUMNS) and first == expected
+    cells = re.split("  +", summary(smooth).splitlines()[2])
+    assert cells[0] == "2 Smooth, both directions" and cells[2:7] == ["–"] * 5  # neither eigenvalues nor a Δ
     values = {0.00123456: "0.00123", 12.34: "12.3", 999.5: "1e+03", 118063.2: "118,063", 2.5e6: "2.5e+06"}
     assert {x: format_value(x) for x in values} == values

@@ -6,26 +6,26 @@ from torch import nn
 
 from lra_ssm.analysis import eigenvalues, mean_timescales, step_sizes, timescales
 from lra_ssm.analysis.spectrum import MAX_STATES
-from lra_ssm.layers import B2S6, LRU, S4D, S6, SSD, DeepLinearSSM, Mamba2Block, StableSSM
+from lra_ssm.layers import B2S6, LRU, RGLRU, S4D, S6, SSD, DeepLinearSSM, Mamba2Block, Mamba3, StableSSM
 from lra_ssm.ops import eigenvalues as continuous
 from tests.helpers import Smooth
 
 LAYERS = [
-    S4D(6, 8, bidirectional=True), S6(6, 4), B2S6(6, num_blocks=2, d_state=4),
+    S4D(6, 8, bidirectional=True), S6(6, 4), B2S6(6, num_blocks=2, d_state=4), StableSSM(6, 8),
     B2S6(6, num_blocks=3, d_state=4, complex_A=False, bidirectional=True),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_eigenvalues_are_exp_of_delta_times_A(layer):
-    x = torch.randn(5, 6)
+    x, system = torch.randn(5, 6), getattr(layer, "system", layer)  # StableSSM's is an S4D
     found = eigenvalues(layer, x)
-    A = continuous(layer.A_log, getattr(layer, "A_imag", None)).detach()
+    A = continuous(system.A_log, getattr(system, "A_imag", None), system.parameterization).detach()
     delta = step_sizes(layer, x[None])[0]  # (5, 6)
     expected = (delta[..., None].detach() * A).exp().flatten(1)
     assert found.dtype == torch.complex128 and found.shape == (5, 6 * A.shape[-1])
     torch.testing.assert_close(found, expected.to(torch.complex128), rtol=1e-5, atol=1e-6)
-    assert layer.D.dtype == torch.float32  # the layer itself is left alone
+    assert system.D.dtype == torch.float32  # the layer itself is left alone
 
 
 def test_a_head_of_ssd_has_one_also_in_its_block():
@@ -40,24 +40,32 @@ def test_a_head_of_ssd_has_one_also_in_its_block():
     torch.testing.assert_close(eigenvalues(inside, x).real.float(), expected.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_layers_without_selection():
-    torch.manual_seed(0)
-    x = torch.randn(2, 4)
-    lru = LRU(4, 6)
+def test_those_that_mamba3_gives_are_those_of_its_steps(monkeypatch):
+    layer, x = Mamba3(4, d_state=6, head_dim=2), torch.randn(2, 4)
+    given = eigenvalues(layer, x)
+    assert given.shape == (2, 2 * 2)  # two heads of one rotating pair and of states that stay
+    monkeypatch.delattr(Mamba3, "eigenvalues_at")
+    for found, row in zip(eigenvalues(layer, x), given, strict=True):
+        found = found[found.abs() > 1e-6]  # the last x and B are forgotten after one step
+        assert len(found) == 2 * 2 * 6  # of every channel
+        distance = (found[:, None] - torch.cat([row, row.conj()])).abs()
+        assert distance.min(0).values.max() < 1e-6 and distance.min(1).values.max() < 1e-6
+
+
+def test_those_of_rglru_are_its_gates():
+    layer, x = RGLRU(6, num_blocks=2).double(), torch.randn(5, 6, dtype=torch.float64)
+    r = torch.einsum("phk,hkm->phm", x.view(5, 2, 3), layer.gate_weight[..., :3]).flatten(1).sigmoid()
+    expected = (-8 * r * torch.nn.functional.softplus(layer.decay_weight)).exp()
+    torch.testing.assert_close(eigenvalues(layer, x).real, expected.detach())
+
+
+def test_layers_without_step_sizes():
+    x, lru, real = torch.randn(2, 4), LRU(4, 6), StableSSM(4, 5, form="real")
     expected = lru.eigenvalues().detach().to(torch.complex128).expand(2, -1)
     torch.testing.assert_close(eigenvalues(lru, x), expected, rtol=1e-5, atol=1e-6)
-    assert step_sizes(lru, x[None]) is None
-    stable = StableSSM(4, 8)
-    delta = step_sizes(stable, x[None])[0, 0, :, None].detach()
-    A = continuous(stable.system.A_log, stable.system.A_imag, stable.system.parameterization).detach()
-    torch.testing.assert_close(
-        eigenvalues(stable, x)[1], (delta * A).exp().flatten().to(torch.complex128), rtol=1e-5, atol=1e-6
-    )
-    real = StableSSM(4, 5, form="real")
-    found = timescales(eigenvalues(real, x))[0]
-    turned = -1 / (1 - 1 / torch.logspace(0.30103, 3, 5, dtype=torch.float64)).log()
-    torch.testing.assert_close(found, turned, rtol=1e-3, atol=0)
-    assert step_sizes(real, x[None]) is None
+    expected = -1 / (1 - 1 / torch.logspace(0.30103, 3, 5, dtype=torch.float64)).log()
+    torch.testing.assert_close(timescales(eigenvalues(real, x))[0], expected, rtol=1e-3, atol=0)
+    assert step_sizes(lru, x[None]) is None and step_sizes(real, x[None]) is None
 
 
 def test_a_stack_of_layers_has_the_eigenvalues_of_all():

@@ -116,6 +116,7 @@ def test_any_data_module_pretrains_and_says_which_network_fits(tmp_path):
         "vocab_size": 5, "d_input": None, "num_classes": None, "num_outputs": 5, "per_example": 1,
     }  # fmt: skip
     assert data.record()["batches"]["pretrain"]["share"] == 0.5 and "pretrain" not in data.record()["data"]
+    assert data.describe().endswith("; pretraining: 50% of positions hidden; targets are classes")
     epochs = [[batch.targets for batch in data.train_dataloader()] for _ in range(2)]
     again = [batch.targets for batch in data.train_dataloader()]
     assert all(map(torch.equal, epochs[0], again)) and data.largest_batch().targets.shape[0] == data.batch_size

@@ -1,89 +1,48 @@
-"""Norms, dropout and the residual block; padding never leaks, also in training."""
+"""Norms, dropout, residuals and user's parts of blocks; test_contract.py has what all blocks share."""
+
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
-from lra_ssm.layers import (
-    S4D,
-    BatchNorm,
-    Block,
-    HyenaBlock,
-    LayerSpec,
-    Mamba2Block,
-    MambaBlock,
-    PlainBlock,
-    S4Block,
-    S5Block,
-    TiedDropout,
-    TransformerBlock,
-    make_norm,
-)
+from lra_ssm import layers
+from lra_ssm.layers import S4D, S6, BatchNorm, Block, HyenaBlock, LayerSpec, MambaBlock, S4Block, S5Block, TiedDropout
 from lra_ssm.layers.masking import valid_mask
 from tests.helpers import Smooth
+from tests.layers.cases import OF_REAL, sequences
 
-
-class Identity(nn.Module):
-    def __init__(self, d_model: int) -> None:
-        super().__init__()
-
-    def forward(self, x, lengths=None):
-        return x
+STABLE = LayerSpec(layers.StableSSM, **OF_REAL)
+ATTENTION = LayerSpec(layers.Attention, n_heads=2)
 
 
 def padded():
     x = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([6, 2, 3])
-    for i, n in enumerate(lengths):
-        x[i, n:] = 0
-    return x, lengths
+    return x.masked_fill(~valid_mask(lengths, 6), 0), lengths
 
 
-def test_batch_norm_sees_only_real_positions():
+@pytest.mark.parametrize("masked", [False, True])
+def test_batch_norm_is_that_of_the_real_positions(masked):
+    """As a CPU computes it, by packing them, and as a GPU does, by masked sums; what stands at padding is not seen."""
     x, lengths = padded()
-    ours, plain = BatchNorm(4), nn.BatchNorm1d(4)
-    y, expected = ours(x, lengths), plain(torch.cat([x[i, :n] for i, n in enumerate(lengths)]))
-    torch.testing.assert_close(torch.cat([y[i, :n] for i, n in enumerate(lengths)]), expected)
-    assert (y[1, 2:] == 0).all()
+    x, valid, weights = x.double(), valid_mask(lengths, 6), torch.arange(4.0).double()
+    x[1, 2:] = 7.0
+    ours, plain = BatchNorm(4).double(), nn.BatchNorm1d(4).double()
+    ours.norm.weight.data = plain.weight.data = weights + 1
+    for training in (True, True, False):
+        ours.train(training), plain.train(training)
+        a, b = (x.clone().requires_grad_() for _ in range(2))
+        y = ours._masked(a, valid) if masked else ours(a, lengths)
+        expected = torch.zeros_like(x).index_put((valid.squeeze(-1),), plain(b[valid.squeeze(-1)]))
+        torch.testing.assert_close(y, expected)
+        got, wanted = (
+            torch.autograd.grad((out * weights).square().sum(), (given, *norm.parameters()))
+            for out, given, norm in ((y, a, ours), (expected, b, plain))
+        )
+        torch.testing.assert_close(got, wanted)
     for name, value in plain.named_buffers():
         torch.testing.assert_close(getattr(ours.norm, name), value)
-
-
-def test_batch_norm_by_masked_sums_equals_that_of_packed_positions():
-    """A GPU uses the first, a CPU the second; what stands at padding matters to neither."""
-    x, lengths = padded()
-    x[1, 2:] = 7.0
-    valid, weights = valid_mask(lengths, 6), torch.arange(4.0).double()
-    ours, packed = BatchNorm(4).double(), BatchNorm(4).double()
-    ours.norm.weight.data = packed.norm.weight.data = weights + 1
-    for training in (True, True, False):
-        a, b = (x.double().requires_grad_() for _ in range(2))
-        y, wanted = ours.train(training)._masked(a, valid), packed.train(training)._packed(b, valid.squeeze(-1))
-        torch.testing.assert_close(y, wanted)
-        got, expected = (
-            torch.autograd.grad((out * weights).square().sum(), (inputs, *norm.parameters()))
-            for out, inputs, norm in ((y, a, ours), (wanted, b, packed))
-        )
-        torch.testing.assert_close(got[1:], expected[1:])
-        assert (got[0] - expected[0])[valid.expand_as(x)].abs().max() < 1e-12
-    for name, value in packed.norm.named_buffers():
-        torch.testing.assert_close(getattr(ours.norm, name), value)
-
-
-@pytest.mark.parametrize("prenorm", [False, True])
-def test_a_norm_that_counts_padding_sees_the_blocks_outputs_there(prenorm):
-    """As state-spaces/s4 computes it: the layer reads zeros at padding, and nothing else is masked."""
-    x, lengths = torch.randn(3, 6, 4), padded()[1]
-    block = S4Block(4, LayerSpec(S4D, d_state=4, bidirectional=True), "batch_padded", prenorm)
-
-    def norm(x):
-        return functional.batch_norm(x.flatten(0, 1), None, None, training=True).view_as(x)
-
-    u = (norm(x) if prenorm else x) * valid_mask(lengths, x.shape[1])
-    y = x + functional.glu(block.glu(functional.gelu(block.layer(u))), dim=-1)
-    y = y if prenorm else norm(y)
-    torch.testing.assert_close(block(x, lengths), y)
 
 
 @pytest.mark.parametrize("kind", [S4Block, HyenaBlock])
@@ -109,11 +68,40 @@ def test_dropout_is_tied_over_length_and_keeps_the_mean():
     assert dropout.eval()(y) is y
 
 
-@pytest.mark.parametrize("kind", [S4Block, S5Block, MambaBlock, Mamba2Block, HyenaBlock, TransformerBlock, PlainBlock])
-def test_a_users_layer_only_needs_forward_and_is_named_where_it_lacks_something(kind):
-    block, x = kind(4, Smooth), torch.randn(2, 7, 4)
+def test_hyenas_dropout_is_of_single_positions_before_the_mixer_and_both_residuals():
+    block, x = HyenaBlock(4, STABLE, skip=False, gate_dropout=0.5), torch.ones(1, 64, 4)
+    seen = []
+    block.layer.register_forward_hook(lambda module, given, out: seen.append(given[0]))
+    block(x)
+    dropped = seen[0] == 0
+    assert 0.3 < dropped.double().mean() < 0.7 and 0 < dropped[0, :, 0].sum() < 64
+    torch.manual_seed(3)
+    block = HyenaBlock(4, STABLE, dropout=0.5)
+    assert 0.1 < ((block(x) - x)[0] == 0).double().mean() < 0.4  # where both sublayers were dropped
+    assert torch.equal(block.eval()(x), block(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "settings", "factors"),
+    [
+        (HyenaBlock, STABLE, {}, {"out_proj.weight": 2**-0.5, "mlp.fc2.weight": 2**-0.5}),
+        (HyenaBlock, STABLE, {"mlp_factor": 0}, {"out_proj.weight": 1}),
+        (layers.TransformerBlock, ATTENTION, {}, {"layer.out_proj.weight": 2**-0.5, "mlp.fc2.weight": 2**-0.5}),
+    ],
+)
+def test_what_is_added_to_the_residual_is_scaled_at_initialization(kind, layer, settings, factors):
+    block = kind(4, layer, **settings)
+    before = {name: weight.clone() for name, weight in block.named_parameters()}
+    block.scale_residual(0.5)
+    for name, after in block.named_parameters():
+        torch.testing.assert_close(after, 0.5 * factors[name] * before[name] if name in factors else before[name])
+
+
+@pytest.mark.parametrize("name", ["S4", "S5", "Mamba", "Mamba2", "Hyena", "Transformer", "Plain"])
+def test_a_users_layer_only_needs_forward_and_is_named_where_it_lacks_something(name):
+    block, x = getattr(layers, f"{name}Block")(4, Smooth), torch.randn(2, 7, 4)
     assert block(x, torch.tensor([7, 3])).shape == x.shape
-    assert block.layer.mix.in_channels == (8 if "Mamba" in kind.__name__ else 4)
+    assert block.layer.mix.in_channels == (8 if "Mamba" in name else 4)
     state = (block.conv1d.initial_state(2), None) if hasattr(block, "conv1d") else None
     for call, message in [
         (lambda: block(x, reset=torch.zeros(2, 7, dtype=torch.bool)), "takes no `reset`: documents cannot be packed"),
@@ -125,69 +113,49 @@ def test_a_users_layer_only_needs_forward_and_is_named_where_it_lacks_something(
             call()
 
 
-def test_s5s_block_starts_as_its_public_code_and_no_norm_ends_the_stack():
-    block = S5Block(4, Identity)
-    assert block.norm.norm.momentum == pytest.approx(0.05)
-    assert block.glu.weight.shape == (4, 4) and block.final_norm(4) is None
-    assert S5Block(4, Identity, "full_glu").glu.weight.shape == (8, 4)
+class Wrapped(S6):
+    def forward(self, x, lengths=None, **given):
+        return super().forward(x, lengths, **given)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: S5Block(4, Identity, "gelu"), "activation is 'gelu'; it must be half_glu1, half_glu2 or full_glu"),
-        (lambda: S5Block(4, Identity, norm_momentum=1.5), "norm_momentum is 1.5"),
-        (lambda: PlainBlock(4, Identity, "sigmoid"), "nonlinearity is 'sigmoid'; it must be one of none, relu, gelu"),
-        (lambda: make_norm("group", 4), "norm is 'group'; it must be one of batch, batch_padded, layer, rms"),
-        (lambda: TiedDropout(1), "dropout is 1"),
-    ],
-)
-def test_wrong_settings_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+@pytest.mark.slow
+def test_a_wrapped_or_compiled_layer_is_accepted():
+    x, block = sequences(D=4).float(), MambaBlock(4, S6)
+    block.layer = torch.compile(block.layer, backend="eager")
+    for each in (MambaBlock(4, Wrapped), block):
+        y, (taps, state) = each(x, return_last_state=True)
+        assert y.shape == x.shape and state.shape == (2, 8, 16)
 
 
-class Bare(Block):
-    """A block in which nothing keeps a state."""
-
-    stateful = ()
-
-    def mixer(self, x, run_part):
-        return x.sin()
+def test_sizes_that_floats_only_nearly_hold_and_s5s_momentum():
+    for expand, d_model in ((2.3, 100), (2.2, 25), (1.1, 50)):
+        assert MambaBlock(d_model, Smooth, expand=expand).out_proj.in_features == round(expand * d_model)
+    assert S5Block(4, Smooth).norm.norm.momentum == pytest.approx(0.05)
 
 
-def test_a_block_without_a_state_has_steps_too():
-    block, x = Bare(4, "layer", prenorm=True), torch.randn(2, 5, 4)
-    y, state = block(x, return_last_state=True)
-    assert state == block.initial_state(2) == ()
-    steps = torch.stack([block.step(x_t, state)[0] for x_t in x.unbind(1)], 1)
-    torch.testing.assert_close(steps, y)
+class Own(Block):
+    """A block of a user's own, which does not have to keep a state, and runs these parts."""
 
-
-class Idle(Bare):
-    """A block that does not run its stateful part, or runs another one."""
-
-    stateful = ("layer",)
-
-    def __init__(self, d_model: int, runs: tuple[str, ...] = ()) -> None:
-        super().__init__(d_model, "layer", prenorm=True)
-        self.layer, self.runs = S4D(d_model), runs
+    def __init__(self, stateful: tuple[str, ...] = (), runs: tuple[str, ...] = ()) -> None:
+        super().__init__(4, "layer", prenorm=True)
+        self.stateful, self.layer, self.runs = stateful, S4D(4), runs
 
     def mixer(self, x, run_part):
         for name in self.runs:
             x = run_part(name, x)
-        return x
+        return x.sin()
 
 
-@pytest.mark.parametrize(
-    ("runs", "message"),
-    [
-        ((), "Idle has to run its stateful part 'layer', by run_part"),
+def test_a_block_without_a_state_has_steps_and_one_that_does_not_run_its_stateful_part_is_named():
+    block, x = Own(), torch.randn(2, 5, 4)
+    y, state = block(x, return_last_state=True)
+    assert state == block.initial_state(2) == ()
+    torch.testing.assert_close(torch.stack([block.step(x_t, state)[0] for x_t in x.unbind(1)], 1), y)
+    for runs, message in (
+        ((), "Own has to run its stateful part 'layer', by run_part"),
         (("norm",), "part 'norm' is not one of its state"),
-    ],
-)
-def test_a_block_that_does_not_run_its_stateful_part_is_named(runs, message):
-    block, x = Idle(4, runs), torch.randn(2, 5, 4)
-    for call in (lambda: block(x, return_last_state=True), lambda: block.step(x[:, 0], block.initial_state(2))):
-        with pytest.raises((ValueError, KeyError), match=message):
-            call()
+    ):
+        block = Own(("layer",), runs)
+        for call in (partial(block, x, return_last_state=True), partial(block.step, x[:, 0], block.initial_state(2))):
+            with pytest.raises((ValueError, KeyError), match=message):
+                call()

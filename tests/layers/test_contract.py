@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lra_ssm.layers import parameter_roles
 from lra_ssm.layers.contract import check_call
 from tests.layers import naive
-from tests.layers.cases import ALL, BLOCKS, LAYERS, attends, build, sequences, width
+from tests.layers.cases import ALL, build, sequences
 from tests.pairwise import pairwise
 
 every_one = pytest.mark.parametrize("name", ALL)
@@ -15,7 +16,7 @@ either_way = pytest.mark.parametrize("bidirectional", [False, True])
 
 
 def of(name, B=2, L=7):
-    return sequences(B, L, width(name))
+    return sequences(B, L, ALL[name].width)
 
 
 def gradients(y, inputs):
@@ -31,7 +32,7 @@ def assert_states(name, module, a, b):
     """Two states are equal and continue equally. (Attention's may also hold positions that nothing sees.)"""
     x = of(name, len(tree_leaves(a)[0]), 3)
     assert_same(module(x, initial_state=a), module(x, initial_state=b))
-    for ours, theirs in () if attends(name) else zip(tree_leaves(a), tree_leaves(b), strict=True):
+    for ours, theirs in () if ALL[name].attends else zip(tree_leaves(a), tree_leaves(b), strict=True):
         assert_same(ours, theirs)
 
 
@@ -44,10 +45,10 @@ def state_of(name, module, B):
     return module(of(name, B, 2).flip(1) + 1, return_last_state=True)[1]
 
 
-def check_equations(module, x):
+def check_equations(module, x, equations=naive.forward):
     """Compare values and every gradient with the equations as a loop."""
     inputs = dict(module.named_parameters()) | {"x": x.requires_grad_()}
-    fast, slow = module(x), naive.forward(module, x)
+    fast, slow = module(x), equations(module, x)
     assert_same(fast, slow)
     for key, a, b in zip(inputs, *(gradients(y, list(inputs.values())) for y in (fast, slow)), strict=True):
         assert a.abs().sum() > 0 or x.shape[1] == 1, f"{key} has no gradient"
@@ -57,6 +58,13 @@ def check_equations(module, x):
 @pytest.mark.parametrize(*pairwise(name=ALL, bidirectional=[False, True], L=[1, 2, 63], rest=False).args)
 def test_equals_its_equations_with_every_gradient(name, bidirectional, L):
     check_equations(build(name, bidirectional), of(name, L=L))
+
+
+@pytest.mark.parametrize("L", [1, 2, 63])
+def test_one_real_block_of_b2s6_without_bias_is_the_papers_s6(L):
+    module = build("b2s6-as-s6")
+    torch.testing.assert_close(module.A_log.exp(), torch.arange(1.0, 4).double(), rtol=1e-6, atol=0)  # S4D-Real
+    check_equations(module, of("b2s6-as-s6", L=L), naive.paper_s6)
 
 
 @every_one
@@ -85,56 +93,47 @@ def test_steps_equal_the_parallel_form_with_gradients(name):
 @either_way
 def test_padding_never_leaks(name, bidirectional):
     module, x, lengths = build(name, bidirectional), of(name, B=3, L=9), torch.tensor([9, 4, 1])
-    x[1, 4:], x[2, 1:] = 1e3, 1e4 if attends(name) else torch.nan  # whatever stands there, it must not be seen
+    x[1, 4:], x[2, 1:] = 1e3, 1e4 if ALL[name].attends else torch.nan  # whatever stands there, it must not be seen
     y = module(x, lengths)
     for i, n in enumerate(lengths.tolist()):
         assert_same(y[i, :n], module(x[i : i + 1, :n])[0])
         assert (y[i, n:] == 0).all()
 
 
-@every_one
-def test_the_last_state_is_the_one_after_the_last_real_position(name):
-    """Where documents start within the padding, too."""
-    module, x, lengths = build(name), of(name, B=3, L=9), torch.tensor([9, 4, 1])
-    before, reset = state_of(name, module, 3), torch.zeros(3, 9, dtype=torch.bool)
-    reset[1, 6] = reset[2, 1] = True
-    y, state = module(x, lengths, reset=reset, initial_state=before, return_last_state=True)
-    for i, n in enumerate(lengths.tolist()):
-        expected, own = module(x[i : i + 1, :n], initial_state=rows(before, i), return_last_state=True)
-        assert_same(y[i : i + 1, :n], expected)
-        assert_states(name, module, rows(state, i), own)
-
-
-@every_one
-@either_way
-def test_a_reset_separates_documents(name, bidirectional):
-    """Through recurrence and convolution, and in the state; the one before the first is dropped too."""
+@pytest.mark.parametrize(*pairwise(name=ALL, bidirectional=[False, True], bad=[torch.nan, torch.inf], rest=False).args)
+def test_a_reset_separates_documents(name, bidirectional, bad):
+    """Through recurrence and convolution, and in the state; what it drops may even be infinite."""
     module, x = build(name, bidirectional), of(name, L=10)
-    reset = torch.zeros(2, 10, dtype=torch.bool)
+    reset, dirty = torch.zeros(2, 10, dtype=torch.bool), x.clone()
     reset[0, 4] = reset[1, 0] = reset[1, 7] = reset[1, 8] = True
-    y = module(x, reset=reset)
+    dirty[0, 3] = bad  # the last token of a document
+    y, found = module(x, reset=reset), module(dirty, reset=reset)
     assert_same(y[0], torch.cat([module(x[:1, :4])[0], module(x[:1, 4:])[0]]))
     assert_same(y[1], torch.cat([module(x[1:, a:b])[0] for a, b in [(0, 7), (7, 8), (8, 10)]]))
-    changed = x.clone()
-    changed[0, 3] += 1  # the last token of a document
-    rounding = 1e-14 if name.startswith("ssd") else 0  # of SSD's sums over a chunk
-    torch.testing.assert_close(module(changed, reset=reset)[0, 4:], y[0, 4:], rtol=0, atol=rounding)
-    if not bidirectional:
-        for row, begin in ((0, 4), (1, 8)):
-            state = module(x[row : row + 1], reset=reset[row : row + 1], return_last_state=True)[1]
-            assert_states(name, module, state, module(x[row : row + 1, begin:], return_last_state=True)[1])
-        before = state_of(name, module, 2)
-        from_a_state = module(x, reset=reset, initial_state=before)
-        assert_same(from_a_state[1], y[1])
-        if name != "attention-window of one":  # which sees nothing of it
-            assert not torch.allclose(from_a_state[0, :4], y[0, :4])
+    assert not found[0, 3].isfinite().all()
+    assert_same(found[0, 4:], y[0, 4:])
+    assert_same(found[1], y[1])
+    if bidirectional:
+        return
+    last = module(dirty, reset=reset, return_last_state=True)[1]
+    for row, begin in ((0, 4), (1, 8)):
+        own = module(x[row : row + 1, begin:], return_last_state=True)[1]
+        assert_states(name, module, rows(last, row), own)
+    before = state_of(name, module, 2)
+    if name != "attention-window of one":  # which sees nothing of it
+        assert not torch.allclose(module(x, reset=reset, initial_state=before)[0, :4], y[0, :4])
+    before = tree_map(lambda part: part if part.dtype == torch.int64 else part * bad, before)
+    from_a_state = module(x, reset=reset, initial_state=before)
+    assert_same(from_a_state[0, 4:], y[0, 4:])
+    assert_same(from_a_state[1], y[1])
 
 
 @every_one
 def test_chunks_with_lengths_resets_and_a_state_give_the_whole(name):
+    """And the state is the one after the last real position, also where documents start within the padding."""
     module, x, lengths = build(name), of(name, B=4, L=9), torch.tensor([9, 5, 1, 0])
     before, reset = state_of(name, module, 4), torch.zeros(4, 9, dtype=torch.bool)
-    reset[0, 4] = reset[1, 0] = reset[1, 3] = reset[1, 7] = reset[3, 2] = True
+    reset[0, 4] = reset[1, 0] = reset[1, 3] = reset[1, 7] = reset[2, 1] = reset[3, 2] = True
     whole, last = module(x, lengths, reset=reset, initial_state=before, return_last_state=True)
     for size in (1, 2):
         state, outputs = before, []
@@ -145,19 +144,24 @@ def test_chunks_with_lengths_resets_and_a_state_give_the_whole(name):
             outputs.append(y)
         assert_same(torch.cat(outputs, 1), whole)
         assert_states(name, module, state, last)
+    assert_states(name, module, rows(last, 3), rows(before, 3))
+    for i, n in enumerate(lengths[:3].tolist()):
+        own = {"reset": reset[i : i + 1, :n], "initial_state": rows(before, i)}
+        expected, state = module(x[i : i + 1, :n], **own, return_last_state=True)
+        assert_same(whole[i : i + 1, :n], expected)
+        assert_states(name, module, rows(last, i), state)
 
 
-@pytest.mark.parametrize("name", [*LAYERS, *BLOCKS])
+@every_one
 def test_what_is_bidirectional_refuses_states(name):
-    module, x = build(name, bidirectional=True), of(name)
-    state = build(name).initial_state(2)
+    module, x, state = build(name, bidirectional=True), of(name), build(name).initial_state(2)
     calls = [
         lambda: module(x, initial_state=state),
         lambda: module(x, return_last_state=True),
         lambda: module.step(x[:, 0], state),
         lambda: module.initial_state(2),
     ]
-    for call in calls[:3] if attends(name) else calls:
+    for call in calls[:3] if ALL[name].attends else calls:
         with pytest.raises(ValueError, match="is bidirectional|is not causal"):
             call()
 
@@ -171,7 +175,7 @@ def test_an_empty_batch_gives_an_empty_output_and_no_gradient(name, bidirectiona
     assert y.shape == module(x, torch.ones(0, dtype=torch.int64)).shape == x.shape and y.dtype == x.dtype
     y.sum().backward()
     assert x.grad.shape == x.shape and not any(p.grad.any() for p in module.parameters() if p.grad is not None)
-    if not bidirectional and not attends(name):
+    if not bidirectional and not ALL[name].attends:
         states = module(x, return_last_state=True)[1], module.initial_state(0)
         assert [part.shape for part in tree_leaves(states[0])] == [part.shape for part in tree_leaves(states[1])]
 
@@ -179,7 +183,7 @@ def test_an_empty_batch_gives_an_empty_output_and_no_gradient(name, bidirectiona
 @every_one
 @either_way
 def test_wrong_shapes_and_lengths_are_one_line(name, bidirectional):
-    module, x, D = build(name, bidirectional), of(name), width(name)
+    module, x, D = build(name, bidirectional), of(name), ALL[name].width
     for shape in ((2, 0, D), (0, 0, D), (7, D)):
         with pytest.raises(ValueError) as error:
             module(torch.zeros(shape, dtype=torch.float64))
@@ -193,43 +197,30 @@ def test_wrong_shapes_and_lengths_are_one_line(name, bidirectional):
     assert_same(module(x, lengths.to(torch.uint8)), module(x, lengths))
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@either_way
-def test_roles_name_parameters(name, bidirectional):
-    layer = build(name, bidirectional)
-    roles = layer.optim_roles()
-    assert set(roles) <= {n for n, _ in layer.named_parameters()}
-    assert set(roles.values()) <= {"recurrent", "delta", "no_decay"}
-    if bidirectional and not name.startswith(("s4d", "s5", "stable")):  # whose directions share everything but C
-        own = build(name).optim_roles()
-        assert roles == {f"{way}{key}": role for way in ("", "reverse.") for key, role in own.items()}
-
-
 @every_one
-def test_bfloat16_autocast_stays_near_float32(name):
-    module, x = build(name).float(), of(name, L=32).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        low = module(x)
-    full = module(x)
-    assert (low.float() - full).norm() < 0.05 * full.norm()
-
-
-@pytest.mark.parametrize("name", sorted(LAYERS.keys() - {"a user's own"}))  # polar form has no bfloat16
 @either_way
-def test_bfloat16_parameters_give_bfloat16_and_gradients(name, bidirectional):
+def test_bfloat16_stays_near_float32(name, bidirectional):
+    """By autocast, and in parameters, where a prenorm block keeps a float32 residual."""
     full, low = build(name, bidirectional).float(), build(name, bidirectional).bfloat16()
-    x = of(name, L=16)
-    y = low(x.bfloat16())
-    assert y.dtype == torch.bfloat16
-    assert (y.float() - full(x.float())).norm() < 0.1 * full(x.float()).norm()
+    x = of(name, L=32).float()
+    given, expected = x if getattr(low, "prenorm", False) else x.bfloat16(), full(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = full(x)
+    y = low(given)
+    assert y.dtype == given.dtype
+    for found, part in ((mixed, 0.05), (y, 0.1)):
+        assert (found.float() - expected).norm() < part * expected.norm()
     y.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in low.parameters())
 
 
 @every_one
-def test_it_can_be_built_on_the_meta_device(name):
+@either_way
+def test_it_can_be_built_on_the_meta_device_and_its_roles_name_its_parameters(name, bidirectional):
     with torch.device("meta"):
-        assert ALL[name]()(torch.randn(2, 9, width(name))).shape == (2, 9, width(name))
+        module = ALL[name](bidirectional)
+        assert module(torch.randn(2, 9, ALL[name].width)).shape == (2, 9, ALL[name].width)
+    assert set(parameter_roles(module).values()) <= {"base", "recurrent", "delta", "no_decay", "norm"}
 
 
 @pytest.mark.slow
@@ -241,21 +232,3 @@ def test_a_block_compiles_as_one_graph(name):
     torch.testing.assert_close(compiled(x), block(x))
     own, theirs = (torch.autograd.grad(f(x).square().sum(), list(block.parameters())) for f in (block, compiled))
     torch.testing.assert_close(theirs, own)
-
-
-@pytest.mark.parametrize(*pairwise(name=ALL, bidirectional=[False, True], bad=[torch.nan, torch.inf], rest=False).args)
-def test_what_is_not_finite_stays_in_its_document(name, bidirectional, bad):
-    """Neither an input before a reset nor an initial state that a reset drops reaches what comes after it."""
-    module, x = build(name, bidirectional).eval(), of(name, L=9)
-    reset, dirty = torch.zeros(2, 9, dtype=torch.bool), x.clone()
-    reset[:, 5], dirty[0, 2] = True, bad
-    clean, found = module(x, reset=reset), module(dirty, reset=reset)
-    assert not found[0, 2].isfinite().all()
-    assert_same(found[:, 5:], clean[:, 5:])
-    assert_same(found[1], clean[1])
-    if bidirectional:
-        return
-    state = tree_map(lambda part: part if part.dtype == torch.int64 else part * bad, state_of(name, module, 2))
-    assert_same(module(x, reset=reset, initial_state=state)[:, 5:], clean[:, 5:])
-    after = module(dirty, reset=reset, return_last_state=True)[1]
-    assert_states(name, module, after, module(x, reset=reset, return_last_state=True)[1])

@@ -6,26 +6,19 @@ from torch import nn
 
 from lra_ssm.layers import B2S6, S6, LayerSpec, MambaBlock
 from lra_ssm.layers.blocks import Block
-from lra_ssm.layers.recurrent import RecurrentLayer
 from lra_ssm.ops.backends import cpu_pieces
 from tests.ops.scan_cases import needs_compiled
 
 pytestmark = needs_compiled
 
 
-def built(d_model: int = 20, layer: object = None, **settings: object) -> MambaBlock:
+def built(d_model: int = 20, layer: object = S6, **settings: object) -> MambaBlock:
     torch.manual_seed(0)
-    block = MambaBlock(d_model, LayerSpec.of(layer or S6), **settings).eval()
+    block = MambaBlock(d_model, LayerSpec.of(layer), **settings).eval()
     with torch.no_grad():
         for parameter in block.parameters():  # away from 1 and 0, where a mistake would not show
             parameter += 0.4 * d_model**-0.5 * torch.randn_like(parameter)
     return block
-
-
-def after_some(block: MambaBlock, rows: int, D: int = 20) -> tuple[torch.Tensor, object]:
-    """Return an input and a state that is not zero."""
-    _, state = block(torch.randn(rows, 5, D), return_last_state=True)
-    return torch.randn(rows, D), state
 
 
 @pytest.fixture
@@ -42,14 +35,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (20, {}, {}),
         (7, {"d_state": 3, "delta_rank": 5}, {"expand": 1, "d_conv": 1}),
         (33, {"d_state": 37}, {"conv_bias": False, "d_conv": 3}),
-        (512, {"d_state": 16}, {}),  # enough for several threads
+        (512, {"d_state": 16}, {}),
     ],
     ids=["small", "one-tap", "odd", "threads"],
 )
 @torch.inference_mode()
 def test_equals_the_plain_step(rows: int, d_model: int, unit: dict, settings: dict, calls: list[int]) -> None:
     block = built(d_model, LayerSpec(S6, **unit), **settings)
-    x, state = after_some(block, rows, d_model)
+    _, state = block(torch.randn(rows, 5, d_model), return_last_state=True)
+    x = torch.randn(rows, d_model)
     strided = [part.transpose(0, 1).contiguous().transpose(0, 1) for part in (x, *state)]
     y, after = block.step(x, state)
     of_strided, _ = block.step(strided[0], (strided[1], strided[2]))
@@ -60,25 +54,11 @@ def test_equals_the_plain_step(rows: int, d_model: int, unit: dict, settings: di
 
 
 class OwnS6(S6):
-    def _projections(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        delta, B, C = super()._projections(x)
-        return delta, 2 * B, C
-
-    def scan_step(self, x_t: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return RecurrentLayer.scan_step(self, x_t, state)
+    """A user's, which might compute something else."""
 
 
-class Doubled(nn.Linear):
-    """A module in the place of a projection."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * super().forward(x)
-
-
-def replaced() -> MambaBlock:
-    block = built()
-    block.out_proj = Doubled(40, 20, bias=False)
-    return block
+class OwnLinear(nn.Linear):
+    """Likewise."""
 
 
 def hooked() -> MambaBlock:
@@ -87,9 +67,11 @@ def hooked() -> MambaBlock:
     return block
 
 
-def strided_weight() -> MambaBlock:  # the call does not copy weights at each step
+def with_projection(projection: nn.Linear, strided: bool = False) -> MambaBlock:
     block = built()
-    block.out_proj.weight = nn.Parameter(block.out_proj.weight.t().contiguous().t())
+    block.out_proj = projection
+    if strided:  # the call does not copy weights at each step
+        projection.weight = nn.Parameter(projection.weight.t().contiguous().t())
     return block
 
 
@@ -102,9 +84,9 @@ OTHERS = {
     "another f": lambda: built(layer=LayerSpec(S6, parameterization="softplus")),
     "a user's own layer": lambda: built(layer=OwnS6),
     "float64": lambda: built().double(),
-    "another projection": replaced,
+    "another projection": lambda: with_projection(OwnLinear(40, 20, bias=False)),
+    "a strided weight": lambda: with_projection(nn.Linear(40, 20, bias=False), strided=True),
     "a hook": hooked,
-    "a strided weight": strided_weight,
 }
 
 
@@ -120,13 +102,11 @@ def test_another_block_takes_the_plain_step(name: str, calls: list[int]) -> None
 
 def test_gradients_autocast_dropout_and_many_rows_take_the_plain_step(calls: list[int]) -> None:
     block = built()
-    y, _ = block.step(torch.randn(2, 20), block.initial_state(2))
-    assert y.requires_grad
+    assert block.step(torch.randn(2, 20), block.initial_state(2))[0].requires_grad
     with torch.no_grad():
         block.step(torch.randn(9, 20), block.initial_state(9))
         with torch.autocast("cpu", torch.bfloat16):
             block.step(torch.randn(1, 20), block.initial_state(1))
-        block.train()
-        block.dropout.p = 0.5
+        block.train().dropout.p = 0.5
         block.step(torch.randn(1, 20), block.initial_state(1))
     assert not calls

@@ -1,5 +1,4 @@
-"""Mamba and Mamba-2 as their papers and public code have them, written out position by position, and folders of tiny
-such models.
+"""Mamba and Mamba-2 as their papers and public code have them, and folders of tiny such models.
 
 D channels, E inner channels, N states, V vocabulary; R rank of Mamba's Δ projection; H heads of P channels and G groups
 of Mamba-2's.
@@ -14,6 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
+
+from tests.layers.naive import convolved, rms_norm, states
 
 SIZES = {"d": 12, "layers": 2, "vocabulary": 21, "W": 4, "expand": 2, "tied": True, "bias": False, "conv_bias": True,
          "rms": True}  # fmt: skip
@@ -64,30 +65,18 @@ def weights(s: dict[str, Any], embedding: str = "embeddings") -> dict[str, Tenso
     return found
 
 
-def rms(x: Tensor) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-
-
-def convolved(u: Tensor, weight: Tensor) -> Tensor:
-    conv, W = torch.zeros_like(u), weight.shape[-1]
-    for t in range(u.shape[1]):
-        for k in range(max(0, W - 1 - t), W):  # the last tap is the position itself
-            conv[:, t] += weight[:, 0, k] * u[:, t - (W - 1 - k)]
-    return conv
+def convolution(own: dict[str, Tensor], u: Tensor) -> Tensor:
+    return F.silu(convolved(own["conv1d.weight"][:, 0].flip(1), u) + own.get("conv1d.bias", 0))
 
 
 def mamba(s: dict[str, Any], own: dict[str, Tensor], h: Tensor) -> Tensor:
     """in_proj's output -> what out_proj reads."""
-    N = s["N"]
     u, z = h.chunk(2, -1)
-    v = F.silu(convolved(u, own["conv1d.weight"]) + own.get("conv1d.bias", 0))
-    A, y, state = -own["A_log"].exp(), torch.zeros_like(v), torch.zeros(*v.shape[::2], N, dtype=torch.float64)
-    for t in range(v.shape[1]):
-        low, B, C = (v[:, t] @ own["x_proj.weight"].T).split([s["R"], N, N], -1)
-        delta = F.softplus(low @ own["dt_proj.weight"].T + own["dt_proj.bias"])[..., None]
-        state = (delta * A).exp() * state + delta * B[:, None] * v[:, t, :, None]
-        y[:, t] = (state * C[:, None]).sum(-1) + own["D"] * v[:, t]
-    return y * F.silu(z)
+    v = convolution(own, u)
+    low, B, C = (v @ own["x_proj.weight"].T).split([s["R"], s["N"], s["N"]], -1)
+    delta = F.softplus(low @ own["dt_proj.weight"].T + own["dt_proj.bias"])[..., None]
+    state = states((-delta * own["A_log"].exp()).exp(), delta * B[..., None, :] * v[..., None])
+    return ((state * C[..., None, :]).sum(-1) + own["D"] * v) * F.silu(z)
 
 
 def mamba2(s: dict[str, Any], own: dict[str, Tensor], h: Tensor) -> Tensor:
@@ -95,18 +84,13 @@ def mamba2(s: dict[str, Any], own: dict[str, Tensor], h: Tensor) -> Tensor:
     E, N, P, G = s["expand"] * s["d"], s["N"], s["P"], s["G"]
     H = E // P
     z, u, delta = h.split([E, E + 2 * G * N, H], -1)
-    v = F.silu(convolved(u, own["conv1d.weight"]) + own.get("conv1d.bias", 0))
-    v, B, C = v.split([E, G * N, G * N], -1)
-    delta, A = F.softplus(delta + own["dt_bias"]), -own["A_log"].exp()
-    y, state = torch.zeros_like(v), torch.zeros(len(v), H, P, N, dtype=torch.float64)
-    for t in range(v.shape[1]):
-        for head in range(H):
-            g, of = head // (H // G), slice(head * P, (head + 1) * P)
-            B_t, C_t = B[:, t, g * N : (g + 1) * N], C[:, t, g * N : (g + 1) * N]
-            step = delta[:, t, head, None, None]
-            state[:, head] = (step * A[head]).exp() * state[:, head] + step * v[:, t, of, None] * B_t[:, None]
-            y[:, t, of] = (state[:, head] * C_t[:, None]).sum(-1) + own["D"][head] * v[:, t, of]
-    return rms((y * F.silu(z)).unflatten(-1, (G, -1))).flatten(-2) * own["norm.weight"]
+    v, B, C = convolution(own, u).split([E, G * N, G * N], -1)
+    v = v.unflatten(-1, (H, P))
+    B, C = (x.unflatten(-1, (G, 1, N)).repeat_interleave(H // G, -3) for x in (B, C))  # of each head
+    delta = F.softplus(delta + own["dt_bias"])[..., None, None]
+    state = states((-delta * own["A_log"].exp()[:, None, None]).exp(), delta * B * v[..., None])
+    y = ((state * C).sum(-1) + own["D"][:, None] * v).flatten(-2)
+    return rms_norm((y * F.silu(z)).unflatten(-1, (G, -1))).flatten(-2) * own["norm.weight"]
 
 
 def logits(s: dict[str, Any], w: dict[str, Tensor], ids: Tensor) -> Tensor:
@@ -115,7 +99,7 @@ def logits(s: dict[str, Any], w: dict[str, Tensor], ids: Tensor) -> Tensor:
 
     def norm(x: Tensor, name: str) -> Tensor:
         if s["rms"]:
-            return rms(x) * w[f"{name}.weight"]
+            return rms_norm(x, w[f"{name}.weight"])
         return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
 
     x = w["backbone.embeddings.weight"][ids]

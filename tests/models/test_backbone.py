@@ -1,24 +1,35 @@
-"""The backbone: a vector per position with any block, steps, documents; what a part lacks is named."""
+"""The backbone and its embeddings: depth, norms, padding that is seen, positions; what a part lacks is named."""
+
+import math
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
-from lra_ssm.layers import LRU, S4D, S6, BlockSpec, LayerSpec, MambaBlock, PlainBlock, RMSNorm, S4Block, StableSSM
-from lra_ssm.models import Backbone
+from lra_ssm.layers import (
+    LRU,
+    S4D,
+    S6,
+    BlockSpec,
+    EmbeddingSpec,
+    LayerSpec,
+    MambaBlock,
+    RMSNorm,
+    S4Block,
+    parameter_roles,
+)
+from lra_ssm.layers.roles import width_roles
+from lra_ssm.models import Backbone, Classifier, DualEncoder, LogitPairHead, PositionEmbedding, ScalarEmbedding
+from lra_ssm.models.embeddings import sinusoids
 from tests import helpers
+from tests.models.cases import PRENORM
 
-PRENORM = BlockSpec(S4Block, norm="layer", prenorm=True)
-STACKS = {
-    "s4-pre": (LayerSpec(S4D, d_state=4), PRENORM),
-    "s4-post": (LayerSpec(StableSSM, d_state=3, form="real"), BlockSpec(S4Block, norm="rms")),
-    "mamba": (LayerSpec(S6, d_state=3), BlockSpec(MambaBlock, expand=1.5)),
-    "plain": (LayerSpec(S4D, d_state=4), PlainBlock),
-    "two kinds": ([LayerSpec(S6, d_state=3), LayerSpec(LRU, d_state=2)], [MambaBlock, PRENORM]),
-}
+LENGTHS = torch.tensor([8, 3])
+WITH_POSITIONS = {"embedding": EmbeddingSpec(PositionEmbedding, max_length=7)}
 
 
-def build(layer, block, **settings):
+def build(layer=S4D, block=S4Block, **settings):
     torch.manual_seed(0)
     return Backbone(layer, **{"vocab_size": 9, "d_model": 4, "n_layers": 2, "block": block, **settings}).double()
 
@@ -41,95 +52,159 @@ def test_the_block_decides_how_the_stack_ends_and_whether_the_residual_is_float3
     assert not build(S6, helpers.PlainBlock, residual_in_float32=True).residual_in_float32  # it has no `prenorm`
 
 
-@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
-def test_steps_documents_and_padding_equal_the_whole(stack):
-    model, tokens = build(*stack), ids()
-    whole = model(tokens)
-    assert whole.shape == (2, 8, 4)
-    y, state = model(tokens[:, :3], return_last_state=True)
-    torch.testing.assert_close(torch.cat([y, model(tokens[:, 3:], initial_state=state)], 1), whole)
-    state = model.initial_state(2)
-    for t in range(8):
-        y, state = model.step(tokens[:, t], state)
-        torch.testing.assert_close(y, whole[:, t])
-    reset = torch.zeros(2, 8, dtype=torch.bool)
-    reset[:, 5] = True
-    apart = torch.cat([model(tokens[:, :5]), model(tokens[:, 5:])], 1)
-    torch.testing.assert_close(model(tokens, reset=reset), apart)
-    y = model(tokens, torch.tensor([8, 3]))
-    torch.testing.assert_close(y[1:, :3], model(tokens[1:, :3]))
-    assert (y[1, 3:] == 0).all()
-
-
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 @pytest.mark.parametrize("prenorm", [False, True])
 def test_padding_that_is_seen_is_read_as_further_positions(norm, prenorm):
     """In statistics and in the reversed direction; the output is 0 at padding."""
     layer, block = LayerSpec(S4D, d_state=4, bidirectional=True), BlockSpec(S4Block, norm=norm, prenorm=prenorm)
     seen, masked = (build(layer, block, padding=padding) for padding in ("seen", "masked"))
-    tokens, lengths = ids(), torch.tensor([8, 3])
-    y, whole = seen(tokens, lengths), masked(tokens)
+    y, whole = seen(ids(), LENGTHS), masked(ids())
     torch.testing.assert_close(y[0], whole[0])
     torch.testing.assert_close(y[1, :3], whole[1, :3])
-    assert (y[1, 3:] == 0).all() and not torch.allclose(y[1, :3], masked(tokens, lengths)[1, :3], rtol=1e-3)
+    assert (y[1, 3:] == 0).all() and not torch.allclose(y[1, :3], masked(ids(), LENGTHS)[1, :3], rtol=1e-3)
     with pytest.raises(ValueError, match="lengths: 9 among them"):
-        seen(tokens, torch.tensor([9, 3]))
+        seen(ids(), LENGTHS + 1)
 
 
 @pytest.mark.parametrize("prenorm", [False, True])
 def test_padding_that_norms_count_goes_through_every_block(prenorm):
-    """Only the backbone's output is 0 there."""
-    model = build(LayerSpec(S4D, d_state=4), BlockSpec(S4Block, norm="batch_padded", prenorm=prenorm))
-    tokens, lengths = ids(), torch.tensor([8, 3])
+    """As state-spaces/s4 computes it: layers read zeros at padding, and nothing else is masked but the output."""
+    layer = LayerSpec(S4D, d_state=4, bidirectional=True)
+    model, tokens = build(layer, BlockSpec(S4Block, norm="batch_padded", prenorm=prenorm)), ids()
+    real = (torch.arange(8) < LENGTHS[:, None])[..., None]
+
+    def norm(x):
+        return functional.batch_norm(x.flatten(0, 1), None, None, training=True).view_as(x)
+
     x = model.embedding(tokens)
     for block in model.blocks:
-        x = block(x, lengths)
-    x = model.norm(x) if prenorm else x
+        y = block.layer((norm(x) if prenorm else x) * real)
+        x = x + functional.glu(block.glu(functional.gelu(y)), dim=-1)
+        x = x if prenorm else norm(x)
+    x = norm(x) if prenorm else x
     assert x[1, 3:].abs().min() > 0
-    y = model(tokens, lengths)
-    torch.testing.assert_close(y, x * (torch.arange(8) < lengths[:, None])[..., None])
+    y = model(tokens, LENGTHS)
+    torch.testing.assert_close(y, x * real)
     tokens[1, 3:] = (tokens[1, 3:] + 1) % 9
-    assert not torch.allclose(model(tokens, lengths)[0], y[0])  # through the statistics
-
-
-def test_the_embeddings_standard_deviation_is_a_setting():
-    wide, narrow = (build(S4D, S4Block, vocab_size=2000, d_model=16, embedding_std=std) for std in (None, 0.1))
-    assert wide.embedding.weight.std().item() == pytest.approx(1, rel=0.02)
-    assert narrow.embedding.weight.std().item() == pytest.approx(0.1, rel=0.02)
+    assert not torch.allclose(model(tokens, LENGTHS)[0], y[0])  # through the statistics
 
 
 def test_a_users_block_only_needs_forward_and_is_named_where_it_lacks_something():
-    model, tokens = build(helpers.Smooth, BlockSpec(helpers.PlainBlock, scale=0.5)), ids()
-    y = model(tokens, torch.tensor([8, 3]))
+    model = build(helpers.Smooth, BlockSpec(helpers.PlainBlock, scale=0.5))
+    y = model(ids(), LENGTHS)
     assert y.shape == (2, 8, 4) and model.blocks[1].scale == 0.5 and model.norm is None
     y.sum().backward()
     with pytest.raises(ValueError, match="PlainBlock.forward takes no `reset`"):
-        model(tokens, reset=torch.zeros(2, 8, dtype=torch.bool))
+        model(ids(), reset=torch.zeros(2, 8, dtype=torch.bool))
     with pytest.raises(ValueError, match="PlainBlock has no `initial_state`"):
         model.initial_state(2)
 
 
-def test_features_have_steps_too():
-    model = build(S4D, MambaBlock, vocab_size=None, d_input=3)
-    x = torch.randn(2, 5, 3, dtype=torch.float64)
+@pytest.mark.parametrize("settings, x", [
+    ({"d_input": 3, "vocab_size": None}, torch.randn(2, 5, 3, dtype=torch.float64)),
+    ({"embedding": ScalarEmbedding}, ids(L=5)),
+])  # fmt: skip
+def test_features_and_scalars_have_steps_too(settings, x):
+    model = build(S4D, MambaBlock, **settings)
     whole, state = model(x), model.initial_state(2)
     for t in range(5):
         y, state = model.step(x[:, t], state)
         torch.testing.assert_close(y, whole[:, t])
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"padding": "kept"}, "^padding is 'kept'; it must be masked or seen"),
-        ({"embedding_std": 0.0}, "^embedding_std is 0.0; it must be above 0, and needs vocab_size"),
-        ({"embedding_std": 0.1, "vocab_size": None, "d_input": 3}, "^embedding_std is 0.1; it must be above 0, and"),
-        ({"vocab_size": None}, "vocab_size for token inputs or d_input"),
-        ({"d_input": 3}, "not both"),
-        ({"d_model": -8}, "d_model is -8"),
-        ({"n_layers": 0}, "n_layers is 0"),
-    ],
-)
-def test_wrong_settings_are_one_line(settings, message):
+# --- embeddings ---
+
+
+def test_the_embeddings_standard_deviation_is_a_setting():
+    wide, narrow = (build(vocab_size=2000, d_model=16, embedding_std=std) for std in (None, 0.1))
+    assert wide.embedding.weight.std().item() == pytest.approx(1, rel=0.02)
+    assert narrow.embedding.weight.std().item() == pytest.approx(0.1, rel=0.02)
+
+
+def test_sinusoids_are_the_papers():
+    table = sinusoids(50, 8)
+    for t in (0, 1, 49):
+        for i in range(4):
+            angle = t / 10_000 ** (2 * i / 8)
+            assert table[t, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
+            assert table[t, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("class_token", [False, True])
+def test_positions_are_added_once_with_the_class_token_in_front(positions, class_token):
+    spec = EmbeddingSpec(PositionEmbedding, max_length=8, positions=positions, class_token=class_token)
+    network, x = build(embedding=spec), ids()
+    embedding = network.embedding
+    rows = embedding.weight[x]
+    if class_token:
+        nn.init.normal_(embedding.class_token)
+        rows = torch.cat([embedding.class_token.expand(2, 1, 4), rows], 1)
+    table = sinusoids(9, 4).double() if positions == "sinusoidal" else embedding.positions
+    torch.testing.assert_close(embedding(x), rows + table[: rows.shape[1]])
+    assert positions == "sinusoidal" or 0.01 < embedding.positions.std() < 0.03
+    present = {"class_token": class_token, "positions": positions == "learned", "weight": True}
+    names = {f"embedding.{name}" for name, here in present.items() if here}
+    assert {name for name, _ in network.named_parameters() if name.startswith("embedding.")} == names
+    assert {width_roles(network)[name][0] for name in names} == {"embedding"}
+    network(x).square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in embedding.parameters())
+
+
+@pytest.mark.parametrize("kind, head", [(Classifier, None), (DualEncoder, LogitPairHead)])
+def test_a_scalar_embedding_reads_the_number_of_an_id(kind, head):
+    """It is the network of one feature that holds the id, roles included."""
+    settings = {"num_classes": 3, "d_model": 6, "n_layers": 1, "block": PRENORM, "head": head}
+    layer = LayerSpec(S4D, d_state=4)
+    scalars = kind(layer, vocab_size=300, embedding=ScalarEmbedding, **settings)
+    features = kind(layer, d_input=1, **settings)
+    features.load_state_dict(scalars.state_dict())
+    assert parameter_roles(scalars) == parameter_roles(features) and width_roles(scalars) == width_roles(features)
+    x = torch.randint(0, 300, (3, 2, 7) if kind is DualEncoder else (3, 7))
+    lengths = torch.full(x.shape[:-1], 5)
+    torch.testing.assert_close(scalars(x, lengths), features(x[..., None].float(), lengths))
+    assert scalars.backbone.embedding.weight.shape == (6, 1)
+
+
+class Short(nn.Module):
+    """An embedding of a user's that loses a position."""
+
+    def __init__(self, vocab_size: int, d_model: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, d_model)
+
+    def forward(self, ids):
+        return self.table(ids[:, 1:])
+
+
+WHOLE = "PositionEmbedding needs whole sequences: with it there are no packed documents"
+
+
+@pytest.mark.parametrize("settings, use, message", [
+    ({"padding": "kept"}, None, "^padding is 'kept'; it must be masked or seen"),
+    ({"embedding_std": 0.0}, None, "^embedding_std is 0.0; it must be above 0, and needs vocab_size"),
+    ({"embedding_std": 0.1, "vocab_size": None, "d_input": 3}, None, "^embedding_std is 0.1; it must be above 0, and"),
+    ({"embedding_std": 0.1, "embedding": ScalarEmbedding}, None, "give it or embedding, not both"),
+    ({"vocab_size": None}, None, "vocab_size for token inputs or d_input"),
+    ({"d_input": 3}, None, "not both"),
+    ({"d_model": -8}, None, "d_model is -8"),
+    ({"n_layers": 0}, None, "n_layers is 0"),
+    ({"embedding": EmbeddingSpec(PositionEmbedding, max_length=0)}, None, "max_length is 0"),
+    ({"embedding": EmbeddingSpec(PositionEmbedding, max_length=7, positions="rope")}, None,
+     "positions is 'rope'; it must be sinusoidal or learned"),
+    ({"embedding": EmbeddingSpec(PositionEmbedding, max_length=7, embedding_dropout=1.0)}, None,
+     "embedding_dropout is 1.0"),
+    ({**WITH_POSITIONS, "d_model": 7}, None, "d_model is 7; sinusoidal positions need an even number"),
+    (WITH_POSITIONS, lambda model: model(ids()), "inputs have 8 positions, and max_length is 7"),
+    (WITH_POSITIONS, lambda model: model(ids(), reset=ids() > 9), WHOLE),
+    (WITH_POSITIONS, lambda model: model(ids(), return_last_state=True), WHOLE),
+    (WITH_POSITIONS, lambda model: model.initial_state(3), WHOLE),
+    (WITH_POSITIONS, lambda model: model.step(ids()[:, 0], ()), WHOLE),
+    ({"embedding": Short}, lambda model: model(ids()),
+     r"Short returned \(2, 7, 4\) .*: an embedding gives \(batch, length, d_model\) \(2, 8, 4\)"),
+])  # fmt: skip
+def test_wrong_settings_and_uses_are_one_line(settings, use, message):
     with pytest.raises(ValueError, match=message):
-        build(S4D, S4Block, **settings)
+        model = build(**settings)
+        if use is not None:
+            use(model)

@@ -3,12 +3,9 @@
 import pytest
 import torch
 
-from lra_ssm.models import Generation, LanguageModel
+from lra_ssm.models import Generation
 from lra_ssm.models.generation import draw, keep_top_k, keep_top_p, penalize, row_seeds
-from tests.models.public_mamba import hf_folder, sizes
-from tests.models.test_language_model import LAYERS, model, tokens
-
-PROMPT = 5
+from tests.models.cases import LAYERS, model, tokens
 
 
 def sharp(layer="S6", **settings):
@@ -21,32 +18,18 @@ def sharp(layer="S6", **settings):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_greedy_is_the_argmax_of_the_parallel_form_in_any_document(layer):
-    lm, ids = sharp(layer).double(), tokens(length=PROMPT)
-    found = lm.generate(ids, 20)
-    assert found.shape == (3, 25) and torch.equal(found[:, :PROMPT], ids)
-    assert len(found[:, PROMPT:].unique()) > 4
-    best = lm(found)[..., :13].argmax(-1)
-    assert torch.equal(found[:, PROMPT:], best[:, PROMPT - 1 : -1])
-    # The same behind another document, which the reset separates.
-    reset = torch.zeros(3, 7 + 25, dtype=torch.bool)
-    reset[:, 7] = True
-    packed = lm(torch.cat([tokens(length=7, seed=2), found], 1), reset=reset)[:, 7:, :13].argmax(-1)
-    assert torch.equal(found[:, PROMPT:], packed[:, PROMPT - 1 : -1])
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_prompts_of_different_length_are_continued_independently(layer):
-    lm, ids, lengths = sharp(layer).double(), tokens(length=PROMPT), torch.tensor([5, 1, 3])
-    generation = Generation(lm, ids, 6, lengths=lengths)
+def test_greedy_is_the_argmax_of_the_parallel_form_whatever_the_other_prompts_are(layer):
+    lm, ids, lengths = sharp(layer).double(), tokens(length=5), torch.tensor([5, 1, 3])
+    generation = Generation(lm, ids, 20, lengths=lengths)
     new = torch.stack(list(generation), 1)
-    assert torch.equal(new, torch.stack([r[n:][:6] for r, n in zip(generation.ids, lengths, strict=True)]))
-    assert torch.equal(generation.lengths, lengths + 6)
-    for row, length in enumerate(lengths):
-        alone = lm.generate(ids[row : row + 1, :length], 6)[0]
-        assert torch.equal(generation.ids[row, : length + 6], alone)
-        assert not generation.ids[row, length + 6 :].any()
-    assert torch.equal(lm.generate(ids, 6, lengths=lengths), generation.ids)
+    assert new.shape == (3, 20) and len(new.unique()) > 3 and torch.equal(generation.lengths, lengths + 20)
+    for prompt, text, own, n in zip(ids, generation.ids, new, lengths, strict=True):
+        assert torch.equal(text[: n + 20], torch.cat([prompt[:n], own])) and not text[n + 20 :].any()
+        best = lm(text[None, : n + 20])[0, :, :13].argmax(-1)
+        assert torch.equal(own, best[n - 1 : -1])
+    assert torch.equal(lm.generate(ids, 20, lengths=lengths), generation.ids)
+    for given in (new, generation.ids):  # ordinary tensors to train on, of which the model keeps nothing
+        lm.negative_log_likelihood(given, given, reduction="sum")[0].backward()
 
 
 def test_the_head_reads_one_position_of_a_prompt_and_the_state_does_not_grow():
@@ -113,87 +96,57 @@ def test_top_k_top_p_and_penalty_are_those_of_transformers(V, scale):
         torch.testing.assert_close(keep_top_p(logits.double(), p), theirs, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("penalty", [1.0, 3.0])
-def test_greedy_text_is_that_of_transformers(penalty, tmp_path):
-    transformers = pytest.importorskip("transformers", reason="transformers, which is compared, is not installed")
-    hf_folder(tmp_path / "hf", sizes(tied=False))
-    theirs = transformers.MambaForCausalLM.from_pretrained(tmp_path / "hf")
-    ids = torch.randint(21, (2, 6), generator=torch.Generator().manual_seed(0))
-    expected = theirs.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=15, do_sample=False, repetition_penalty=penalty,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    found = LanguageModel.from_pretrained(tmp_path / "hf").generate(ids, 15, repetition_penalty=penalty)
-    assert torch.equal(found, expected) and len(found[:, 6:].unique()) > 2
-
-
 @pytest.mark.parametrize("settings", [{"top_k": 1}, {"temperature": 1e-300}, {"top_p": 1e-300}], ids=str)
 def test_the_most_extreme_settings_are_greedy(settings):
     lm, ids = model(), tokens()
     assert torch.equal(lm.generate(ids, 5, **{"temperature": 1.0, "seed": 1, **settings}), lm.generate(ids, 5))
 
 
-def test_the_order_is_penalty_temperature_top_k_top_p():
-    """Sample by hand from the parallel form with each row's own random numbers."""
-    lm, ids = sharp().double(), tokens(length=PROMPT)
-    found = lm.generate(ids, 8, temperature=1.7, top_k=6, top_p=0.8, repetition_penalty=1.4, seed=3)
-    for row, seed in enumerate(row_seeds(3, 3)):
+@pytest.mark.parametrize("penalty", [1.4, 1e9])
+def test_the_order_is_penalty_temperature_top_k_top_p(penalty):
+    """Sample by hand from the parallel form with each row's own random numbers; padding of prompts is not penalized."""
+    lm, ids, lengths = sharp().double(), torch.tensor([[4, 4, 4], [5, 0, 0], [7, 2, 0]]), torch.tensor([3, 1, 2])
+    settings = {"temperature": 1.7, "top_k": 6, "top_p": 0.8, "repetition_penalty": penalty}
+    found = lm.generate(ids, 8, lengths=lengths, seed=3, **settings)
+    for text, n, seed in zip(found, lengths.tolist(), row_seeds(3, 3), strict=True):
         numbers = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        for t in range(PROMPT, PROMPT + 8):
-            so_far = found[row : row + 1, :t]
-            logits = lm(so_far)[:, -1, :13]
-            seen = torch.zeros(1, 13, dtype=torch.bool).scatter_(1, so_far, True)
-            logits = keep_top_p(keep_top_k(penalize(logits, seen, 1.4) / 1.7, 6), 0.8)
-            assert found[row, t] == draw(logits, numbers[t - PROMPT : t - PROMPT + 1])
-    assert found[:, PROMPT:].unique().numel() > 4
-
-
-def test_the_penalty_counts_the_prompt_and_not_its_padding():
-    lm, ids, lengths = sharp().double(), torch.tensor([[4, 4, 4], [5, 0, 0]]), torch.tensor([3, 1])
-    strong = lm.generate(ids, 12, lengths=lengths, repetition_penalty=1e9)
-    for row, length in zip(strong, lengths, strict=True):
-        said = row[: length + 12].tolist()
-        logits = lm(torch.tensor([said]))[0, ..., :13]
-        for t in range(int(length), int(length) + 12):
-            before = torch.zeros(13, dtype=torch.bool)
-            before[said[:t]] = True
-            assert said[t] == penalize(logits[t - 1][None], before[None], 1e9).argmax()
+        for t in range(n, n + 8):
+            logits = lm(text[None, :t])[:, -1, :13]
+            seen = torch.zeros(1, 13, dtype=torch.bool).scatter_(1, text[None, :t], True)
+            logits = keep_top_p(keep_top_k(penalize(logits, seen, penalty) / 1.7, 6), 0.8)
+            assert text[t] == draw(logits, numbers[t - n : t - n + 1])
+    assert found.unique().numel() > 4
 
 
 # --- seeds ---
 
 
-def test_a_rows_text_only_depends_on_seed_and_row():
+def test_a_rows_text_only_depends_on_seed_and_row_and_without_a_seed_on_torchs_generator():
     lm, ids = sharp().double(), tokens()
-    settings = {"temperature": 1.0, "top_p": 0.95}
-    found = lm.generate(ids, 100, seed=7, **settings)
-    assert torch.equal(found, lm.generate(ids, 100, seed=7, **settings))
-    assert not torch.equal(found, lm.generate(ids, 100, seed=8, **settings))
-    assert torch.equal(found[:2], lm.generate(ids[:2], 100, seed=7, **settings))
-    assert torch.equal(found[:, : 11 + 30], lm.generate(ids, 30, seed=7, **settings))
-    same = lm.generate(ids[:1].expand(3, -1), 100, seed=7, **settings)
+
+    def text(ids=ids, new=100, seed=7):
+        return lm.generate(ids, new, temperature=1.0, top_p=0.95, seed=seed)
+
+    found = text()
+    assert torch.equal(found, text()) and not torch.equal(found, text(seed=8))
+    assert torch.equal(found[:2], text(ids[:2])) and torch.equal(found[:, : 11 + 30], text(new=30))
+    same = text(ids[:1].expand(3, -1))
     assert not torch.equal(same[0], same[1])  # three samples of one prompt
-    own = lm.generate(ids[2:], 100, seed=row_seeds(7, 3)[2:], **settings)
-    assert torch.equal(own, found[2:])
-
-
-def test_without_a_seed_torchs_generator_decides():
-    lm, ids = sharp(), tokens()
+    assert torch.equal(text(ids[2:], seed=row_seeds(7, 3)[2:]), found[2:])
     torch.manual_seed(1)
-    first, second = (lm.generate(ids, 30, temperature=1.0) for _ in range(2))
+    first, second = text(seed=None), text(seed=None)
     torch.manual_seed(1)
-    assert torch.equal(first, lm.generate(ids, 30, temperature=1.0)) and not torch.equal(first, second)
+    assert torch.equal(first, text(seed=None)) and not torch.equal(first, second)
     state = torch.get_rng_state()
     lm.generate(ids, 30)
-    lm.generate(ids, 30, temperature=1.0, seed=4)
-    assert torch.equal(state, torch.get_rng_state())
+    assert text() is not None and torch.equal(state, torch.get_rng_state())
 
 
 # --- where rows end ---
 
 
 def test_a_row_ends_after_a_stop_and_is_padded_with_0():
-    lm, ids, lengths = sharp().double(), tokens(length=PROMPT), torch.tensor([5, 2, 4])
+    lm, ids, lengths = sharp().double(), tokens(length=5), torch.tensor([5, 2, 4])
     free = Generation(lm, ids, 40, temperature=2.0, seed=1, lengths=lengths)
     new = torch.stack(list(free), 1)
     stops = (7, int(new[2, 3]))
@@ -216,16 +169,6 @@ def test_a_caller_may_end_a_row_and_nothing_new_is_the_prompt():
         generation.ended[1] |= t == 3
     assert generation.lengths.tolist() == [21, 15, 21]
     assert torch.equal(lm.generate(ids, 0), ids)
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_what_is_generated_can_be_trained_on(layer):
-    """Generated tokens are ordinary tensors, and the model keeps nothing from inference mode."""
-    lm = model(layer)
-    generation = Generation(lm, tokens(), 3, temperature=1.0, seed=0)
-    given = torch.stack(list(generation), 1)
-    for ids in (given, generation.ids):
-        lm.negative_log_likelihood(ids, ids, reduction="sum")[0].backward()
 
 
 # --- what is refused ---

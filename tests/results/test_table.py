@@ -4,16 +4,14 @@ import csv
 import io
 import json
 import math
-from statistics import mean, stdev
 
 import pytest
 
 from lra_ssm.errors import InputError
+from lra_ssm.results.settings import format_value, resolve
 from lra_ssm.results.table import grid_table, groups_of, results_table, runs_csv, runs_frame
-from tests.results.made import DATA, make_run, read
+from tests.results.made import CODE, DATA, LR, OPTIMIZER, make_run, read
 
-OPTIMIZER = "model.init_args.optimizer"
-LR = f"{OPTIMIZER}.lr"
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
 
 
@@ -25,8 +23,8 @@ def table(folder):
     return results_table(group(folder), read(folder))
 
 
-def values(g):
-    return [pytest.approx(value) for value in g.counted.value]
+def as_csv(folder):
+    return [*csv.DictReader(io.StringIO(runs_csv(runs_frame(read(folder)))))]
 
 
 def note(g, words):
@@ -34,71 +32,72 @@ def note(g, words):
     return found
 
 
+def layer(name, **settings):
+    return {"model.init_args.network.init_args.layer": {"class_path": name, "init_args": settings}}
+
+
 # -- what is averaged --------------------------------------------------------------------------------------------------
 
 
-def test_seeds_are_averaged_with_the_samples_deviation(tmp_path):
-    accuracies = [0.60, 0.62, 0.67]
-    for seed, value in enumerate(accuracies):
-        make_run(tmp_path, seed=seed, value=value, minutes=10 + seed)
-    (found,) = group(tmp_path)
-    assert found.mean == pytest.approx(100 * mean(accuracies)) and found.std == pytest.approx(100 * stdev(accuracies))
-    assert found.difference == pytest.approx(100 * mean(accuracies) - 60.47)
-    assert (found.parameters, found.average("steps"), found.average("seconds")) == (1234, 80000, 660.0)
-    make_run(tmp_path, seed=4, value=math.nan)
+def test_seeds_are_averaged_next_to_the_published_row(tmp_path):
+    for seed, value in enumerate((0.63, 0.65, 0.64)):
+        make_run(tmp_path, "lra/listops/b2s6", seed=seed, value=value, minutes=9 + seed)
+    make_run(tmp_path, "lra/listops/b2s6", seed=3, status="failed", reason="the disk is full", tested=False)
+    found = table(tmp_path)
+    (row,), notes = found.frame.to_dict("records"), found.notes
+    assert row == {
+        "task": "listops", "model": "b2s6", "test/accuracy, % ± std": "64.00 ± 1.00", "seeds": "3 of 4",
+        "parameters": "1,234", "steps": "80,000", "time a run": "10.0 min", "published": "63.85 ± 0.45",
+        "difference": "+0.15", "notes": "a,b",
+    }  # fmt: skip
+    assert notes[0].startswith("a: 1 of 4 runs not counted: ") and notes[0].endswith("failed: the disk is full")
+    assert notes[1] == "b: data.source is generated, the published figure has lra"
+    assert "published: Yu & Erichson 2025, table 2" in notes and "data: listops: generated" in notes
+    assert "our config has the row's settings: b2s6 where published (docs/reproduction.md)" in notes
+    make_run(tmp_path, "lra/listops/b2s6", seed=4, value=math.nan)
     make_run(tmp_path, "lra/image/lru")
     nan, one = group(tmp_path)
     assert one.task == "image" and one.std is None and math.isnan(nan.mean) and math.isnan(nan.std)
 
 
 def test_other_settings_data_and_starting_weights_are_other_rows(tmp_path):
-    make_run(tmp_path, seed=0, value=0.5)
-    make_run(tmp_path, seed=1, value=0.7)
-    make_run(tmp_path, seed=0, value=0.9, changes={LR: 0.02})
-    make_run(tmp_path, seed=1, value=0.2, data={**DATA, "source": {"kind": "lra"}})
     splits = {"train": {"arrays": {"x": {"file": "a", "sha256": "1"}}}}
-    make_run(tmp_path, seed=1, value=0.3, data={**DATA, "splits": splits})
-    for digest, value in (("abc", 0.1), ("def", 0.15)):
-        make_run(tmp_path, seed=1, value=value, weights={"start.ckpt": digest})
-    # It does not know its data.
-    make_run(tmp_path, seed=2, status="failed", reason="no room", tested=False, data={}, changes={LR: 0.02})
+    for made in (
+        {"seed": 0, "value": 0.5},
+        {"value": 0.7},
+        {"seed": 0, "value": 0.9, "changes": {LR: 0.02}},
+        {"value": 0.2, "data": {**DATA, "source": {"kind": "lra"}}},
+        {"value": 0.3, "data": {**DATA, "splits": splits}},
+        {"value": 0.1, "weights": {"start.ckpt": "abc"}},
+        {"value": 0.15, "weights": {"start.ckpt": "def"}},
+        # It does not know its data: that of the runs with its settings.
+        {"status": "failed", "reason": "no room", "tested": False, "data": {}, "changes": {LR: 0.02}},
+    ):
+        make_run(tmp_path, **{"seed": 1, **made})
     found = group(tmp_path)
-    cells = {
-        tuple(str(value).rpartition(" ")[0] or str(value) for value in g.settings.values()): round(g.mean)
-        for g in found
-        if len(g.counted) == 1
-    }
-    assert cells == {
-        ("generated", "0.02", "default"): 90, ("LRA's files", "0.01", "default"): 20,
-        ("generated", "0.01", "default"): 30, ("generated", "0.01", "start.ckpt"): 15,
-    }  # fmt: skip
-    assert len(found) == len({g.label for g in found}) == 6 and [*found[0].settings] == [
-        "data files",
-        "lr",
-        "started from",
-    ]
-    assert [round(g.mean) for g in found if len(g.counted) == 2] == [60]
-    assert [round(g.mean) for g in found if "no room" in str(g.notes)] == [90]
+    # Of data files and starting weights the first word, without the digits.
+    rows = [(*(str(value).split()[0] for value in g.settings.values()), round(g.mean)) for g in found]
+    assert sorted(rows) == [
+        ("LRA's", "0.01", "default", 20), ("generated", "0.01", "default", 30), ("generated", "0.01", "default", 60),
+        ("generated", "0.01", "start.ckpt", 10), ("generated", "0.01", "start.ckpt", 15),
+        ("generated", "0.02", "default", 90),
+    ]  # fmt: skip
+    assert len({g.label for g in found}) == 6
+    assert all([*g.settings] == ["data files", "lr", "started from"] for g in found)
+    assert "no room" in note(next(g for g in found if g.mean == 90), "not counted")
 
 
 def test_what_is_mixed_or_special_in_a_row_is_named(tmp_path):
     """Our version and commit, and the user's own files, which run.json has by their digests."""
-
-    def start(commit, **more):
-        return {
-            "time": "2026-01-01T00:00:00+00:00",
-            "git": {"commit": commit * 40},
-            "versions": {"lra_ssm": "1"},
-            **more,
-        }
-
-    make_run(tmp_path, seed=0, starts=[start("a")], stop="stopped at step 20: no improvement")
-    make_run(tmp_path, seed=1, starts=[start("a"), start("b")])
-    make_run(tmp_path, seed=2, starts=[start("a", source={"my_layer.py": "0123456789"})])
+    first = {"time": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:10:00+00:00", **CODE}
+    make_run(tmp_path, seed=0, starts=[first], stop="stopped at step 20: no improvement")
+    make_run(tmp_path, seed=1, starts=[first, first | {"git": {"commit": "b" * 40}}])
+    make_run(tmp_path, seed=2, starts=[first | {"source": {"my_layer.py": "0123456789"}}])
     (found,) = group(tmp_path)
-    code = note(found, "not all with the same code: ")
-    assert "1 (commit aaaaaaaaaa): seeds 0; 1 (commit aaaaaaaaaa), then 1 (commit bbbbbbbbbb): seeds 1; " in code
-    assert "1 (commit aaaaaaaaaa, my_layer.py 012345): seeds 2" in code
+    code, version = note(found, "not all with the same code: "), CODE["versions"]["lra_ssm"]
+    assert f"{version} (commit aaaaaaaaaa): seeds 0; " in code
+    assert f"{version} (commit aaaaaaaaaa), then {version} (commit bbbbbbbbbb): seeds 1; " in code
+    assert f"{version} (commit aaaaaaaaaa, my_layer.py 012345): seeds 2" in code
     assert not any("hardware" in text for text in found.notes)
     assert "seed 0 stopped at step 20: no improvement" in found.notes
     make_run(tmp_path, "lra/text/s4d", ckpt_path={"file": "other/last.ckpt", "sha256": "ab"})
@@ -108,16 +107,16 @@ def test_what_is_mixed_or_special_in_a_row_is_named(tmp_path):
 def test_what_does_not_count_is_named_and_left_out(tmp_path):
     good = make_run(tmp_path, seed=0)
     killed = make_run(tmp_path, seed=1, status="interrupted", step=300, tested=False)
-    untested = make_run(tmp_path, seed=2, tested=False)
     precision = make_run(tmp_path, seed=3, tested=False)
     others = {"others": [{"why": "other settings (trainer.precision 16-mixed)"}]}
     (precision / "test-others.json").write_text(json.dumps(others))
     old = make_run(tmp_path, seed=4, value=0.5, run_id="a")
     make_run(tmp_path, seed=4, value=0.7, run_id="a-2", starts=[{"time": "2026-03-01T00:00:00+00:00"}])
     (found,) = group(tmp_path)
-    assert [run.path.name for run in found.counted.run] == [good.name, "a-2"] and values(found) == [60.0, 70.0]
-    told = note(found, "4 of 6 runs not counted: ")
-    for path, why in ((killed, "not finished (interrupted, step 300 of 80,000)"), (untested, "finished, not tested"),
+    assert [run.path.name for run in found.counted.run] == [good.name, "a-2"]
+    assert [*found.counted.value] == [60, 70]
+    told = note(found, "3 of 5 runs not counted: ")
+    for path, why in ((killed, "not finished (interrupted, step 300 of 80,000)"),
                       (precision, "finished, tested only with other settings (trainer.precision 16-mixed)"),
                       (old, "the same seed again: a later run counts")):  # fmt: skip
         assert f"{path}: {why}" in told
@@ -127,13 +126,16 @@ def test_metrics_are_the_rows_the_tasks_or_the_users(tmp_path):
     make_run(tmp_path, "mnist/stable_ssm", value=0.9)
     make_run(tmp_path, "mnist/s4d", value=0.8)
     by_accuracy, by_loss = group(tmp_path)
-    assert (by_loss.metric, values(by_loss), by_loss.decimals) == ("test/loss", [0.1], 6)
-    assert (by_accuracy.metric, values(by_accuracy)) == ("test/accuracy", [80.0])
+    assert (by_loss.metric, round(by_loss.mean, 9), by_loss.decimals) == ("test/loss", 0.1, 6)
+    assert (by_accuracy.metric, by_accuracy.mean) == ("test/accuracy", 80.0)
     chosen = group(tmp_path, "test/accuracy")
     assert [g.mean for g in chosen] == [80.0, 90.0] and all(g.row is None and g.difference is None for g in chosen)
     assert group(tmp_path, "best val/accuracy")[0].mean == 80.0
     missing = group(tmp_path, "test/f1")[0]
     assert missing.mean is None and "has no test/f1" in missing.notes[0]
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
 
 
 def test_by_a_setting_other_differences_stay_rows(tmp_path):
@@ -146,12 +148,21 @@ def test_by_a_setting_other_differences_stay_rows(tmp_path):
     ]  # fmt: skip
     assert {g.settings["seed"] for g in group(tmp_path, by=["seed"])} == {0, 1}
     assert {g.settings["devices"] for g in group(tmp_path, by=["devices"])} == {1, 2, "auto"}  # it changes no result
-    with pytest.raises(InputError, match="no run has a setting 'rl'"):
-        group(tmp_path, by=["rl"])
 
 
-def layer(name, **settings):
-    return {"model.init_args.network.init_args.layer": {"class_path": name, "init_args": settings}}
+def test_a_name_may_be_the_end_of_one_and_values_are_shown_short():
+    lr, role, dropout = "model.optimizer.lr", "model.optimizer.roles.recurrent.lr", "model.network.block.dropout"
+    keys = [lr, role, dropout, "model.network.dropout", "seed_everything", "data.seed"]
+    for name, meant in (("lr", lr), ("optimizer.lr", lr), ("recurrent.lr", role), ("block.dropout", dropout),
+                        ("seed", "seed_everything")):  # fmt: skip
+        assert resolve(name, keys) == meant
+    with pytest.raises(InputError, match="'dropout' may be any of model.network.block.dropout, model.network.dropout:"):
+        resolve("dropout", keys)
+    with pytest.raises(InputError, match="no run has a setting 'dropuot'; did you mean 'dropout'"):
+        resolve("dropuot", keys)
+    values = [None, True, 1e-05, 1, 1.0, "exp", [0.9, 0.95], "/data/a.Txt", {"class_path": "torch.nn.GELU"}]
+    texts = ["null", "true", "1e-05", "1", "1.0", "exp", "[0.9, 0.95]", "/data/a.Txt", "GELU"]
+    assert [*map(format_value, values)] == texts
 
 
 @pytest.mark.parametrize(
@@ -161,10 +172,11 @@ def layer(name, **settings):
         ([{"trainer.limit_train_batches": 1}, {"trainer.limit_train_batches": 1.0}],
          ["limit_train_batches=1", "limit_train_batches=1.0"]),
         ([{LR: 0.12345671}, {LR: 0.12345672}], ["lr=0.12345671", "lr=0.12345672"]),
-        ([layer("my.S4D"), layer("lra_ssm.layers.S4D")], ["layer=my.S4D", "layer=S4D"]),
+        ([layer("my.S4D", init="legs"), layer("lra_ssm.layers.S4D")], ["layer=my.S4D", "layer=S4D"]),
         # What only one class has is said where it distinguishes rows.
         ([layer("a.A", n=1), layer("a.A"), layer("a.B")],
          ["layer=a.A, n=1", "layer=a.A, n=default", "layer=a.B, n=default"]),
+        ([layer("a.A", n=8), layer("a.B", n=4), layer("a.C")], ["layer=a.A", "layer=a.B", "layer=a.C"]),
         ([{LR: 0.1}, {LR: 0.2}, {LR: 0.2, "trainer.limit_train_batches": 3}],
          ["lr=0.1, limit_train_batches=default", "lr=0.2, limit_train_batches=default",
           "lr=0.2, limit_train_batches=3"]),
@@ -194,13 +206,12 @@ def test_a_row_of_many_differences_names_the_rest_in_its_note(tmp_path):
 def test_a_task_of_another_class_has_its_own_column(tmp_path):
     make_run(tmp_path)
     make_run(tmp_path, changes={"model.class_path": "my.Task"})
-    assert table(tmp_path).frame[["model", "--model"]].to_numpy().tolist() == [
-        ["s4d", "Classification"],
-        ["s4d", "my.Task"],
-    ]
-    assert {row["--model"] for row in csv.DictReader(io.StringIO(runs_csv(runs_frame(read(tmp_path)))))} == {
-        "Classification", "my.Task"
-    }  # fmt: skip
+    shown = [["s4d", "Classification"], ["s4d", "my.Task"]]
+    assert table(tmp_path).frame[["model", "--model"]].to_numpy().tolist() == shown
+    assert [[row["model"], row["--model"]] for row in as_csv(tmp_path)] == shown
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
 
 
 def test_models_of_other_sizes_are_named(tmp_path):
@@ -213,33 +224,13 @@ def test_models_of_other_sizes_are_named(tmp_path):
     assert told == ["listops: lru has 1.50 times as many parameters as s4d"]
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_row_has_the_published_one_next_to_it(tmp_path):
-    for seed, value in enumerate((0.63, 0.65, 0.64)):
-        make_run(tmp_path, "lra/listops/b2s6", seed=seed, value=value)
-    make_run(tmp_path, "lra/listops/b2s6", seed=3, status="failed", reason="the disk is full", tested=False)
-    found = table(tmp_path)
-    (row,), notes = found.frame.to_dict("records"), found.notes
-    assert row == {
-        "task": "listops", "model": "b2s6", "test/accuracy, % ± std": "64.00 ± 1.00", "seeds": "3 of 4",
-        "parameters": "1,234", "steps": "80,000", "time a run": "10.0 min", "published": "63.85 ± 0.45",
-        "difference": "+0.15", "notes": "a,b",
-    }  # fmt: skip
-    assert notes[0].startswith("a: 1 of 4 runs not counted: ") and notes[0].endswith("failed: the disk is full")
-    assert notes[1] == "b: data.source is generated, the published figure has lra"
-    assert "published: Yu & Erichson 2025, table 2" in notes and "data: listops: generated" in notes
-    assert "our config has the row's settings: b2s6 where published (docs/reproduction.md)" in notes
-
-
 def test_settings_that_differ_from_the_config_are_named(tmp_path):
     make_run(tmp_path, changes={"trainer.max_steps": 1000, LR: 0.5, "trainer.precision": "32"})
     told = "model.optimizer.lr 0.5 instead of 0.01; trainer.max_steps 1000 instead of 80000"
     assert f"b: other settings than configs/…/listops/s4d.yaml: {told}" in table(tmp_path).notes
     # What has a column is not said again, so that rows share their note.
-    make_run(tmp_path, changes={"trainer.max_steps": 1000, LR: 0.2, **layer("my.S4D", d_state=64, n=1)})
-    make_run(tmp_path, changes={"trainer.max_steps": 1000, LR: 0.3, **layer("my.S4D", d_state=64, n=1)})
+    for lr in (0.2, 0.3):
+        make_run(tmp_path, changes={"trainer.max_steps": 1000, LR: lr, **layer("my.S4D", d_state=64, n=1)})
     assert [text.partition("yaml: ")[2] for text in table(tmp_path).notes if "other settings" in text] == [
         "trainer.max_steps 1000 instead of 80000"
     ]
@@ -260,10 +251,9 @@ def test_the_grid_has_the_average_if_all_six_tasks_are_there(tmp_path):
 
 
 def test_markdown_latex_and_csv_are_whole(tmp_path):
-    make_run(tmp_path, "lra/text/s4d", changes={"experiment": "a_b/text|x/s4d_50%"})
-    make_run(
-        tmp_path, "lra/text/s4d", 1, changes={"experiment": "a_b/text|x/s4d_50%", "trainer.max_steps": 7}, tested=False
-    )
+    named = {"experiment": "a_b/text|x/s4d_50%"}
+    make_run(tmp_path, "lra/text/s4d", changes=named)
+    make_run(tmp_path, "lra/text/s4d", 1, changes={**named, "trainer.max_steps": 7}, tested=False)
     found = table(tmp_path)
     lines = found.markdown().splitlines()
     assert lines[1].startswith("| --- | --- | --- | ---: |") and r"| text\|x | s4d_50% | 50000 | 60.00 |" in lines[3]
@@ -271,7 +261,7 @@ def test_markdown_latex_and_csv_are_whole(tmp_path):
     text = found.latex()
     assert r"text|x & s4d\_50\% & 50000 & 60.00 & 1 & 1,234" in text and r"\% $\pm$ std" in text
     assert text.count(r"\\") == 3 and r"\begin{tabular}{lllrrrrrr}" in text and r"\toprule" in text
-    first, second = csv.DictReader(io.StringIO(runs_csv(runs_frame(read(tmp_path)))))
+    first, second = as_csv(tmp_path)
     assert [(row["seed"], row["why"], row["trainer.max_steps"]) for row in (first, second)] == [
         ("0", "", "50000"), ("1", "finished, not tested", "7")
     ]  # fmt: skip

@@ -14,8 +14,6 @@ from lra_ssm.tasks.optim import OptimizerSettings, optimizer_and_schedule
 from lra_ssm.width.coordinates import LOGITS, Slope, log_slope, measure, promises, slopes
 from lra_ssm.width.scaling import WidthSettings, scale_initial_values, width_factors
 
-WIDTHS = (16, 64, 256)
-
 
 class Powers(nn.Module):
     """Its activations are √D, and change by the learning rate."""
@@ -29,15 +27,13 @@ class Powers(nn.Module):
         return self.inner(x).mean(-1)
 
 
-def rows(width, steps=2):
-    network, x = Powers(width), torch.ones(3, 1)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.25)
-    found = measure(network, lambda: network(x), lambda step: F.mse_loss(network(x), x[:, 0]), optimizer, steps)
-    return [{"width": width, **row} for row in found]
-
-
 def test_rows_and_slopes():
-    many = [row for width in WIDTHS for row in rows(width)]
+    many, x = [], torch.ones(3, 1)
+    for width in (16, 64, 256):
+        network = Powers(width)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.25)
+        loss = lambda _, n=network: F.mse_loss(n(x), x[:, 0])  # noqa: E731
+        many += [{"width": width, **row} for row in measure(network, lambda n=network: n(x), loss, optimizer, 2)]
     of_16 = {(row["step"], row["what"], row["name"]): row["rms"] for row in many if row["width"] == 16}
     assert of_16[0, "activation", "inner"] == 4 and of_16[0, "activation", LOGITS] == 4
     # loss (h − 1)², gradient 2 (h − 1) / D of each weight
@@ -70,9 +66,8 @@ def test_promises_and_activations_of_a_tied_language_model():
     assert found["gradient", "first", "backbone.blocks.0.in_proj.weight"] == -1
     assert found["gradient", "first", "backbone.norm.weight"] == 0
     assert found["activation", "last", "backbone"] == found["update", "last", "backbone.norm"] == -1
-    assert set(promises(network, None, "adam")) == {
-        (a, b, "*") for a, b in [("activation", "first"), ("activation", "last"), ("update", "last")]
-    }
+    always = {("activation", "first", "*"), ("activation", "last", "*"), ("update", "last", "*")}
+    assert set(promises(network, None, "adam")) == always
 
 
 class Stack(nn.Module):
@@ -105,27 +100,21 @@ class Stack(nn.Module):
 def test_what_steps_change_keeps_its_size_at_every_width(algorithm, arguments, parameterization):
     """With each rule's own exponent of hidden rates. With Adam's, Muon's changes would shrink as width^-1/2, or ^-1."""
     ids, labels, many = torch.arange(8), torch.arange(8).roll(1), []
-    settings = OptimizerSettings(
-        lr=0.002 if "adjust_lr_fn" not in arguments else 0.02, weight_decay=0.0, warmup_steps=0, algorithm=algorithm,
-        arguments=arguments,
-    )  # fmt: skip
+    rate = {"lr": 0.02 if arguments else 0.002, "weight_decay": 0.0, "warmup_steps": 0}
+    settings = OptimizerSettings(algorithm=algorithm, arguments=arguments, **rate)
     for width in (64, 128, 256, 512):
         for seed in range(2):
             torch.manual_seed(seed)
             network = Stack(width)
-            factors = width_factors(
-                network, width, WidthSettings(parameterization, 64), update_rule(algorithm, arguments),
-                muon_names(network, algorithm),
-            )  # fmt: skip
+            rule, by_muon = update_rule(algorithm, arguments), muon_names(network, algorithm)
+            factors = width_factors(network, width, WidthSettings(parameterization, 64), rule, by_muon)
             scale_initial_values(network, factors)
             # Only what Muon trains moves: AdamW's own changes would hide how large Muon's are.
             for parameter in (network.embedding.weight, network.head.weight):
                 parameter.requires_grad_(False)
             optimizer = optimizer_and_schedule(network, settings, 100, width=factors)["optimizer"]
-            found = measure(
-                network, lambda n=network: n(ids), lambda _, n=network: F.cross_entropy(n(ids), labels), optimizer, 3
-            )
-            many += [{"width": width, **row} for row in found]
+            loss = lambda _, n=network: F.cross_entropy(n(ids), labels)  # noqa: E731
+            many += [{"width": width, **row} for row in measure(network, lambda n=network: n(ids), loss, optimizer, 3)]
     updates = {one.name: one.measured for one in slopes(many, {}) if one.what == "update"}
     assert {"hidden.0", "hidden.1"} < updates.keys()
     for name in ("hidden.0", "hidden.1"):

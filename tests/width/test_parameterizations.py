@@ -46,11 +46,8 @@ def test_rates_of_adam_are_the_tables_and_muons_differ_in_hidden_layers(name):
         for optimizer, less in (("muon", 0), ("muon_original", 0.5)):
             muon = rates(with_rates(PARAMETERIZATIONS[name], optimizer, alignment))
             assert muon == (embedding, MUON_HIDDEN[name] - less, readout)
-
-
-def test_sgd_in_mup_has_one_rate():
-    """Yang & Hu 2020: in muP with these multipliers SGD has one learning rate for all layers and widths."""
-    assert rates(with_rates(PARAMETERIZATIONS["mup"], "sgd")) == (0, 0, 0)
+    # Yang & Hu 2020: in muP with these multipliers SGD has one learning rate for all layers and widths.
+    assert (rates(with_rates(PARAMETERIZATIONS[name], "sgd")) == (0, 0, 0)) == (name == "mup")
 
 
 def test_the_four_are_stable_and_larger_rates_are_not():

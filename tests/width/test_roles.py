@@ -8,26 +8,8 @@ import torch
 import yaml
 from torch import nn
 
-from lra_ssm.layers import (
-    B2S6,
-    LRU,
-    S4D,
-    S5,
-    S6,
-    Attention,
-    BlockSpec,
-    DeepLinearSSM,
-    HyenaBlock,
-    LayerSpec,
-    MambaBlock,
-    NetworkSpec,
-    PlainBlock,
-    S4Block,
-    StableSSM,
-    TransformerBlock,
-    linear_roles,
-    width_roles,
-)
+from lra_ssm import layers
+from lra_ssm.layers import LRU, S4D, S5, S6, LayerSpec, NetworkSpec, StableSSM, linear_roles, width_roles
 from lra_ssm.models import Classifier, DualEncoder, LanguageModel, PlainNetwork, Regressor
 from lra_ssm.models.heads import LogitPairHead, LRAPairHead
 
@@ -43,8 +25,8 @@ def configs():
         if "model" in config:
             network = config["model"]["init_args"]["network"]
             arguments = {**network["init_args"], "n_layers": 2, "d_model": 64}
-            layers = arguments.get("layer")
-            arguments["n_layers"] = max(2, len(layers)) if isinstance(layers, list) else 2
+            if isinstance(arguments.get("layer"), list):
+                arguments["n_layers"] = max(2, len(arguments["layer"]))
             found.setdefault(str((network["class_path"], arguments)), (path, network["class_path"], arguments))
     return [pytest.param(*network, id=str(path.relative_to(CONFIGS))) for path, *network in found.values()]
 
@@ -73,17 +55,17 @@ def check_shapes(narrow, wide):
 
 
 LAYERS = [
-    *((LayerSpec(layer), BlockSpec(S4Block)) for layer in (S4D, B2S6, DeepLinearSSM, StableSSM)),
-    (LayerSpec(S4D, tie_A=True, tie_B=True, tie_C=True), BlockSpec(PlainBlock)),
-    (LayerSpec(S6), BlockSpec(MambaBlock, glu=True, bias=True)),
-    (LayerSpec(S6, delta_rank=8), BlockSpec(MambaBlock)),
-    (LayerSpec(S6, bidirectional=True), BlockSpec(S4Block, norm="layer", prenorm=True)),
-    (LayerSpec(B2S6, complex_A=False, bias=False), BlockSpec(MambaBlock)),
-    (LayerSpec(LRU), BlockSpec(PlainBlock)),
-    (LayerSpec(S5), BlockSpec(PlainBlock)),
-    (LayerSpec(S5, C_init="lecun"), BlockSpec(PlainBlock)),
-    (LayerSpec(StableSSM, form="real"), BlockSpec(HyenaBlock)),
-    (LayerSpec(Attention, positions="learned", max_length=8, bias=True), BlockSpec(TransformerBlock)),
+    *((LayerSpec(layer), layers.S4Block) for layer in (S4D, layers.B2S6, layers.DeepLinearSSM, StableSSM)),
+    (LayerSpec(S4D, tie_A=True, tie_B=True, tie_C=True), layers.PlainBlock),
+    (LayerSpec(S6), layers.BlockSpec(layers.MambaBlock, glu=True, bias=True)),
+    (LayerSpec(S6, delta_rank=8), layers.MambaBlock),
+    (LayerSpec(S6, bidirectional=True), layers.BlockSpec(layers.S4Block, norm="layer", prenorm=True)),
+    (LayerSpec(layers.B2S6, complex_A=False, bias=False), layers.MambaBlock),
+    (LayerSpec(LRU), layers.PlainBlock),
+    (LayerSpec(S5), layers.PlainBlock),
+    (LayerSpec(S5, C_init="lecun"), layers.PlainBlock),
+    (LayerSpec(StableSSM, form="real"), layers.HyenaBlock),
+    (LayerSpec(layers.Attention, positions="learned", max_length=8, bias=True), layers.TransformerBlock),
 ]
 
 
@@ -105,19 +87,19 @@ def test_initial_values_go_with_the_width_as_the_roles_say(layer, block):
         assert abs(slope - exponent) < (0.1 if numbers[name] > 16 else 0.5), f"{name}: {slope:.2f}, not {exponent}"
 
 
+HEADS = ({}, {"head": LRAPairHead}, {"head": LogitPairHead})
+
+
 @pytest.mark.parametrize(
-    "network",
+    ("network", "arguments"),
     [
-        lambda d: DualEncoder(S4D, 2, vocab_size=5, d_model=d, n_layers=1),
-        lambda d: DualEncoder(S4D, 2, vocab_size=5, d_model=d, n_layers=1, head=LRAPairHead),
-        lambda d: DualEncoder(S4D, 2, vocab_size=5, d_model=d, n_layers=1, head=LogitPairHead),
-        lambda d: PlainNetwork(LRU, 2, vocab_size=5, d_model=d),
-        lambda d: LanguageModel(S6, 5, d, 1, tie_embeddings=False),
-        lambda d: LanguageModel(S6, 5, d, 1),
+        *((DualEncoder, {"layer": S4D, "num_classes": 2, "n_layers": 1, **head}) for head in HEADS),
+        (PlainNetwork, {"layer": LRU, "num_outputs": 2}),
+        *((LanguageModel, {"layer": S6, "n_layers": 1, "tie_embeddings": tied}) for tied in (True, False)),
     ],
 )
-def test_heads_and_networks(network):
-    check_shapes(network(16), network(32))
+def test_heads_and_networks(network, arguments):
+    check_shapes(*(network(vocab_size=5, d_model=width, **arguments) for width in (16, 32)))
 
 
 class Own(nn.Module):
@@ -125,27 +107,19 @@ class Own(nn.Module):
 
     def __init__(self, d_model: int, roles: dict[str, str] | None = None) -> None:
         super().__init__()
-        self.mix, self.roles = nn.Linear(d_model, d_model), roles or {}
+        self.mix, self.roles = nn.Linear(d_model, d_model), roles
 
     def forward(self, x, lengths=None):
         return self.mix(x)
 
     def width_roles(self):
-        return self.roles or linear_roles(mix=(self.mix, "hidden"))
-
-
-class Silent(Own):
-    width_roles = None
+        return linear_roles(mix=(self.mix, "hidden")) if self.roles is None else self.roles
 
 
 def test_roles_of_a_users_layer():
-    def model(layer):
-        return Classifier(layer, 2, vocab_size=5, d_model=4, n_layers=1)
-
-    roles = width_roles(model(Own))
-    assert roles["backbone.blocks.0.layer.mix.weight"] == ("hidden", -0.5)
-    assert roles["backbone.blocks.0.layer.mix.bias"] == ("vector", -0.5)
+    assert width_roles(Own(4)) == {"mix.weight": ("hidden", -0.5), "mix.bias": ("vector", -0.5)}
+    layer = LayerSpec(Own, roles={})
     with pytest.raises(ValueError, match=r"backbone\.blocks\.0\.layer\.mix\.weight has no width role.* of Linear"):
-        width_roles(model(Silent))
+        width_roles(Classifier(layer, 2, vocab_size=5, d_model=4, n_layers=1))
     with pytest.raises(ValueError, match="the role 'hiden'; it must be one of embedding, hidden"):
-        width_roles(model(LayerSpec(Own, roles={"mix.weight": "hiden"})))
+        width_roles(Own(4, {"mix.weight": "hiden"}))

@@ -7,15 +7,16 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from lra_ssm.layers import LRU, S6, LayerSpec, NetworkSpec
-from lra_ssm.models import Classifier, LanguageModel
-from lra_ssm.tasks import Classification, LanguageModelling
+from lra_ssm.layers import S6, LayerSpec, NetworkSpec
+from lra_ssm.models import LanguageModel
+from lra_ssm.tasks import LanguageModelling
 from lra_ssm.tasks.optim import OptimizerSettings, format_groups, optimizer_and_schedule
 from lra_ssm.width.parameterizations import PARAMETERIZATIONS
 from lra_ssm.width.scaling import WidthSettings
 
 UNTIED = {"tie_embeddings": False}
 MUP = {"parameterization": "mup", "base_d_model": 16}
+OWN = {"embedding": [0, 0, 0], "hidden": [0, 0.5, 1], "readout": [0, 1, 1]}  # the same as a user's
 
 
 def task(width=None, d_model=64, optimizer=None, **settings):
@@ -49,6 +50,7 @@ def test_at_the_base_width_nothing_changes(name, algorithm):
 def test_factors_of_mup_at_four_times_the_width():
     """lr / m, decay · m and initial values of a readout / √m more, as mamba.py's muP has them of hidden weights."""
     factors = task(MUP, **UNTIED).width_factors
+    assert task({**MUP, "parameterization": OWN}, **UNTIED).width_factors == factors
     shown = {name.rpartition("layer.")[2]: tuple(found) for name, found in factors.items()}
     assert shown["backbone.embedding.weight"] == ("embedding", 1, 1, 1, 0.25)
     assert shown["backbone.blocks.0.in_proj.weight"] == ("hidden", 1, 0.25, 4, 0.25)
@@ -88,22 +90,18 @@ def test_a_tied_head_is_scaled_by_the_norm_before_it():
     assert tuple(made.width_factors["backbone.embedding.weight"])[:4] == ("embedding", 1, 1, 1)
     ids = torch.arange(7)[None]
     assert torch.allclose(made(ids), task()(ids) / 4, atol=1e-7)
-    for name in ("sp", "ntk"):
-        with pytest.raises(ValueError, match="tied to the embedding.* take mup or mean_field"):
-            task({**MUP, "parameterization": name})
 
 
 def test_groups_show_the_factors():
-    made = task(MUP, **UNTIED)
-    groups = optimizer_of(made).param_groups
-    names = {id(p): name for name, p in made.network.named_parameters()}
-    by = {names[id(p)]: group for group in groups for p in group["params"]}
+    made, file = task(MUP, **UNTIED), io.BytesIO()
+    optimizer, names = optimizer_of(made), {id(p): name for name, p in made.network.named_parameters()}
+    by = {names[id(p)]: group for group in optimizer.param_groups for p in group["params"]}
     hidden, head = by["backbone.blocks.0.in_proj.weight"], by["head.weight"]
     assert (hidden["initial_lr"], hidden["weight_decay"], hidden["eps"]) == pytest.approx((0.0025, 0.4, 2.5e-9))
     assert (head["initial_lr"], head["weight_decay"], head["eps"]) == pytest.approx((0.0025, 0.4, 1e-8))
-    shown, file = format_groups(groups), io.BytesIO()
+    shown = format_groups(optimizer.param_groups)
     assert "× lr" in shown and "readout" in shown and "width" not in format_groups(optimizer_of(task()).param_groups)
-    torch.save(optimizer_of(made).state_dict(), file)
+    torch.save(optimizer.state_dict(), file)
     file.seek(0)
     assert torch.load(file, weights_only=True)["param_groups"][0]["width"]["kind"] == "embedding"
 
@@ -120,51 +118,27 @@ def test_a_checkpoint_stores_the_settings_and_loads_without_them():
     assert torch.equal(alone(torch.arange(7)[None]), made(torch.arange(7)[None]))
 
 
-OWN = {"embedding": [0, 0, 0], "hidden": [0, 0.5, 1], "readout": [0, 1, 1]}
-
-
-def test_a_users_exponents():
-    own, mup = (task({**MUP, "parameterization": one}, **UNTIED).width_factors for one in (OWN, "mup"))
-    assert own == mup
-
-
-class Plain(torch.nn.Module):
-    def __init__(self, d_model):
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(d_model))
-
-    def forward(self, x, lengths=None):
-        return self.scale * x
-
-
-def classifier(layer, width):
-    spec = NetworkSpec(Classifier, layer=LayerSpec(layer), num_classes=2, vocab_size=5, d_model=8, n_layers=1)
-    return Classification(spec, width=width)
-
-
-def test_a_layer_without_roles_trains_only_without_a_parameterization():
-    assert classifier(Plain, None).width_factors is None and classifier(LRU, MUP).width_factors
-
-
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("width", "message"),
     [
-        (lambda: task({"parameterization": "mupp", "base_d_model": 4}), "did you mean 'mup'"),
-        (lambda: task({"parameterization": "mup", "base_d_model": 0}), "base_d_model is 0"),
-        (lambda: task({"parameterization": "mup", "base_dmodel": 4}), "did you mean 'base_d_model'"),
-        (lambda: task({"parameterization": {"hidden": [0, 0, 0]}, "base_d_model": 4}), "must have"),
-        (lambda: task({**MUP, "states": "vector"}), "states is 'vector'; it must be one of hidden, readout"),
+        ({"parameterization": "mupp"}, "did you mean 'mup'"),
+        ({"base_d_model": 0}, "base_d_model is 0"),
+        ({"base_dmodel": 4}, "did you mean 'base_d_model'"),
+        ({"parameterization": {"hidden": [0, 0, 0]}}, "must have"),
+        ({"states": "vector"}, "states is 'vector'; it must be one of hidden, readout"),
         (
-            lambda: task({**MUP, "parameterization": {**OWN, "hidden": [0, 1, 1]}}, **UNTIED),
-            r"not stable with adam: \(7\) a_h \+ b_h = 0.5, and it is 1",
+            {"parameterization": OWN | {"hidden": [0, 1, 1]}},
+            r"not stable with adam: \(7\) a_h \+ b_h = 0.5, ",
         ),
-        (
-            lambda: task(MUP, optimizer=OptimizerSettings(algorithm="torch.optim.Rprop")),
-            r"no scaling of learning rates is known for algorithm torch\.optim\.Rprop",
-        ),
-        (lambda: classifier(Plain, MUP), r"backbone\.blocks\.0\.layer\.scale has no width role.* of Plain"),
+        ({"parameterization": "sp"}, "tied to the embedding.* take mup or mean_field"),
+        ({"parameterization": "ntk"}, "tied to the embedding.* take mup or mean_field"),
     ],
 )
-def test_wrong_settings_are_one_line(call, message):
+def test_wrong_settings_are_one_line(width, message):
     with pytest.raises(ValueError, match=message):
-        call()
+        task({**MUP, **width})
+
+
+def test_an_optimizer_whose_updates_are_not_known_is_refused():
+    with pytest.raises(ValueError, match=r"no scaling of learning rates is known for algorithm torch\.optim\.Rprop"):
+        task(MUP, optimizer=OptimizerSettings(algorithm="torch.optim.Rprop"))

@@ -59,9 +59,12 @@ class _Mixing(torch.autograd.Function):
         return grad.sum(-1) - grad.sum(-2), grad_scores, None
 
 
-def _hidden(Q: int, document: Tensor | None, device: torch.device) -> Tensor:
-    """Return which j position i does not see, j > i or in another document: document (…, Q) -> (…, Q, Q)."""
-    hidden = torch.ones(Q, Q, dtype=torch.bool, device=device).triu(1)
+def _hidden(Q: int, document: Tensor | None, device: torch.device, delayed: bool = False) -> Tensor:
+    """Return which j position i does not see, j > i or in another document: document (…, Q) -> (…, Q, Q).
+
+    delayed: a position does not see itself either.
+    """
+    hidden = torch.ones(Q, Q, dtype=torch.bool, device=device).triu(0 if delayed else 1)
     return hidden if document is None else hidden | (document.unsqueeze(-1) != document.unsqueeze(-2))
 
 
@@ -74,7 +77,7 @@ def _factors(sums: Tensor, dropped: Tensor | None, dtype: torch.dtype) -> Tensor
 
 def _run_piece(
     x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor, reset: Tensor | None,
-    Q: int, zero_nonfinite: bool,
+    Q: int, delayed: bool, zero_nonfinite: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (y in x's dtype, state after it) of a piece, computed in the state's dtype."""
     x_dtype, dtype, (batch, L, H, P), (G, N), missing = x.dtype, state.dtype, x.shape, B.shape[2:], -x.shape[1] % Q
@@ -98,7 +101,7 @@ def _run_piece(
             at_ends = F.pad(document[..., -1].transpose(1, 2), (1, 0))  # (batch, 1, K + 1)
             begun = document != at_ends[..., :-1].transpose(1, 2).unsqueeze(-1)
             ended = document != document[..., -1:]
-        v = x * delta.unsqueeze(-2)
+        v = x if delayed else x * delta.unsqueeze(-2)
 
         # What every chunk adds to the state, and the states at the chunks' beginnings and at the end.
         to_end = _factors(within[..., -1:] - within, ended, dtype)
@@ -111,7 +114,7 @@ def _run_piece(
         beginnings = beginnings.transpose(1, 2).reshape(added.shape)
         carried = (beginnings @ C.transpose(-1, -2)).view(x.shape) * _factors(within, begun, dtype)
         scores = (C @ B.transpose(-1, -2)).unsqueeze(3)  # (batch, K, G, 1, Q, Q)
-        mixing = _Mixing.apply(within, scores, _hidden(Q, document, x.device))
+        mixing = _Mixing.apply(within, scores, _hidden(Q, document, x.device, delayed))
         y = torch.baddbmm(carried.flatten(0, 2), v.flatten(0, 2), mixing.flatten(0, 2).transpose(1, 2)).view(x.shape)
         if D is not None:
             y = torch.addcmul(y, D[:, None, None], x)
@@ -135,15 +138,15 @@ def _piece_size(x: Tensor, Q: int) -> tuple[int, int]:
 
 def run_eager_ssd(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
     """Return (y, last state) for checked inputs."""
-    x, delta, A, B, C, D, initial, reset, Q, dtype, zero = inputs
+    x, delta, A, B, C, D, initial, reset, Q, dtype, delayed, zero = inputs
     batch, L, H, P = x.shape
     if initial is None:
         initial = x.new_zeros(batch, H, P, B.shape[-1], dtype=dtype)
     Q = min(_chunk(x, B.shape[-1]) if Q is None else Q, L)
     if torch.compiler.is_compiling() or not batch:  # torch.compile chooses for itself what to compute twice
-        return _run_piece(x, delta, A, B, C, D, initial, reset, Q, zero)
+        return _run_piece(x, delta, A, B, C, D, initial, reset, Q, delayed, zero)
     rows, length = _piece_size(x, Q)
-    run = partial(_run_piece, Q=Q, zero_nonfinite=zero)
+    run = partial(_run_piece, Q=Q, delayed=delayed, zero_nonfinite=zero)
     # Rows one after the other in one dimension, so that one split and one concatenation, a copy each, make the pieces.
     in_a_row = [min(length, L - start) for start in range(0, L, length)]
     sizes = [min(rows, batch - first) * n for first in range(0, batch, rows) for n in in_a_row]

@@ -57,6 +57,8 @@ def _refuse_inputs(inputs: SSDInputs) -> str | None:
         return "float64: mamba-ssm's kernels compute in float32"
     if inputs.x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         return "float32: mamba-ssm's kernels multiply in TF32, torch.get_float32_matmul_precision() is 'highest'"
+    if inputs.delayed:
+        return "delayed: mamba-ssm's kernels read x at its own position"
     if inputs.x.shape[0] == 0:
         return "batch = 0; mamba-ssm's kernels take at least 1"
     return None
@@ -83,7 +85,7 @@ class _FirstDerivatives(torch.autograd.Function):
 
 def run(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
     """Return (y, last state) for supported inputs."""
-    x, delta, A, B, C, D, initial, reset, chunk_size, _, zero_nonfinite = inputs
+    x, delta, A, B, C, D, initial, reset, chunk_size, _, _, zero_nonfinite = inputs
     if zero_nonfinite:
         x, delta, B, C = map(without_nonfinite, (x, delta, B, C))
     documents = None if reset is None else reset.cumsum(1, dtype=torch.int32)

@@ -1,0 +1,200 @@
+"""Every network is loaded as it was saved, and padding does not matter to it; poolings, heads, wrong settings."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from lra_ssm import layers, models
+from lra_ssm.layers import S4D, S6, BlockSpec, LayerSpec, S4Block, mask_padding
+from lra_ssm.models import Classifier, DualEncoder, MeanPooling, MLPHead, PlainNetwork, Pretrained, Regressor
+from tests.helpers import Smooth
+from tests.layers.cases import ALL
+from tests.models.cases import BOTH_WAYS, IDS, NETWORKS, PAIRS, SIZES, Turn
+
+
+def check_roundtrip(made: Pretrained, inputs: Tensor, folder: Path) -> None:
+    made.train()(inputs)  # norms' statistics are not those of a new network
+    made.eval().save_pretrained(folder)
+    loaded = models.load_pretrained(folder, nn.Module, trust=[f"{Turn.__module__}.Turn"])
+    assert type(loaded) is type(made)
+    state = made.state_dict()
+    assert state.keys() == loaded.state_dict().keys()
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, state[name]) and value.dtype == state[name].dtype, name
+    with torch.no_grad():
+        assert torch.equal(loaded(inputs), made(inputs))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_layer_and_block_is_loaded_as_it_was_saved(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    case = ALL[name]
+    block = BlockSpec(S4Block, dropout=0.1) if case.block is None else case.block
+    made = Classifier(case.layer, 3, vocab_size=5, d_model=case.width, n_layers=3, block=block)
+    check_roundtrip(made, IDS, tmp_path / "saved")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_is_loaded_as_it_was_saved(name: str, tmp_path: Path) -> None:
+    check_roundtrip(*NETWORKS[name], tmp_path / "saved")
+
+
+def test_every_public_layer_block_and_network_is_among_them() -> None:
+    used = {spec.cls for case in ALL.values() for spec in (case.layer, case.block) if spec is not None}
+    classes = [getattr(layers, name) for name in layers.__all__]
+    stateful = {c for c in classes if isinstance(c, type) and issubclass(c, nn.Module) and hasattr(c, "step")}
+    assert stateful - {layers.RecurrentLayer, layers.Block} - used == set()
+    classes = [getattr(models, name) for name in models.__all__]
+    networks = {c for c in classes if isinstance(c, type) and issubclass(c, Pretrained)} - {Pretrained}
+    assert networks == {type(made) for made, _ in NETWORKS.values()}
+
+
+# --- padding and poolings ---
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_an_example_gives_the_same_by_itself_and_positions_matter(name: str) -> None:
+    made, inputs = copy.deepcopy(NETWORKS[name][0]).double().eval(), NETWORKS[name][1]
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    at = 2 if isinstance(made, DualEncoder) else 1  # of positions
+    lengths = torch.tensor([[7, 3], [2, 5]] if at == 2 else [7, 3])
+    y = made(inputs, lengths)
+    for i, own in enumerate(lengths):
+        n = int(own.max())
+        alone = made(inputs[i : i + 1].narrow(at, 0, n), lengths[i : i + 1])[0]
+        torch.testing.assert_close(y[i, :n] if y.dim() == 3 else y[i], alone, rtol=1e-4, atol=1e-9)
+        assert y.dim() < 3 or name == "a user's layer" or not y[i, n:].any()
+    assert "positions" not in name or (made(inputs.flip(at)) - made(inputs)).abs().max() > 1e-8
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("language model", "(batch, length) ids, int64"), ("pairs", "(batch, length) ids, int64"),
+    ("plain", "(batch, length, 2) features, floating"),
+])  # fmt: skip
+def test_inputs_of_another_shape_are_one_line_and_an_empty_batch_is_empty(name: str, expected: str) -> None:
+    made, inputs = NETWORKS[name]
+    assert made(inputs[:0]).shape == made(inputs)[:0].shape
+    length = inputs[:, :0] if name != "pairs" else inputs[..., :0]
+    for wrong in (inputs[..., None], inputs.bool(), length, *([inputs[0]] if name != "pairs" else [])):
+        shape = tuple((wrong.flatten(0, 1) if name == "pairs" else wrong).shape)
+        with pytest.raises(ValueError) as error:
+            made(wrong)
+        message = f"inputs: expected {expected}, length at least 1; got shape {shape}, {wrong.dtype}"
+        assert str(error.value) == message
+
+
+@pytest.mark.parametrize("kind", [Classifier, Regressor])
+def test_pooling_leaves_out_padding_that_the_blocks_see(kind):
+    made, lengths = kind(BOTH_WAYS, 3, pooling=MeanPooling, padding="seen", **SIZES), torch.tensor([7, 3])
+    x = mask_padding(made.backbone(IDS), lengths)  # in training, whose batch norm counts all of the batch
+    torch.testing.assert_close(made(IDS, lengths), made.head(MeanPooling(8)(x, lengths)))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected", "full"),
+    [(MeanPooling, [-1 / 3, -2], -0.25), (models.LastPooling, [3, -2], 0.0), (models.MaxPooling, [3, -2], 3.0)],
+)
+def test_pooling_over_known_values_and_wrong_lengths(pooling, expected, full):
+    x = torch.tensor([[[1.0], [-5.0], [3.0], [0.0]], [[-2.0], [0.0], [0.0], [0.0]]])
+    pooled = pooling(1)(x, torch.tensor([3, 1]))[:, 0]
+    torch.testing.assert_close(pooled, torch.tensor(expected, dtype=x.dtype))
+    assert pooling(1)(x, None)[0, 0].item() == pytest.approx(full)
+    made, ids = Classifier(BOTH_WAYS, 3, pooling=pooling, **SIZES), torch.ones(2, 4, dtype=torch.long)
+    for lengths, message in (
+        ([0, 4], "lengths: 0 among them; expected 1 to L = 4"),
+        ([4, 5], "lengths: 5 among them; expected . to L = 4"),
+        ([4], r"lengths: shape \(1,\); expected \(B,\) = \(2,\)"),
+        ([4.0, 3.0], "lengths: dtype torch.float32; expected whole numbers"),
+    ):
+        for module, inputs in ((made, ids), (pooling(1), x)):
+            with pytest.raises(ValueError, match=message):
+                module(inputs, torch.tensor(lengths))
+
+
+def test_a_regressor_has_an_output_per_position_or_its_last_one():
+    torch.manual_seed(0)
+    last, positions = (Regressor(BOTH_WAYS, 3, **SIZES, **more) for more in ({}, {"pooling": None}))
+    last.load_state_dict(positions.state_dict())
+    torch.testing.assert_close(last(IDS), positions(IDS)[:, -1])
+
+
+def test_lengths_are_not_read_where_that_costs_something():
+    block = S4Block(4, S6, norm="layer").eval()
+    x, lengths = torch.randn(2, 5, 4), torch.tensor([5, 3])
+    compiled = torch.compile(block.layer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, lengths), block.layer(x, lengths))
+    on_meta = block.to("meta")(x.to("meta"), torch.tensor([9, 9], device="meta"))
+    assert on_meta.shape == x.shape and on_meta.is_meta
+
+
+def test_features_and_a_users_layer_built_once_per_block():
+    made = Classifier(LayerSpec(Smooth, width=5), 2, d_input=3, d_model=4, n_layers=2)
+    made(torch.randn(2, 6, 3)).sum().backward()
+    assert all(p.grad is not None for p in made.parameters())
+    first, second = (block.layer for block in made.backbone.blocks)
+    assert first is not second and first.mix.kernel_size == (5,)
+
+
+# --- heads, and the network of theory ---
+
+
+def through(linears, vectors, activation=torch.relu):
+    x = torch.cat(vectors, -1)
+    for linear in linears[:-1]:
+        x = activation(linear(x))
+    return linears[-1](x)
+
+
+@pytest.mark.parametrize(
+    ("head", "expected", "shapes"),
+    [
+        (models.NLIHead, lambda maps, x, y: through(maps, [x, y, x - y, x * y], gelu), [(8, 32), (2, 8)]),
+        (models.LRAPairHead, lambda maps, x, y: through(maps, [x, y]), [(8, 16), (4, 8), (2, 4)]),
+        (LayerSpec(models.LRAPairHead, width=6), lambda maps, x, y: through(maps, [x, y]), [(6, 16), (3, 6), (2, 3)]),
+        (models.LogitPairHead, lambda maps, x, y: through(maps[1:], [maps[0](x), maps[0](y)]),
+         [(2, 8), (512, 4), (256, 512), (2, 256)]),
+        (MLPHead, lambda maps, x: through(maps, [x]), [(8, 8), (2, 8)]),
+        (LayerSpec(MLPHead, width=5), lambda maps, x: through(maps, [x]), [(5, 8), (2, 5)]),
+    ],
+)  # fmt: skip
+def test_heads_are_the_published_ones(head, expected, shapes):
+    alone = head is MLPHead or getattr(head, "cls", None) is MLPHead
+    made = (Classifier if alone else DualEncoder)(S4D, 2, head=head, **SIZES).eval()
+    linears = [module for module in made.head.modules() if isinstance(module, nn.Linear)]
+    assert [tuple(linear.weight.shape) for linear in linears] == shapes
+    vectors = [made.encode(IDS)] if alone else [made.encode(PAIRS[:, j]) for j in (0, 1)]
+    torch.testing.assert_close(made(IDS if alone else PAIRS), expected(linears, *vectors))
+
+
+def test_the_network_of_theory_is_the_papers_equation_5():
+    made = PlainNetwork(LayerSpec(S4D, d_state=4), num_outputs=3, d_input=2, d_model=4, nonlinearity="tanh").double()
+    u = torch.randn(2, 9, 2, dtype=torch.float64)
+    block = made.blocks[0]
+    block.bias.data.normal_()
+    wanted = (block.layer(u @ made.encoder.weight.T)[:, -1] + block.bias).tanh() @ made.decoder.weight.T
+    torch.testing.assert_close(made(u), wanted)
+    others = {name for name, _ in made.named_parameters() if not name.startswith("blocks.0.layer.")}
+    assert others == {"encoder.weight", "blocks.0.bias", "decoder.weight"}
+    linear = PlainNetwork(LayerSpec(S4D, d_state=4), 1, d_input=2, d_model=4, nonlinearity="none", bias=False).double()
+    torch.testing.assert_close(linear(2 * u[:1] + u[1:]), 2 * linear(u[:1]) + linear(u[1:]))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Classifier(S4D, 2, vocab_size=3, pooling="lra_ssm.models.SumPooling"), "SumPooling' cannot be impo"),
+        (lambda: Classifier(BOTH_WAYS, 2, vocab_size=3, d_model=9), "d_model 9 is not divisible by num_blocks 2"),
+        (lambda: Classifier(S4D, 0, vocab_size=3), "num_classes is 0"),
+        (lambda: Regressor(S4D, 0, vocab_size=3), "num_outputs is 0; it must be at least 1"),
+        (lambda: PlainNetwork(S4D, 1), "give vocab_size"),
+        (lambda: MLPHead(8, 3, width=0), "head width is 0"),
+        (lambda: DualEncoder(S6, 2, **SIZES)(IDS), r"inputs \(2, 7\): a dual encoder takes pairs \(batch, 2, length\)"),
+    ],
+)
+def test_wrong_settings_are_one_line(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
