@@ -16,6 +16,7 @@ from lra_ssm.ops import (
     causal_depthwise_convolution_reference,
     conv_state,
     linear_scan,
+    mamba3_scan,
     ssd_scan,
 )
 from lra_ssm.ops.backends import cpu_pieces, eager, eager_ssd, triton_call, triton_depthwise
@@ -152,6 +153,66 @@ def ssd(**more: Any) -> Operator:
     )  # fmt: skip
 
 
+def make_mamba3(*, batch=2, L=21, H=3, P=2, N=6, R=2, optional=("D", "initial_state"), decay=1.0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(*shape, dtype=dtype, generator=generator)
+
+    inputs = {
+        "x": randn(batch, L, H, P), "delta": randn(batch, L, H).abs(), "A": -decay * randn(batch, L, H).abs(),
+        "trapezoid": randn(batch, L, H).sigmoid(), "angles": 3 * randn(batch, L, R), "B": randn(batch, L, H, N),
+        "C": randn(batch, L, H, N), "D": randn(H), "initial_state": randn(batch, H, P + 1, N + 1),
+    }  # fmt: skip
+    inputs["initial_state"][..., -1, -1] = 0
+    return {name: x for name, x in inputs.items() if name not in ("D", "initial_state") or name in optional}
+
+
+def mamba3_loop(
+    x, delta, A, trapezoid, angles, B, C, D=None, initial_state=None, reset=None, valid=None, chunk_size=None
+):
+    """Lahoti et al. 2026: h_t = α (h_{t-1} + (1 - λ) Δ B_{t-1} x_{t-1}) + λ Δ B_t x_t, α = exp(Δ (A - iθ)) by pairs."""
+    (batch, L, H, P), N = x.shape, B.shape[-1]
+    rates = torch.cat([angles, angles.new_zeros(batch, L, N // 2 - angles.shape[2])], -1)
+
+    def pairs(t):
+        return torch.complex(t[..., 0::2], t[..., 1::2])
+
+    if initial_state is None:
+        initial_state = x.new_zeros(batch, H, P + 1, N + 1)
+    h, last_x, last_B = pairs(initial_state[..., :P, :N]), initial_state[..., :P, N], initial_state[..., P, :N]
+    outputs = []
+    for t in range(L):
+        if reset is not None:
+            keep = ~reset[:, t, None, None]
+            h, last_x, last_B = h * keep[..., None], last_x * keep, last_B * keep
+        step, mix = delta[:, t, :, None, None], trapezoid[:, t, :, None, None]
+        alpha = torch.exp(step * torch.complex(A[:, t, :, None], -rates[:, t, None])[:, :, None])
+        after = alpha * (h + (1 - mix) * step * last_x[..., None] * pairs(last_B)[:, :, None])
+        after = after + mix * step * x[:, t, ..., None] * pairs(B[:, t])[:, :, None]
+        outputs.append(
+            (after * pairs(C[:, t])[:, :, None].conj()).sum(-1).real + (0 if D is None else D[:, None] * x[:, t])
+        )
+        real = torch.ones(batch, dtype=torch.bool) if valid is None else valid[:, t]
+        h = torch.where(real[:, None, None, None], after, h)
+        last_x, last_B = (
+            torch.where(real[:, None, None], now, before) for now, before in ((x[:, t], last_x), (B[:, t], last_B))
+        )
+    state = torch.view_as_real(h).flatten(-2)
+    state = torch.cat([state, last_x[..., None]], -1)
+    corner = torch.cat([last_B, torch.zeros_like(last_B[..., :1])], -1)
+    return torch.stack(outputs, 1), torch.cat([state, corner[..., None, :]], -2)
+
+
+def mamba3(**more: Any) -> Operator:
+    return Operator(
+        partial(mamba3_scan, return_last_state=True), mamba3_loop, make_mamba3,
+        dict.fromkeys(("x", "delta", "A", "trapezoid", "angles", "B", "C"), 1),
+        low=dict.fromkeys(("x", "B", "C"), bf16), optional=("D", "initial_state"), infinite=False,
+        forms=[(dict(R=R), dict(chunk_size=size)) for R, size in ((2, 4), (3, None), (0, 16))], **more,
+    )  # fmt: skip
+
+
 def make_depthwise(L=37, W=4, *, batch=2, D=5, optional=("bias", "initial"), transposed=False, dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
 
@@ -209,6 +270,7 @@ OPERATORS = {
     "linear, 0, Triton": linear(0, True, "triton", **TRITON, marks=SLOW),
     "linear, 1, Triton": linear(1, True, "triton", **TRITON),
     "Mamba-2's": ssd(),
+    "Mamba-3's": mamba3(),
     "Mamba-2's, small pieces": ssd(patches=((eager_ssd, "CHUNKS", 1),)),
     "depthwise, PyTorch": depthwise(causal_depthwise_convolution, False, {1: 5, 2: 37, 4: 16, 6: 5},
                                     patches=WITHOUT_CPP),

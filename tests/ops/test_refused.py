@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, zeros
 
 from lra_ssm import ops
-from tests.ops.operators import make_depthwise, make_linear, make_ssd
+from tests.ops.operators import make_depthwise, make_linear, make_mamba3, make_ssd
 from tests.ops.scan_cases import make_inputs
 
 i, long, boolean = torch.complex64, torch.int64, torch.bool
@@ -59,6 +59,7 @@ CHECKED = {
              B="(batch, L, G, N)", C="(batch, L, G, N) = (2, 5, 2, 5)",
              initial_state="(batch, H, P, N) = (2, 4, 3, 5)", reset="(batch, L) = (2, 5)"),
     ),
+    "Mamba-3's": Checked((ops.mamba3_scan,), make_mamba3(), {}),
     "depthwise": Checked(
         (ops.causal_depthwise_convolution, ops.causal_depthwise_convolution_reference), DEPTHWISE,
         CONV | dict(weight="(D, W) with W >= 1", bias="(D,) = (3,)"),
@@ -143,6 +144,9 @@ NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jag
     ("linear", "b", zeros(2, 4, 0), r"b: shape \(2, 4, 0\); .*L >= 1"),
     ("Mamba-2's", "B", zeros(2, 5, 3, 5), r"B: shape \(2, 5, 3, 5\); .*G dividing H = 4"),
     ("Mamba-2's", "delta", None, "delta: None; expected a tensor"),
+    ("Mamba-3's", "A", zeros(3), r"A: shape \(3,\); expected \(batch, L, H\) = \(2, 21, 3\)"),
+    ("Mamba-3's", "angles", zeros(2, 21, 4), r"angles: shape .*; expected \(batch, L, R\) with 2 R at most N = 6"),
+    ("Mamba-3's", "initial_state", zeros(2, 3, 2, 6), r"initial_state: shape .* = \(2, 3, 3, 7\)"),
     ("depthwise", "u", zeros(2, 3, 0), "u: shape .*L >= 1"),
     ("depthwise", "weight", zeros(3, 0), r"weight: shape \(3, 0\).*W >= 1"),
     ("conv_state", "W", 0, "W: 0; expected a width of at least 1"),

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lra_ssm.ops import block_linear, selective_step, step_linear
+from lra_ssm.ops import block_linear, mamba3_step, selective_step, ssd_step, step_linear
 from lra_ssm.ops.backends import cpu_pieces
-from tests.ops.scan_cases import assert_close, make_inputs, needs_compiled, scan, widened
+from tests.ops.operators import OPERATORS
+from tests.ops.scan_cases import assert_close, compare, make_inputs, needs_compiled, scan, widened
 
 
 @pytest.mark.parametrize("rule", ["euler", "zoh"])
@@ -25,6 +26,22 @@ def test_a_step_is_the_selective_scan_of_one_position(complex_A, rule):
     assert found["y"].dtype == torch.bfloat16 and found["state"].dtype == low["state"].dtype
     _, expected = selective_step(**widened(low), discretization=rule)
     assert_close(widened({"state": found["state"]}), {"state": expected}, rtol=1e-5)
+
+
+@pytest.mark.parametrize("step, name", [(ssd_step, "Mamba-2's"), (mamba3_step, "Mamba-3's")])
+def test_steps_are_the_scan(step, name):
+    of = OPERATORS[name]
+
+    def in_steps(initial_state, D=None, **x):
+        state, outputs = initial_state, []
+        for k in range(6):
+            at_k = {name: v[:, k] if name in of.along else v for name, v in x.items()}
+            y, state = step(**at_k, D=D, state=state)
+            outputs.append(y)
+        return torch.stack(outputs, 1), state
+
+    for optional in (("initial_state",), of.optional):
+        compare(in_steps, of.slow, of.make(L=6, optional=optional))
 
 
 @needs_compiled
