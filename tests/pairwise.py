@@ -11,21 +11,18 @@ def pairwise(*, rest: bool = True, **axes: Iterable[Any]) -> pytest.MarkDecorato
     """Parametrizes a test over the product of its arguments' values.
 
     The cases that run by default hold each pair of two arguments' values at least once; the others are marked slow, or
-    without `rest` there are none.
-    A value that is a pytest.param with marks of its own gives them to all of its cases.
+    without `rest` left out. A value may be a pytest.param with marks, which all of its cases have.
     """
     values = {name: [v if hasattr(v, "marks") else pytest.param(v) for v in of] for name, of in axes.items()}
-    every = list(product(*(range(len(of)) for of in values.values())))
-    usual = [case for case in every if not any(of[i].marks for of, i in zip(values.values(), case, strict=True))]
-    chosen = set(_covering(usual))
+    every = list(product(*values.values()))
+    usual = [case for case in every if not any(v.marks for v in case)]
+    chosen = _covering(usual)
     params = []
     for case in every:
-        picked = [of[i] for of, i in zip(values.values(), case, strict=True)]
-        if case in usual and case not in chosen and not rest:
-            continue
-        label = "-".join(f"{name}={v.values[0]}" for name, v in zip(values, picked, strict=True))
-        marks = [mark for v in picked for mark in v.marks] or ([] if case in chosen else [pytest.mark.slow])
-        params.append(pytest.param(*(v.values[0] for v in picked), marks=marks, id=label))
+        marks = [mark for v in case for mark in v.marks] or ([] if case in chosen else [pytest.mark.slow])
+        if rest or case in chosen or case not in usual:
+            label = "-".join(f"{name}={v.values[0]}" for name, v in zip(values, case, strict=True))
+            params.append(pytest.param(*(v.values[0] for v in case), marks=marks, id=label))
     return pytest.mark.parametrize(",".join(values), params)
 
 

@@ -9,7 +9,6 @@ import signal
 import sys
 import tempfile
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,7 +96,7 @@ def run_here(arguments: list[str], cwd: Path) -> Result:
     deterministic, modules = torch.are_deterministic_algorithms_enabled(), set(sys.modules)
     out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
     with (
-        contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _warnings_on_stderr(),
+        contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
         mock.patch.dict(os.environ), mock.patch.object(sys, "argv", ["lra-ssm", *arguments]),
         mock.patch.object(sys, "path", [*sys.path]),
     ):  # fmt: skip
@@ -141,34 +140,21 @@ def options_of(*configs: dict[str, Any]) -> Any:
         return read_fit_options([f"--config={file}" for file in files])
 
 
-@contextmanager
-def _warnings_on_stderr() -> Iterator[None]:
-    """As Python shows them: pytest would keep them for itself."""
-
-    def show(message, category, filename, lineno, file=None, line=None):
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
-            warnings.simplefilter("ignore", kind)
-        warnings.showwarning = show
-        yield
+def _result(arguments: list[str], cwd: Path, env: dict[str, str] | None) -> Result:
+    return run_here(arguments, cwd) if env is None else run(arguments, cwd, env)
 
 
 def succeed(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> Result:
     """A command that ends well: in this process, or with `env` in one of its own."""
-    result = run(arguments, cwd, env) if env is not None else run_here(arguments, cwd)
-    assert result.code == 0, (
-        f"{' '.join(arguments)} ended with {result.code}:\n{result.out[-2000:]}\n{result.err[-3000:]}"
-    )
+    result = _result(arguments, cwd, env)
+    assert result.code == 0, f"{arguments} ended with {result.code}:\n{result.out[-2000:]}\n{result.err[-3000:]}"
     return result
 
 
 def fail(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> str:
     """The one line on stderr that a command with bad input ends with; in which process, as `succeed`."""
-    result = run(arguments, cwd, env) if env is not None else run_here(arguments, cwd)
-    assert result.code > 0, f"{' '.join(arguments)} ended with {result.code}\n{result.out}\n{result.err[-3000:]}"
+    result = _result(arguments, cwd, env)
+    assert result.code > 0, f"{arguments} ended with {result.code}\n{result.out}\n{result.err[-3000:]}"
     return _one_line(result.err)
 
 
@@ -197,8 +183,7 @@ def _child(
 
     native_build.library.cache_clear()  # it looks for its kernels itself
     run.draw_curves = lambda *_: None  # see conftest.py's fixture `curves`
-    with _warnings_on_stderr():
-        code = _exit_code(arguments, call)
+    code = _exit_code(arguments, call)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -231,12 +216,12 @@ def in_process(arguments: list[str], capsys) -> tuple[int, str, list[str]]:
 def refused(arguments: list[str], capsys) -> str:
     """What `fail` gives, of a command in this process and folder."""
     code, out, errors = in_process(arguments, capsys)
-    assert code > 0, f"{' '.join(arguments)} ended with {code}\n{out}\n{errors}"
+    assert code > 0, f"{arguments} ended with {code}\n{out}\n{errors}"
     return _one_line("\n".join(errors))
 
 
 def printed(arguments: list[str], capsys) -> str:
     """What a command prints that succeeds in this process and folder."""
     code, out, errors = in_process(arguments, capsys)
-    assert code == 0, f"{' '.join(arguments)} ended with {code}\n{out}\n{errors}"
+    assert code == 0, f"{arguments} ended with {code}\n{out}\n{errors}"
     return out

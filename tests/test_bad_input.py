@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from lra_ssm.datamodules.retrieval import NAMES
-from tests.datamodules.image_helpers import pictures, write_image_parquet
-from tests.datamodules.synthetic_pairs import write_pairs
 from tests.runner import FIT, SHORT, TINY, everything_below, fail, in_process, only_run, refused, succeed
-from tests.small_data import write_cifar10, write_imdb, write_mnist
+from tests.small_data import pictures, write_cifar10, write_image_parquet, write_imdb, write_mnist, write_pairs
 
 CALLBACK = "--trainer.callbacks+=lightning.pytorch.callbacks."
 OPTIONS = [  # and what is said of them
@@ -170,14 +168,14 @@ def wrong_files(tmp_path_factory):
     """Datasets in their published layouts, each with one mistake."""
     folder = tmp_path_factory.mktemp("wrong")
     (folder / "data").mkdir()
-    with open(write_pairs(folder / "pairs", (4, 1, 1), median_length=40) / NAMES["val"], "a") as file:
+    with open(write_pairs(folder / "pairs", (4, 1, 1)) / NAMES["val"], "a") as file:
         file.write("1\ta\tb\tonly one text\n")
-    (write_imdb(folder, 1) / "train/neg/0_2.txt").write_bytes(b"caf\xe9")
-    (write_cifar10(folder) / "cifar-10-batches-py/data_batch_3").unlink()
+    (write_imdb(folder / "aclImdb", 1, 1) / "train/neg/0_2.txt").write_bytes(b"caf\xe9")
+    (write_cifar10(folder / "cifar") / "cifar-10-batches-py/data_batch_3").unlink()
     (folder / "broken.tar.gz").write_bytes(b"\x1f\x8b and no more")
-    images = write_mnist(folder) / "train-images-idx3-ubyte.gz"
+    images = write_mnist(folder / "mnist-files") / "train-images-idx3-ubyte.gz"
     images.write_bytes(images.read_bytes()[:-20])
-    write_image_parquet(folder / "hub", "image", pictures(20, size=27, channels=1), range(20), 10)
+    write_image_parquet(folder / "hub", "image", pictures(20, size=27, channels=1), 10)
     for name, broken in {"missing": None, "label": GOOD_LINE + "( ( ( [MAX 2 ) 9"}.items():
         release = folder / name / "lra_release/lra_release/listops-1000"
         release.mkdir(parents=True)

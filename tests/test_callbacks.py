@@ -16,7 +16,6 @@ from lra_ssm.callbacks import (
     LogEpochMeans,
     LogGradientNorm,
     LogGradientOverWeight,
-    LogLearningRates,
     SeedByStep,
     ShowBackends,
     StopOnNonFinite,
@@ -28,8 +27,6 @@ from lra_ssm.layers import S4D, S6, LayerSpec, NetworkSpec
 from lra_ssm.models import LanguageModel
 from lra_ssm.ops import prefer_backend
 from lra_ssm.runs.checkpoints import SaveBest, SaveLast
-from lra_ssm.runs.loggers import CSVRunLogger
-from lra_ssm.runs.record import read_metrics
 from lra_ssm.tasks import LanguageModelling
 
 
@@ -221,43 +218,14 @@ def test_last_is_kept_every_few_steps_and_best_by_its_metric(tmp_path):
 def test_a_stop_within_an_accumulation_comes_when_its_step_is_made(tmp_path, at):
     """Of Trainer(max_time=…), say: gradients that were summed up are in no checkpoint."""
 
-    class Stop(Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            trainer.should_stop |= batch_idx == at
+    def stop(trainer):
+        trainer.should_stop |= trainer.fit_loop.batch_idx == at
 
     last = SaveLast(tmp_path / "last.ckpt", 100)
-    fit(tmp_path, last, Stop(), accumulate_grad_batches=3, max_epochs=3, enable_checkpointing=True)
+    fit(tmp_path, last, Each(stop), accumulate_grad_batches=3, max_epochs=3, enable_checkpointing=True)
     state = torch.load(last.path, weights_only=True)
     batches = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["completed"]
     assert (batches, state["global_step"]) == ((3, 1) if at < 3 else (4, 2))
-
-
-def test_learning_rates_are_those_a_step_is_made_with(tmp_path):
-    class Groups(Line):
-        def configure_optimizers(self):
-            groups = [{"params": [self.linear.weight], "name": "recurrent, delta"},
-                      {"params": [self.linear.bias], "lr": 0.0}]  # fmt: skip
-            optimizer = torch.optim.SGD(groups, lr=0.008)
-            halved = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": halved, "interval": "step"}}
-
-    log = CSVRunLogger(tmp_path / "metrics.csv")
-    fit(tmp_path, LogLearningRates(), model=Groups(), logger=log, log_every_n_steps=2, limit_val_batches=0)
-    rows = [(row["step"], float(row["lr/recurrent-delta"]), row["lr/1"]) for row in read_metrics(log.path)]
-    assert rows == [("1", 0.004, "0.0"), ("3", 0.001, "0.0")]
-
-
-def test_the_log_grows_by_columns_and_forgets_what_will_be_made_again(tmp_path):
-    path = tmp_path / "exp" / "run" / "metrics.csv"
-    path.parent.mkdir(parents=True)
-    log = CSVRunLogger(path)
-    assert (log.name, log.version) == ("exp", "run")
-    log.log_metrics({"a": 1.0, "epoch": 0}, step=0)
-    log.log_metrics({"b": 2.0, "epoch": 1}, step=1)
-    with open(path, "a") as file:
-        file.write("2")  # a kill within a row
-    CSVRunLogger(path).forget_from(1)
-    assert path.read_text().split() == ["step,epoch,a,b", "0,0,1.0,"]
 
 
 def test_gradient_over_weight_is_logged(tmp_path):
@@ -277,24 +245,18 @@ def test_gradient_over_weight_is_logged(tmp_path):
         fit(tmp_path, LogGradientOverWeight(roles=("recurent",)))
 
 
-class Scans(Line):
-    """A loss of an S6 and an S4D, or of a linear map only."""
-
-    def __init__(self, *layers):
-        super().__init__()
-        self.layers = nn.ModuleList(layer(3, d_state=2) for layer in layers)
-
-    def training_step(self, batch, i):
-        x = self.linear(batch[0])[:, None]
-        for layer in self.layers:
-            x = layer(x)
-        return x.square().mean()
-
-
 @pytest.mark.parametrize(
     ("layers", "line"), [((S6, S4D, S6), ["selective scan by eager; S4D's kernel by eager"]), ((), [])]
 )
 def test_a_fit_prints_once_which_backends_run(layers, line, tmp_path, capsys):
+    class Scans(Line):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(*(layer(3, d_state=2) for layer in layers))
+
+        def training_step(self, batch, i):
+            return self.layers(self.linear(batch[0])[:, None]).square().mean()
+
     with prefer_backend("eager"):
-        fit(tmp_path, ShowBackends(), model=Scans(*layers), max_steps=3)
+        fit(tmp_path, ShowBackends(), model=Scans(), max_steps=3)
     assert [text for text in capsys.readouterr().out.splitlines() if " by " in text] == line

@@ -5,7 +5,7 @@ from PIL import Image
 
 from lra_ssm.runs import run
 from lra_ssm.runs.curves import draw_curves
-from tests.runner import FIT, SHORT, everything_below, fail, only_run, printed, succeed
+from tests.runner import FIT, SHORT, everything_below, succeed
 
 METRICS = """\
 step,epoch,train/loss,train/accuracy,lr/base,lr/no_decay,lr/delta,train/samples_per_s,val/f1,val/loss,val/accuracy
@@ -69,14 +69,6 @@ def test_without_values_there_is_no_picture(tmp_path):
         (tmp_path / "metrics.csv").write_text(text)
         draw_curves(tmp_path)
     assert everything_below(tmp_path) == ["metrics.csv"]
-
-
-@pytest.mark.slow
-def test_a_resumed_run_and_a_failed_one_leave_their_curves(interrupted, tmp_path, curves, capsys):
-    printed(FIT, capsys)
-    assert (interrupted / "curves.png").is_file()
-    fail([*FIT, "--experiment=bad", "--model.network.layer=tests.helpers.Blowing"], tmp_path)
-    assert (only_run(tmp_path, "bad") / "curves.png").is_file()
 
 
 def test_a_picture_that_cannot_be_drawn_fails_no_run(tmp_path, data, monkeypatch):

@@ -13,8 +13,12 @@ from tests.runner import FIT, TINY, refused
 NETWORK = "model.network"
 
 
+def config_of(*options):
+    return read_fit_options([*FIT[1:], *options])
+
+
 def id_of(*options):
-    config = read_fit_options([*FIT[1:], *options])
+    config = config_of(*options)
     return run_identity(config.resolved, config.neutral)
 
 
@@ -65,22 +69,18 @@ def test_it_does_not_depend_on_how_a_path_is_spelled_or_on_what_lies_there(tmp_p
         assert id_of(f"--init_from={path}") == weights
 
 
-def test_a_setting_that_comes_later_changes_no_id(monkeypatch):
-    config = read_fit_options(FIT[1:])
-    before = run_identity(config.resolved, config.neutral)
+def test_a_setting_that_comes_later_changes_no_id():
+    config = config_of()
     resolved = copy.deepcopy(config.resolved)
-    init = resolved["model"]["init_args"]["network"]["init_args"]
-    del (
-        init["padding"],
-        init["layer"]["init_args"]["complex_C"],
-        resolved["model"]["init_args"]["optimizer"]["ema_decay"],
-    )
+    model = resolved["model"]["init_args"]
+    network = model["network"]["init_args"]
+    del network["padding"], network["layer"]["init_args"]["complex_C"], model["optimizer"]["ema_decay"]
     del resolved["trainer"]["gradient_clip_val"]
-    assert run_identity(resolved, config.neutral) == before
+    assert run_identity(resolved, config.neutral) == id_of()
 
 
 def test_only_what_is_set_beyond_the_defaults_is_in_it():
-    config = read_fit_options(FIT[1:])
+    config = config_of()
     found = set_beyond_defaults(config.resolved, config.neutral)
     given = yaml.safe_load(TINY.read_text())
     network = given["model"]["init_args"]["network"]["init_args"]
@@ -91,12 +91,16 @@ def test_only_what_is_set_beyond_the_defaults_is_in_it():
 
 
 def test_differences_name_the_setting_and_both_values():
-    one, other = (read_fit_options([*FIT[1:], *flags]).resolved for flags in ([], [f"--{NETWORK}.layer=S6"]))
-    assert differences(one, other) == [f"{NETWORK}.layer B2S6 there, S6 here"]
-    other = read_fit_options([*FIT[1:], "--model.optimizer.lr=0.5", "--model.optimizer.warmup_steps=2.0"]).resolved
-    assert differences(one, other) == ["model.optimizer.lr 0.01 there, 0.5 here"]
+    for flags, expected in (
+        ([f"--{NETWORK}.layer=S6"], f"{NETWORK}.layer B2S6 there, S6 here"),
+        (["--model.optimizer.lr=0.5", "--model.optimizer.warmup_steps=2.0"], "model.optimizer.lr 0.01 there, 0.5 here"),
+    ):
+        assert differences(config_of().resolved, config_of(*flags).resolved) == [expected]
 
 
 def test_a_seed_is_needed(capsys):
     assert "seed_everything" in refused([*FIT, "--seed_everything=null"], capsys)
+
+
+def test_precisions_are_called_as_lightning_calls_them():
     assert identity.PRECISIONS == _PRECISION_INPUT_STR_ALIAS_CONVERSION

@@ -40,8 +40,8 @@ def sources(tmp_path_factory) -> dict[str, Path]:
     (folder / "corpus").mkdir()
     for i in range(200):
         (folder / f"corpus/{i}.txt").write_text(f"Text {i} of a corpus, " * 8)
-    files = {"text": write_imdb(folder), "image": write_cifar10(folder), "mnist": write_mnist(folder)}
-    return {**files, "corpus": folder / "corpus"}
+    writers = {"text": write_imdb, "image": write_cifar10, "mnist": write_mnist}
+    return {"corpus": folder / "corpus", **{name: write(folder / name) for name, write in writers.items()}}
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,6 @@
 """What long work shows while it goes on, in a terminal and in a job's log."""
 
-import os
 import re
-import subprocess
-import sys
-from contextlib import suppress
 
 import pytest
 import torch
@@ -13,7 +9,6 @@ from lightning.pytorch.callbacks import RichProgressBar
 
 from lra_ssm import bars
 from lra_ssm.progress import Bar, LogLines, display_arguments
-from tests.runner import FIT, TINY
 from tests.test_callbacks import QUIET, Line, loader
 
 
@@ -68,45 +63,14 @@ def test_no_step_waits_for_the_loss_that_the_bar_shows():
     assert isinstance(bar.get_metrics(trainer, None)["loss"], torch.Tensor)
 
 
-@pytest.mark.slow
-def test_in_a_terminal_there_is_one_bar_and_the_end_stands_on_a_line_of_its_own(tmp_path, data):
-    import pty
-
-    size = "fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack('HHHH', 40, 100, 0, 0))"
-    main = "from lra_ssm.cli import main; sys.exit(main(sys.argv[1:]))"
-    code = f"import fcntl, struct, sys, termios; {size}; {main}"
-    arguments = [*FIT, "--trainer.enable_progress_bar=true", f"--data.root={data}"]
-    env = {"TERM": "xterm", "PYTHONPATH": str(TINY.parents[1]), "KILL_AT": "train_batch_end:8", "KILL_WITH": "SIGINT"}
-    leader, follower = pty.openpty()
-    command = subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=tmp_path, env=os.environ | env,
-                               stdout=follower, stderr=follower)  # fmt: skip
-    os.close(follower)
-    sent = b""
-    with suppress(OSError):  # the terminal ends with the command
-        while part := os.read(leader, 65536):
-            sent += part
-    os.close(leader)
-    assert command.wait(60) == 130
-    plain = [re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", sent.decode())]
-    shown = [line for line in plain if "━" in line]
-    assert any(re.search(r"Epoch 1/1 .*loss: ", bar) for bar in shown) and all(len(bar) <= 100 for bar in shown)
-    assert any(line.startswith("lra-ssm: stopped by SIGINT at step 8") for line in plain)
-
-
-def test_a_bar_of_what_is_soon_over_prints_nothing_in_a_log(capsys):
+def test_a_bar_shows_count_rate_and_time_left_in_a_terminal_and_nothing_that_is_soon_over_in_a_log(capsys, monkeypatch):
     assert list(bars.with_bar(range(5), "reading", 5)) == [0, 1, 2, 3, 4]
-    with bars.Bar("reading", 1000, in_bytes=True, done=400) as bar:
-        bar.advance(600)
-        assert bar.n == 1000
     assert capsys.readouterr().err == ""
-
-
-def test_in_a_terminal_a_bar_has_count_rate_and_time_left(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with bars.Bar("reading", 2_000_000, in_bytes=True) as bar:
+    with bars.Bar("reading", 2_000_000, in_bytes=True, done=400_000) as bar:
         bar.start_t -= 10  # as if it took that long
         bar.delay = 0
-        bar.advance(1_000_000)
+        bar.advance(600_000)
         bar.refresh()
     shown = capsys.readouterr().err
     assert "reading:  50%" in shown and "1.00M/2.00M" in shown and "B/s" in shown

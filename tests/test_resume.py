@@ -16,6 +16,7 @@ from tests.interrupted import ENDS, assert_same, outcome
 from tests.runner import FIT, SHORT, everything_below, fail, only_run, run, succeed
 
 pytestmark = pytest.mark.usefixtures("read_once")
+SLOW = pytest.mark.slow
 
 # Before the first save, between saves, at and around the end of an epoch, in validation, while saving, at the end.
 MOMENTS = [
@@ -26,21 +27,19 @@ MOMENTS = [
 ]  # fmt: skip
 
 
-# With the usual end before the first save, after a step, after a validation and while saving; with the ends that others
-# differ from most, one moment of its own. Every moment with one of the ends is for `pytest -m slow`, and the end of a
-# validation at other times; all others for `pytest -m trials`.
-USUAL = {"train_batch_start:1", "train_batch_end:6", "validation_end:1", "save_checkpoint:5"}
-OTHERS = [moment for moment in MOMENTS if moment not in USUAL]
+# By default: before the first save, after a step, after a validation and while saving; with other ends a moment each.
+QUICK = {
+    ("epochs", "train_batch_start:1"), ("epochs", "train_batch_end:6"), ("epochs", "validation_end:1"),
+    ("epochs", "save_checkpoint:5"), ("steps", "train_batch_start:2"), ("accumulated", "train_batch_start:7"),
+}  # fmt: skip
 
 
 def marks(i, end, j, moment):
-    if end == "epochs":
-        quick = moment in USUAL
-    elif end == "validation within epochs" and moment == "validation_end:1":
-        return [pytest.mark.slow]
-    else:
-        quick = end in ("steps", "accumulated") and moment == OTHERS[i - 1]
-    return [] if quick else [(pytest.mark.trials, pytest.mark.slow)[(i + j) % len(ENDS) == 1]]
+    """Each moment with one of the other ends is slow; the rest is for `pytest -m trials`."""
+    if (end, moment) in QUICK:
+        return []
+    slow = (i + j) % len(ENDS) == 1 or (end, moment) == ("validation within epochs", "validation_end:1")
+    return [SLOW if slow else pytest.mark.trials]
 
 
 CASES = [
@@ -57,9 +56,6 @@ def test_killed_and_started_again_ends_bit_identical(end, moment, tmp_path, data
     shutil.copytree(whole.copies / moment, tmp_path / "runs")
     succeed([*FIT, f"--data.root={data}", *ENDS[end]], tmp_path)
     assert_same(outcome(tmp_path), whole.outcome)
-
-
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -104,13 +100,6 @@ OTHERS_THAN_USUAL = [
 ]  # fmt: skip
 
 
-def both(folder):
-    """The outcome, what trained beside its averages."""
-    last = torch.load(only_run(folder) / "checkpoints/last.ckpt", weights_only=True)
-    trained = {f"trained {name}": weight for name, weight in last["current_model_state"].items()}
-    return outcome(folder)._replace(last=last["state_dict"] | trained)
-
-
 @pytest.mark.parametrize(
     "moments", [("train_batch_start:5",), pytest.param(("validation_batch_end:2", "save_checkpoint:5"), marks=SLOW)]
 )
@@ -119,20 +108,14 @@ def test_muon_averages_and_metrics_end_bit_identical_too(moments, tmp_path, data
     whole.mkdir()
     with mock.patch.dict(os.environ, COPY_TO=str(tmp_path / "copies")):
         succeed(command, whole)
-    expected = both(whole)
-    assert any(not torch.equal(w, expected.last[f"trained {name}"]) for name, w in outcome(whole).last.items())
+    expected = outcome(whole)
+    trained = {name.removeprefix("trained "): w for name, w in expected.last.items() if name.startswith("trained ")}
+    assert any(not torch.equal(weight, expected.last[name]) for name, weight in trained.items())
     for moment in moments:
         folder = tmp_path / moment.partition(":")[0]
         shutil.copytree(tmp_path / "copies" / moment, folder / "runs")
         succeed(command, folder)
-        assert_same(both(folder), expected)
-
-
-@pytest.fixture
-def interrupted(tmp_path, uninterrupted):
-    """A working folder whose run was killed at its fifth batch."""
-    shutil.copytree(uninterrupted("epochs").copies / "train_batch_start:5", tmp_path / "runs")
-    return tmp_path
+        assert_same(outcome(folder), expected)
 
 
 @pytest.mark.slow
@@ -146,35 +129,32 @@ def test_other_workers_and_save_intervals_change_nothing(tmp_path, data, uninter
     assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 
 
-def test_a_finished_run_prints_its_metrics_and_a_fresh_one_stands_beside_it(tmp_path, trained):
-    command = [*FIT, *SHORT, f"--data.root={trained[0] / 'data'}"]
-    shutil.copytree(trained[0] / "runs", tmp_path / "runs")
+def test_a_finished_run_prints_its_metrics_and_a_fresh_one_stands_beside_it(tmp_path, finished):
+    command, first, runs = [*FIT, *SHORT], finished.name, tmp_path / "runs/tiny"
     again = succeed(command, tmp_path)
     assert "is finished" in again.out and "val/accuracy" in again.out
-    first, runs, copies = only_run(tmp_path).name, tmp_path / "runs/tiny", tmp_path / "copies"
-    with mock.patch.dict(os.environ, COPY_TO=str(copies)):
+    with mock.patch.dict(os.environ, COPY_TO=str(tmp_path / "copies")):
         succeed([*command, "--fresh", "--checkpoint.every_n_steps=1"], tmp_path)
     ends = (runs / name / "checkpoints/last.ckpt" for name in (first, f"{first}-2"))
     one, two = (torch.load(file, weights_only=True)["state_dict"] for file in ends)
     assert all(torch.equal(one[k], two[k]) for k in one)
     shutil.rmtree(runs)
-    shutil.copytree(copies / "train_batch_end:2/tiny", runs)  # killed, it goes on
+    shutil.copytree(tmp_path / "copies/train_batch_end:2/tiny", runs)  # killed, it goes on
     assert "going on from" in succeed([*command, "--fresh"], tmp_path).out
     assert {p.name for p in runs.iterdir()} == {first, f"{first}-2"}
     succeed([*command, "--fresh"], tmp_path)
     assert {p.name for p in runs.iterdir()} == {first, f"{first}-2", f"{first}-3"}
 
 
-def test_a_run_goes_on_only_with_the_data_it_was_begun_with_and_names_other_code(interrupted, data):
-    command, path = [*FIT, f"--data.root={data}"], only_run(interrupted)
-    whole = (path / "run.json").read_text()
-    record = json.loads(whole)
-    record["data"]["splits"]["train"]["arrays"]["tokens"]["sha256"] = "0" * 64
-    (path / "run.json").write_text(json.dumps(record))
-    assert "was started on other data (train_tokens differ); use --fresh to start over" in fail(command, interrupted)
-    (path / "run.json").write_text(whole)
-    checkpoint = torch.load(path / "checkpoints/last.ckpt", weights_only=True)
-    torch.save({**checkpoint, "lra_ssm_code_version": "0.0.1+abc"}, path / "checkpoints/last.ckpt")
-    assert "was made by lra_ssm 0.0.1+abc" in fail([*command, "--strict-resume"], interrupted)
-    out = succeed(command, interrupted).out
+def test_a_run_goes_on_only_with_the_data_it_was_begun_with_and_names_other_code(interrupted, tmp_path):
+    record, last = interrupted / "run.json", interrupted / "checkpoints/last.ckpt"
+    whole = record.read_text()
+    other = json.loads(whole)
+    other["data"]["splits"]["train"]["arrays"]["tokens"]["sha256"] = "0" * 64
+    record.write_text(json.dumps(other))
+    assert "was started on other data (train_tokens differ); use --fresh to start over" in fail(FIT, tmp_path)
+    record.write_text(whole)
+    torch.save({**torch.load(last, weights_only=True), "lra_ssm_code_version": "0.0.1+abc"}, last)
+    assert "was made by lra_ssm 0.0.1+abc" in fail([*FIT, "--strict-resume"], tmp_path)
+    out = succeed(FIT, tmp_path).out
     assert "warning: " in out and "going on from" in out

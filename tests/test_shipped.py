@@ -13,7 +13,7 @@ from lra_ssm.checkpoints.card import headline
 from lra_ssm.checkpoints.sources import SHIPPED
 from lra_ssm.models import Classifier, LanguageModel
 from tests.cifar_from_jpeg import convert
-from tests.datamodules.image_helpers import real_data
+from tests.datamodules.helpers import real_data
 from tests.hub_models import point_at
 from tests.runner import Command, printed
 from tests.test_named import shown

@@ -3,11 +3,10 @@
 tiny.yaml has 2 epochs of 6 batches and validates at the end of each.
 """
 
-import csv
-import json
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -16,26 +15,13 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from lra_ssm.runs import Run
-from tests.interrupted import ENDS, assert_same, outcome
-from tests.runner import FIT, Result, only_run, run, run_here, succeed
+from lra_ssm.runs.record import read_metrics
+from tests.interrupted import ENDS, assert_same, outcome, scontrol, state
+from tests.runner import FIT, SHORT, only_run, run, run_here, succeed
 from tests.test_runs import QUIET, parts
 
 SAVES_NEVER = "--checkpoint.every_n_steps=1000"  # but around validations and at the end of an epoch
 SLOW = pytest.mark.slow
-
-
-def state(folder: Path) -> tuple[dict, int]:
-    """What the record says, and the step of last.ckpt (−1 for none)."""
-    last = only_run(folder) / "checkpoints/last.ckpt"
-    step = torch.load(last, weights_only=True)["global_step"] if last.is_file() else -1
-    return json.loads((only_run(folder) / "run.json").read_text()), step
-
-
-def only_line(err: str) -> str:
-    """What the command says of its end, in one line, the last one."""
-    (line,) = [line for line in err.splitlines() if line.startswith("lra-ssm: ")]
-    assert err.strip().endswith(line) and "Traceback" not in err, err
-    return line.removeprefix("lra-ssm: ")
 
 
 # moment -> the step that is saved, with tiny.yaml's six batches an epoch
@@ -50,13 +36,13 @@ MOMENTS = {
     "train_batch_end:7": 7,
     "validation_end:1": 6,
 }
-SIGNALS = {"SIGTERM": 143, "SIGINT": 130, "SIGUSR1": 138}
+SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
 ENDED_BY = ("epochs", "steps", "validation within epochs", "accumulated")
 CASES = [  # one by one across the table by default, the others with `pytest -m slow` and `-m trials`
     pytest.param(
         end,
         moment,
-        list(SIGNALS)[i % 3],
+        SIGNALS[i % 3],
         marks=[] if (i + j) % 8 == 3 and i > 2 else [(pytest.mark.trials, SLOW)[(i + j) % 4 == 1]],
     )
     for j, end in enumerate(ENDED_BY)
@@ -64,20 +50,23 @@ CASES = [  # one by one across the table by default, the others with `pytest -m 
 ]
 
 
-def signalled(command: list[str], folder: Path, moment: str, name: str = "SIGTERM") -> Result:
-    """A command in this process, which a signal ends."""
+def signalled(command: list[str], folder: Path, moment: str, name: str = "SIGTERM") -> str:
+    """What a command in this process says of its end by a signal: one line, the last one."""
     with mock.patch.dict(os.environ, KILL_AT=moment, KILL_WITH=name):
-        return run_here(command, folder)
+        result = run_here(command, folder)
+    assert result.code == 128 + signal.Signals[name], result.err[-2000:]
+    (line,) = [line for line in result.err.splitlines() if line.startswith("lra-ssm: ")]
+    assert result.err.strip().endswith(line) and "Traceback" not in result.err, result.err
+    return line.removeprefix("lra-ssm: ")
 
 
 @pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize(("end", "moment", "name"), CASES)
 def test_a_signal_saves_the_step_and_the_run_resumes_bit_identical(end, moment, name, tmp_path, data, uninterrupted):
     command = [*FIT, f"--data.root={data}", SAVES_NEVER, *ENDS[end]]
-    result = signalled(command, tmp_path, moment, name)
+    line = signalled(command, tmp_path, moment, name)
     record, step = state(tmp_path)
-    assert result.code == SIGNALS[name], result.err[-2000:]
-    assert only_line(result.err).startswith(f"stopped by {name} at step {step}, saved; the same command resumes from ")
+    assert line.startswith(f"stopped by {name} at step {step}, saved; the same command resumes from ")
     assert record["status"] == "interrupted" and not list(tmp_path.rglob(".unfinished-*"))
     if end == "epochs":
         assert step == MOMENTS[moment]
@@ -95,48 +84,33 @@ def test_a_signal_while_averaged_weights_are_validated_exchanges_nothing(average
     for folder in (tmp_path / "whole", tmp_path / "stopped"):
         folder.mkdir()
         if folder.name == "stopped":
-            result = signalled(command, folder, "validation_batch_start:3")
-            assert only_line(result.err).startswith("stopped by SIGTERM at step ")
+            signalled(command, folder, "validation_batch_start:3")
         succeed(command, folder)
-        last = torch.load(only_run(folder) / "checkpoints/last.ckpt", weights_only=True)
-        both = last["state_dict"] | {f"raw {k}": w for k, w in last["current_model_state"].items()}
-        ends.append(outcome(folder)._replace(last=both))
+        ends.append(outcome(folder))
     assert_same(*ends)
+    assert any(name.startswith("trained ") for name in ends[0].last)
 
 
 def test_a_signal_before_the_first_step_ends_the_process_and_nothing_is_lost(tmp_path, data):
-    command = [*FIT, f"--data.root={data}", "--trainer.max_epochs=1"]
+    command = [*FIT, *SHORT, f"--data.root={data}"]
     assert run(command, tmp_path, {"KILL_AT": "setup:1", "KILL_WITH": "SIGTERM"}).code == -signal.SIGTERM
     assert state(tmp_path)[1] == -1
     succeed(command, tmp_path)
 
 
-def test_ctrl_c_a_second_time_has_its_usual_effect(tmp_path, data, monkeypatch):
-    """Within a step that does not come to its end."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        fit_in_python(data, Twice())[1]()
-
-
 def test_slurm_queues_the_job_again_when_it_is_saved(tmp_path, data):
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    scontrol = tools / "scontrol"
-    asked = tmp_path / "asked"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" > {asked}\ncat {tmp_path}/runs/tiny/*/run.json >> {asked}\n')
-    scontrol.chmod(0o755)
     slurm = {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "fit", "SLURM_JOB_ID": "12", "SLURM_PROCID": "0",
              "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_ARRAY_JOB_ID": "11", "SLURM_ARRAY_TASK_ID": "3",
-             "PATH": f"{tools}:{os.environ['PATH']}"}  # fmt: skip
-    command = [*FIT, f"--data.root={data}"]
+             **scontrol(tmp_path)}  # fmt: skip
+    command, asked = [*FIT, f"--data.root={data}"], tmp_path / "asked"
     with mock.patch.dict(os.environ, slurm):
-        result = signalled(command, tmp_path, "train_batch_end:4", "SIGUSR1")
-        assert result.code == 138 and only_line(result.err).startswith("stopped by SIGUSR1 at step 4, saved; ")
+        line = signalled(command, tmp_path, "train_batch_end:4", "SIGUSR1")
+        assert line.startswith("stopped by SIGUSR1 at step 4, saved; ")
         assert asked.read_text().startswith("requeue 11_3\n") and '"status": "interrupted"' in asked.read_text()
         assert not list(tmp_path.rglob("hpc_ckpt*"))
         asked.unlink()
-        result = signalled(command, tmp_path, "train_batch_end:2", "SIGTERM")
-        assert result.code == 143 and not asked.exists()  # scancel: nobody wants it again
+        signalled(command, tmp_path, "train_batch_end:2")
+        assert not asked.exists()  # scancel: nobody wants it again
 
 
 @pytest.mark.parametrize(
@@ -151,13 +125,10 @@ def test_slurm_queues_the_job_again_when_it_is_saved(tmp_path, data):
 def test_a_run_validates_at_its_last_step_once_and_its_best_is_found(flags, tmp_path, data):
     command = [*FIT[1:], f"--data.root={data}", *flags]
     succeed(["fit", *command], tmp_path)
-    folder = only_run(tmp_path)
-    with open(folder / "metrics.csv", newline="") as file:
-        steps = [int(row["step"]) for row in csv.DictReader(file) if row["val/loss"]]
-    end = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"]
+    steps = [int(row["step"]) for row in read_metrics(only_run(tmp_path) / "metrics.csv") if row["val/loss"]]
+    record, end = state(tmp_path)
     assert steps[-1] == end - 1 and len(set(steps)) == len(steps)
-    record = json.loads((folder / "run.json").read_text())
-    assert "val/accuracy" in record["metrics"] and "best val/accuracy" in record["metrics"] and "stop" not in record
+    assert {"val/accuracy", "best val/accuracy"} <= record["metrics"].keys() and "stop" not in record
     assert "test/accuracy" in succeed(["test", *command], tmp_path).out
 
 
@@ -177,65 +148,67 @@ def test_a_run_that_stopped_early_and_was_killed_before_its_end_does_not_train_o
     assert reason in succeed(command, tmp_path).out  # it is finished
 
 
-class Raise(Callback):
-    """Sends this process a signal after a step; keeps the handlers that it finds then."""
-
-    def __init__(self, at: int, name: str = "SIGINT") -> None:
-        self.at, self.name, self.handlers = at, name, {}
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.at:
-            self.handlers = handlers()
-            signal.raise_signal(signal.Signals[self.name])
-
-
-class Twice(Callback):
-    def on_before_backward(self, trainer, *args):
-        if trainer.global_step == 2:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-
-
 def handlers() -> dict:
     return {name: signal.getsignal(signal.Signals[name]) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")}
 
 
-def fit_in_python(root: Path, stop: Callback | None = None):
-    seed_everything(0, verbose=False)
-    task, data = parts(root)
-    run = Run("runs/mine/a")
-    own = run.trainer_arguments(**QUIET, max_epochs=2)
-    own["callbacks"].append(stop or Raise(0))
-    return run, lambda: run.fit(Trainer(**own), task, data)
+class Raise(Callback):
+    """Sends this process signals after a step; keeps the handlers that it finds after every step."""
+
+    def __init__(self, at: int = 0, *names: str) -> None:
+        self.at, self.names, self.handlers = at, names, []
+
+    def on_train_batch_end(self, trainer, *args):
+        self.handlers.append(handlers())
+        for name in self.names if trainer.global_step == self.at else ():
+            signal.raise_signal(signal.Signals[name])
 
 
-def test_a_fit_in_python_is_saved_too_and_gets_its_handlers_back(tmp_path, data, monkeypatch, capfd):
+@pytest.fixture
+def notebook(tmp_path, data, monkeypatch):
+    """A run in a working folder of its own and its fit in this process, with a callback."""
+
+    def made(name: str, callback: Callback) -> tuple[Run, Callable[[], dict]]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / name)
+        seed_everything(0, verbose=False)
+        task, module = parts(data)
+        run = Run("runs/mine/a")
+        own = run.trainer_arguments(**QUIET, max_epochs=2)
+        own["callbacks"].append(callback)  # no setting of the run
+        return run, lambda: run.fit(Trainer(**own), task, module)
+
+    return made
+
+
+def test_a_fit_in_python_is_saved_too_and_gets_its_handlers_back(notebook, capfd):
     before, ends = handlers(), []
     for name, error in (("none", None), ("SIGINT", KeyboardInterrupt), ("SIGTERM", SystemExit)):
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
         if error is not None:
-            stop = Raise(4, name)
-            run, fit = fit_in_python(data, stop)
+            run, fit = notebook(name, stop := Raise(4, name))
             with pytest.raises(error):
                 fit()
             assert f"lra-ssm: stopped by {name} at step 4, saved; " in capfd.readouterr().err
-            assert handlers() == before and stop.handlers != before and run.record["status"] == "interrupted"
+            assert handlers() == before and before not in stop.handlers and run.record["status"] == "interrupted"
             assert torch.load(run.last, weights_only=True)["global_step"] == 4
-        run, fit = fit_in_python(data)
+        run, fit = notebook(name, Raise())
         fit()
         assert handlers() == before
         ends.append(torch.load(run.last, weights_only=True)["state_dict"])
     assert all(torch.equal(each[name], ends[0][name]) for each in ends for name in ends[0])
 
 
-def test_a_fit_in_a_thread_takes_no_handlers(tmp_path, data, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    before, seen = handlers(), []
-    watch = Raise(3)
-    watch.on_train_batch_end = lambda *args: seen.append(handlers())
-    run, fit = fit_in_python(data, watch)
+def test_ctrl_c_a_second_time_has_its_usual_effect(notebook):
+    """At once, also in a step that does not come to its end."""
+    run, fit = notebook("twice", Raise(2, "SIGINT", "SIGINT"))
+    with pytest.raises(KeyboardInterrupt):
+        fit()
+    assert not run.last.exists()
+
+
+def test_a_fit_in_a_thread_takes_no_handlers(notebook):
+    run, fit = notebook("thread", watch := Raise())
     thread = threading.Thread(target=fit)
     thread.start()
     thread.join()
-    assert run.record["status"] == "finished" and len(seen) == 12 and all(each == before for each in seen)
+    assert run.record["status"] == "finished" and watch.handlers == 12 * [handlers()]

@@ -95,10 +95,10 @@ class MaskedModelling(NetworkTask):
         return total * (world_size / count)  # DDP averages the gradients of all processes
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, "val", self.val_means)
+        self._evaluate(batch, self.val_means)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, "test", self.test_means)
+        self._evaluate(batch, self.test_means)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return log p of the targets, or minus the absolute error: (B, L, 1), 0 where nothing is scored."""
@@ -108,7 +108,7 @@ class MaskedModelling(NetworkTask):
         out[scored] = -losses
         return out.unsqueeze(-1)
 
-    def _evaluate(self, batch: Any, split: str, means: torch.nn.ModuleDict) -> None:
+    def _evaluate(self, batch: Any, means: torch.nn.ModuleDict) -> None:
         """Count every scored position once, whatever the sizes of batches and the shares of devices."""
         tokens = _unpack_targets(batch)
         losses, correct, scored = self._scored(tokens)
@@ -119,12 +119,24 @@ class MaskedModelling(NetworkTask):
             for start, end in zip([0, *self.ends], self.ends, strict=False):
                 parts[f"accuracy_{end}"] = correct[(positions >= start) & (positions < end)]
         for name, values in parts.items():
-            mean: Any = means[name]
-            mean.update(values)
-            in_progress_bar = name == ("loss" if tokens.targets.is_floating_point() else "accuracy")
-            self.log(
-                f"{split}/{name}", mean, on_step=False, on_epoch=True, prog_bar=in_progress_bar, batch_size=len(losses)
-            )
+            metric: Any = means[name]
+            metric.update(values)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_means("val", self.val_means)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_means("test", self.test_means)
+
+    def _log_means(self, split: str, means: Any) -> None:
+        """Log each mean over all devices, except those of no position: a split may be shorter than `accuracy_up_to`."""
+        values = {name: metric.compute() for name, metric in means.items() if metric.update_called}
+        in_progress_bar = "accuracy" if "accuracy" in values else "loss"
+        for name, value in values.items():
+            if name in ("loss", "accuracy") or not value.isnan():
+                # All processes have the same value; without sync_dist Lightning would warn.
+                self.log(f"{split}/{name}", value, prog_bar=name == in_progress_bar, sync_dist=True)
+            means[name].reset()
 
     def _scored(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss (n,) of each scored position, whether it is right (n,) float, and the scored mask (B, L)."""

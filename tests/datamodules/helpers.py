@@ -1,30 +1,30 @@
-"""Small data in the published layouts, and a tiny prepared dataset."""
+"""A tiny dataset, what is stored of one, a model that keeps its batches, and where the real data are."""
 
-from collections.abc import Mapping, Sequence
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
+import pytest
 import torch
 
 from lra_ssm.datamodules import SequenceData
-from lra_ssm.datamodules.listops.trees import CLOSE, OPERATORS
 from lra_ssm.datamodules.storage import Prepared, Split
 
-# Expressions as LRA writes them, with their values.
-LINES = {
-    "train": ["( ( ( [MAX 2 ) 9 ) ] )\t9", "( ( ( [SM 7 ) ( ( ( [MIN 5 ) 8 ) ] ) ) ] )\t2"],
-    "val": ["( ( ( ( [MED 1 ) 4 ) 5 ) ] )\t4"],
-    "test": ["( ( ( [MED 3 ) 6 ) ] )\t4"],
-}
+
+def prepared(data: Any) -> Any:
+    data.prepare_data()
+    return data
 
 
-def write_tsv(folder: Path, lines: Mapping[str, Sequence[str]] = LINES, header: str = "Source\tTarget") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, rows in lines.items():
-        (folder / f"basic_{split}.tsv").write_text("\n".join([header, *rows]) + "\n")
-    return folder
+def real_data(name: str) -> Path:
+    """A file or folder of the real data; skips where it is not there."""
+    folder = os.environ.get("LRA_SSM_TEST_DATA")
+    if not folder or not (Path(folder) / name).exists():
+        pytest.skip(f"LRA_SSM_TEST_DATA does not name a folder with {name}")
+    return Path(folder) / name
 
 
 def sequences(split: Split) -> list[list[int]]:
@@ -32,19 +32,16 @@ def sequences(split: Split) -> list[list[int]]:
     return [part.tolist() for part in np.split(split["tokens"], split["offsets"][1:-1])]
 
 
-def evaluate(tokens: Sequence[str]) -> int:
-    """The value of an expression without parentheses: `["[MAX", "2", "9", "]"]`."""
-    found: list[list[Any]] = [[]]
-    for token in tokens:
-        if token in OPERATORS:
-            found.append([token])
-        elif token == CLOSE:
-            operator, *values = found.pop()
-            found[-1].append(OPERATORS[operator](values))
-        else:
-            found[-1].append(int(token))
-    ((value,),) = found
-    return value
+def texts(data: Any, name: str) -> list[str]:
+    """The sequences of characters of a split, without the `<eos>` that each ends with."""
+    vocabulary, found = data.manifest()["vocabulary"], sequences(data.prepared.split(name))
+    assert all(tokens[-1] == 2 and 2 not in tokens[:-1] for tokens in found)
+    return ["".join(vocabulary[token] for token in tokens[:-1]) for tokens in found]
+
+
+def digests(data: Any) -> list[str]:
+    splits = data.manifest()["splits"].values()
+    return [array["sha256"] for split in splits for array in split["arrays"].values()]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -67,9 +64,7 @@ class Tiny(SequenceData):
 
 
 def tiny_dataset(root: Path, **settings: Any) -> Prepared:
-    data = Tiny(root=str(root), **settings)
-    data.prepare_data()
-    return data.prepared
+    return prepared(Tiny(root=str(root), **settings)).prepared
 
 
 class Recorder(L.LightningModule):
@@ -94,3 +89,12 @@ class Recorder(L.LightningModule):
 def trainer(**settings: Any) -> L.Trainer:
     silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     return L.Trainer(accelerator="cpu", enable_checkpointing=False, num_sanity_val_steps=0, **silent, **settings)
+
+
+def fit(data: Any, path: Path | None = None, **settings: Any) -> Recorder:
+    """Train on a data module or loader, from a checkpoint if one is given; its warnings are not of interest."""
+    model = Recorder()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(**settings).fit(model, data, ckpt_path=path, weights_only=True)
+    return model

@@ -1,40 +1,71 @@
-"""Downloads, archives, the Hub's files, LRA's archive."""
+"""Downloads, archives, the Hub's files."""
 
 import hashlib
 import random
 import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lra_ssm.datamodules.download import (
-    Hub,
-    Remote,
-    download,
-    find_lra,
-    parquet_files,
-    read_archive,
-    read_parquet,
-    unpack,
-)
+from lra_ssm.datamodules.download import Hub, Remote, download, parquet_files, read_parquet, unpack
 from lra_ssm.errors import InputError
-from tests.datamodules.image_helpers import write_tar
-from tests.datamodules.server import Site, serving
+from tests.small_data import write_parquet, write_tar
 
 DATA = random.Random(0).randbytes(300_000)
 SHA256 = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
 MD5 = f"md5:{hashlib.md5(DATA).hexdigest()}"
 
 
+@contextmanager
+def serving(
+    data: bytes, ranges: bool = True, break_after: Iterable[int] = (), statuses: Iterable[int] = ()
+) -> Iterator[SimpleNamespace]:
+    """Serve one file; yields its `url`, and the Range headers of the `requests`.
+
+    Args:
+        data: the file's content.
+        ranges: whether a part can be asked for.
+        break_after: for each answer in turn the number of bytes after which it breaks off.
+        statuses: for each answer in turn a status to give instead of the file.
+    """
+    requests, ends, codes = list[str | None](), [*break_after], [*statuses]
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            asked = self.headers.get("Range")
+            requests.append(asked)
+            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and ranges else 0
+            status = codes.pop(0) if codes else 416 if start > len(data) else 206 if start else 200
+            self.send_response(status)
+            part = data[start:] if status in (200, 206) else b""
+            self.send_header("Content-Length", str(len(part)))
+            self.end_headers()
+            self.wfile.write(part[: ends.pop(0)] if part and ends else part)
+            self.close_connection = True
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        try:
+            yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_address[1]}/file.bin", requests=requests)
+        finally:
+            server.shutdown()
+
+
 @pytest.fixture(autouse=True)
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr("lra_ssm.datamodules.download.time.sleep", lambda seconds: None)
 
 
-def remote(site: Site, digest: str | None = SHA256, size: int | None = None) -> Remote:
+def remote(site: Any, digest: str | None = SHA256, size: int | None = None) -> Remote:
     return Remote(site.url, "file.bin", digest, size)
 
 
@@ -106,9 +137,8 @@ def test_only_one_of_several_downloads(tmp_path: Path) -> None:
 FILES = {"top/a.txt": b"a" * 5000, "top/sub/b.txt": b"b", "other/c.txt": b"c"}
 
 
-def test_archives_are_read_and_unpacked_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_archives_are_unpacked_whole_or_not_at_all(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "any.name", FILES)
-    assert list(read_archive(archive, lambda name: name.startswith("top"))) == list(FILES.items())[:2]
     unpack(archive, "top", tmp_path / "target")
     assert (tmp_path / "target/a.txt").read_bytes() == FILES["top/a.txt"]
     assert (tmp_path / "target/sub/b.txt").read_bytes() == b"b" and len(list((tmp_path / "target").iterdir())) == 2
@@ -125,28 +155,10 @@ def test_archives_are_read_and_unpacked_whole_or_not_at_all(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["any.name", "target"]
 
 
-# -- LRA's archive -----------------------------------------------------------------------------------------------------
-
-
-def test_half_of_the_files_are_an_error(tmp_path: Path) -> None:
-    for place in ("lra_release/lra_release/x", "lra_release/x", "x", "own", ""):  # as unpacked, or as users move it
-        root = tmp_path / place.replace("/", "-") / "root"
-        (root / place).mkdir(parents=True)
-        (root / place / "a").touch()
-        assert find_lra(root, "x", ["a"], ["own"]) == root / place and find_lra(root, "y", ["b"]) is None
-    (tmp_path / "lra_release/x").mkdir(parents=True)
-    (tmp_path / "lra_release/x/a").touch()
-    with pytest.raises(InputError, match="lra_release/x/b: is missing; all of a, b are needed"):
-        find_lra(tmp_path, "x", ["a", "b"])
-
-
 # -- the Hub -----------------------------------------------------------------------------------------------------------
 
 
 def test_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
     hub = Hub("owner/name", "0123456789abcdef", ("data/*.parquet",), "some")
     calls = []
 
@@ -154,10 +166,8 @@ def test_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         calls.append((repository, arguments))
         if len(calls) == 1:
             raise ConnectionError("offline\nreally")
-        (local_dir / "data").mkdir(parents=True)
-        table = pyarrow.table({"text": ["a", "b"], "label": [0, 1]})
         for name in ("train-00000-of-00001.parquet", "test.parquet", "training.parquet"):
-            pyarrow.parquet.write_table(table, local_dir / "data" / name)
+            write_parquet(local_dir / "data" / name, {"text": ["a", "b"], "label": [0, 1]})
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     with pytest.raises(InputError, match="^owner/name@0123456789ab: cannot be downloaded .offline really"):

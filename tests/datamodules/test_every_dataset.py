@@ -1,41 +1,77 @@
-"""What is true of every dataset: settings, sources, constructors, stages, loaders."""
+"""What is true of every dataset: settings, constructors, stages, loaders."""
 
 import inspect
 import math
 import multiprocessing
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lra_ssm import datamodules
-from lra_ssm.datamodules import MNIST, SCIFAR, Corpus, Image, ListOps, Pathfinder, Retrieval, SlimPajama, Text, WikiText
+from lra_ssm import datamodules as dm
+from lra_ssm.datamodules.pretraining import Pretraining
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import Tiny
+from tests.datamodules.helpers import Tiny, prepared
+from tests.datamodules.language.helpers import MadeUp
 
-BAD_SETTINGS: dict[Any, list[dict[str, Any]]] = {
-    Image: [{"split_seed": 1 << 70}, {"split_seed": -1}, {"limit": 0}, {"inputs": "s5"}],
-    ListOps: [
-        {"length_bounds": (50, 50)}, {"length_bounds": (10, 11)}, {"length_bounds": (0, 10)}, {"num_test": 0},
-        {"length_bounds": (3, 3000)}, {"max_depth": 1}, {"max_args": 1},
-    ],
-    Pathfinder: [{"resolution": 48}, {"difficulty": "hard"}, {"num_images": 9}, {"inputs": "x"}, {"split": "x"}],
-    Retrieval: [{"inputs": "words"}, {"max_length": 1}, {"min_freq": 0}, {"limit": 0}],
-    SCIFAR: [{"std": (0.2, 0.2)}, {"std": (0.2, 0.2, 0)}, {"resolution": 4}],
-    Text: [{"validation": "train"}, {"val_fraction": 1.0}, {"val_fraction": 0.0}, {"split_seed": -1}, {"min_freq": 0}],
-    MNIST: [
-        {"batch_size": 0}, {"eval_batch_size": 0}, {"num_workers": -1}, {"std": 0}, {"std": math.inf},
-        {"mean": math.nan}, {"permutation": "x"},
-    ],
+INVALID: dict[Any, dict[str, list[Any]]] = {
+    dm.Image: {"split_seed": [1 << 70, -1], "limit": [0], "inputs": ["s5"]},
+    dm.ListOps: {
+        "length_bounds": [(50, 50), (10, 11), (0, 10), (3, 3000)], "num_test": [0], "max_depth": [1], "max_args": [1],
+    },
+    dm.Pathfinder: {"resolution": [48], "difficulty": ["hard"], "num_images": [9], "inputs": ["x"], "split": ["x"]},
+    dm.Retrieval: {"inputs": ["words"], "max_length": [1], "min_freq": [0], "limit": [0]},
+    dm.SCIFAR: {"std": [(0.2, 0.2), (0.2, 0.2, 0)], "resolution": [4]},
+    dm.Text: {"validation": ["train"], "val_fraction": [1.0, 0.0], "split_seed": [-1], "min_freq": [0]},
+    dm.MNIST: {
+        "batch_size": [0], "eval_batch_size": [0], "num_workers": [-1], "std": [0, math.inf], "mean": [math.nan],
+        "permutation": ["x"],
+    },
+    Pretraining: {"share": [0.0, 1.0], "span": [0]},
 }  # fmt: skip
+SLIDING = "sliding evaluation needs one from 1 to length, 8"
+# The first setting is the one that is named.
+NOT_TOGETHER: list[tuple[Any, dict[str, Any], str]] = [
+    (dm.WikiText, {"documents": "line"}, "line is for other tokenizers: 'words' ends every line"),
+    (MadeUp, {"length": 0}, "must be at least 1"),
+    (MadeUp, {"order": "random"}, "must be one of shuffled, streams"),
+    *((MadeUp, {"eval_stride": stride, "evaluation": "sliding"}, SLIDING) for stride in (9, 0, None)),
+    (MadeUp, {"eval_stride": 4}, "is only for sliding evaluation, not 'windows'"),
+    (MadeUp, {"end_of_text": "x"}, "is only for a tokenizer.json"),
+    (dm.MQAR, {"length": 63}, "must be even"),
+    (dm.MQAR, {"length": 8}, "must be even, and at least 16 without num_pairs"),
+    (dm.MQAR, {"length": 64, "num_pairs": 17}, "must be at least 68"),
+    (dm.MQAR, {"vocab_size": 8}, "must be even and at least 10 for 4 pairs"),
+    (dm.MQAR, {"test_length": 3}, "must be even"),
+    (dm.MQAR, {"power": 0.0}, "must be above 0"),
+    (dm.MQAR, {"fill": "noise"}, "must be one of zeros, random"),
+    (dm.AssociativeRecall, {"length": 7}, "must be even and at least 2"),
+    (dm.AssociativeRecall, {"vocab_size": 3}, "must be at least 4"),
+    (dm.LinearFunctional, {"num_val": 0}, "must be at least 1"),
+    (dm.LinearFunctional, {"timescale": 0.0}, "must be above 0"),
+    (dm.TeacherStudent, {"eigenvalues": [[0.5, 1.0]]}, "must be inside the unit circle"),
+    (dm.TeacherStudent, {"eigenvalues": [[]]}, "must have a layer, and a state in each"),
+    (dm.TeacherStudent, {"B": [[1.0]]}, "must have a number for each of the eigenvalues, by layer"),
+    (dm.CorrelatedNoise, {"correlation": 1.0}, "must be between -1 and 1"),
+    (dm.NoisyCosines, {"length": 58}, "must be more than twice the highest frequency, 29"),
+    (dm.NoisyCosines, {"frequencies": [2, 2]}, "must be distinct whole numbers"),
+    (dm.FirstToken, {"length": 1}, "must be at least 2"),
+]
+ALONE = [(cls, {name: x}, "") for cls, named in INVALID.items() for name, values in named.items() for x in values]
 
 
-@pytest.mark.parametrize("module", BAD_SETTINGS)
-def test_invalid_settings_and_sources_are_named(tmp_path: Path, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for change in BAD_SETTINGS[module]:
-        with pytest.raises(InputError, match=next(iter(change))) as error:
-            module(root=str(tmp_path), **change)
-        assert "\n" not in str(error.value)
+@pytest.mark.parametrize(("cls", "settings", "message"), [*ALONE, *NOT_TOGETHER])
+def test_an_invalid_setting_is_named_in_one_line(cls: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        cls(**settings)
+    line = str(error.value)
+    assert re.match(rf"({cls.__name__} |pretrain\.){next(iter(settings))} ", line), line
+    assert message in line and "\n" not in line
+
+
+@pytest.mark.parametrize("module", [dm.Image, dm.ListOps, dm.Pathfinder, dm.Text, dm.MNIST])
+def test_a_source_that_is_not_there(tmp_path: Path, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # which an empty source would name
     (tmp_path / "file").touch()
     for source in ("", " ", "absent", "file/x"):
@@ -45,36 +81,14 @@ def test_invalid_settings_and_sources_are_named(tmp_path: Path, module: Any, mon
     assert not (tmp_path / "root").exists()
 
 
-@pytest.mark.parametrize("name", sorted(datamodules.__all__))
+@pytest.mark.parametrize("name", sorted(dm.__all__))
 def test_constructors_are_fit_for_the_command_line(name: str) -> None:
-    parameters = list(inspect.signature(getattr(datamodules, name).__init__).parameters.values())[1:]
+    parameters = list(inspect.signature(getattr(dm, name).__init__).parameters.values())[1:]
     assert all(p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty for p in parameters)
 
 
-PUBLISHED = [MNIST, Image, SCIFAR, Text, Retrieval, ListOps, Pathfinder, Corpus, WikiText, SlimPajama]
-
-
-@pytest.mark.parametrize("module", PUBLISHED)
-def test_prepare_downloads_what_each_source_names(tmp_path: Path, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the pinned address or revision; nothing for a folder of the user's."""
-    asked = list[Any]()
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, local_dir, **_: asked.append(local_dir.mkdir()))
-    for where in ("images", "imdb", "wikitext", "download"):
-        monkeypatch.setattr(f"lra_ssm.datamodules.{where}.download", lambda file, root, *_: asked.append(file) or root)
-    monkeypatch.setattr("lra_ssm.datamodules.download.unpack", lambda *_: None)
-    tokenizer = {"tokenizer": "bytes"} if hasattr(module, "corpus") else {}
-    for source in module.sources:
-        before = len(asked)
-        module(root=str(tmp_path), source=source, **tokenizer).fetch()
-        assert (len(asked) > before) == (source != "generated"), source
-    before = len(asked)
-    module(root=str(tmp_path), source=str(tmp_path), **tokenizer).fetch()
-    assert len(asked) == before
-
-
 def opened(tmp_path: Path, **settings: Any) -> Tiny:
-    data = Tiny(root=str(tmp_path), batch_size=4, **settings)
-    data.prepare_data()
+    data = prepared(Tiny(root=str(tmp_path), batch_size=4, **settings))
     data.setup("fit")
     return data
 
@@ -97,12 +111,19 @@ def test_samples_and_the_largest_batch(tmp_path: Path) -> None:
     data = opened(tmp_path)
     assert data.sample(3).labels.tolist() == [0, 1, 2] and len(data.sample(30).labels) == 4
     assert data.largest_batch().inputs.shape == (4, 4) and data.train_batches() == len(data.train_dataloader()) == 7
-    batch = ListOps(root=str(tmp_path), batch_size=3).largest_batch()
+    batch = dm.ListOps(root=str(tmp_path), batch_size=3).largest_batch()
     assert batch.inputs.shape == (3, 2048) and batch.lengths.tolist() == [2048] * 3
-    assert Retrieval(root=str(tmp_path)).largest_batch().lengths.shape == (64, 2)
-    assert MNIST(root=str(tmp_path)).largest_batch().inputs.shape == (50, 784, 1)
-    tokens = WikiText(root=str(tmp_path), batch_size=3).largest_batch()
-    assert tokens.inputs.shape == tokens.reset.shape == (3, 1024)
+    assert dm.Retrieval(root=str(tmp_path)).largest_batch().lengths.shape == (64, 2)
+    assert dm.MNIST(root=str(tmp_path)).largest_batch().inputs.shape == (50, 784, 1)
+    hidden = dm.Image(root=str(tmp_path), batch_size=2, pretrain=Pretraining(targets="values")).largest_batch()
+    assert hidden.inputs.shape == (2, 1024, 2) and hidden.targets.shape == (2, 1024, 1)
+    for tokens in (
+        dm.WikiText(root=str(tmp_path), batch_size=3),
+        dm.MQAR(batch_size=3),
+        dm.StateTracking(batch_size=3),
+    ):
+        batch = tokens.largest_batch()
+        assert batch.inputs.shape == batch.targets.shape == (3, tokens.length)
 
 
 def test_workers_end_with_the_stage(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""ListOps: the generator's distribution, LRA's files, the splits."""
+"""ListOps: the generator's distribution, LRA's expressions, the splits."""
 
-import re
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ import pytest
 
 from lra_ssm.datamodules import ListOps
 from lra_ssm.datamodules.listops.module import generate
-from lra_ssm.datamodules.listops.trees import EOS_ID, FIRST_OPERATOR_ID, OPERATORS, VOCABULARY, TreeSettings
+from lra_ssm.datamodules.listops.trees import CLOSE, EOS_ID, FIRST_OPERATOR_ID, OPERATORS, VOCABULARY, TreeSettings
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import LINES, evaluate, sequences, write_tsv
-from tests.datamodules.image_helpers import real_data
+from tests.datamodules.helpers import prepared, real_data, sequences
+from tests.small_data import write_files
 
 SMALL = {"length_bounds": (3, 50), "max_depth": 4, "num_train": 300, "num_val": 30, "num_test": 20, "batch_size": 8}
 
@@ -23,9 +23,22 @@ def take(settings: TreeSettings, seed: int, count: int, workers: int = 1) -> lis
 
 
 def listops(root: Path, **settings: Any) -> ListOps:
-    data = ListOps(root=str(root), **settings)
-    data.prepare_data()
-    return data
+    return prepared(ListOps(root=str(root), **settings))
+
+
+def evaluate(tokens: Sequence[str]) -> int:
+    """The value of an expression without parentheses: `["[MAX", "2", "9", "]"]`."""
+    found: list[list[Any]] = [[]]
+    for token in tokens:
+        if token in OPERATORS:
+            found.append([token])
+        elif token == CLOSE:
+            operator, *values = found.pop()
+            found[-1].append(OPERATORS[operator](values))
+        else:
+            found[-1].append(int(token))
+    ((value,),) = found
+    return value
 
 
 def words(data: ListOps, split: str) -> list[list[str]]:
@@ -94,20 +107,15 @@ def test_small_spaces_are_exhausted_then_an_error(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_evaluate() -> None:
+def test_evaluate_agrees_with_values_by_hand_and_with_the_published_data() -> None:
     values = {
         "7": 7, "[MIN 4 2 8 ]": 2, "[MAX 4 2 8 ]": 8, "[MED 1 2 ]": 1, "[MED 9 1 4 ]": 4, "[SM 9 8 7 ]": 4,
         "[MED 1 9 4 5 ]": 4, "[MAX 2 9 [MIN 4 7 ] 0 ]": 9,
     }  # fmt: skip
     assert {expression: evaluate(expression.split()) for expression in values} == values
-
-
-def test_evaluate_agrees_with_the_published_data() -> None:
-    lines = real_data("listops-spinn/test_d20s.tsv").read_text().splitlines()
-    for line in lines:
-        label, expression = line.split("\t")
-        assert evaluate([token for token in expression.split() if token not in "()"]) == int(label), line
-    assert len(lines) == 10_000
+    lines = [line.split("\t") for line in real_data("listops-spinn/test_d20s.tsv").read_text().splitlines()]
+    found = [evaluate([token for token in expression.split() if token not in "()"]) for _, expression in lines]
+    assert found == [int(label) for label, _ in lines] and len(lines) == 10_000
 
 
 # -- the data module ---------------------------------------------------------------------------------------------------
@@ -136,58 +144,11 @@ def test_the_whole_published_setting(tmp_path: Path) -> None:
     assert abs(splits["train"]["length"]["mean"] - 1036.5) < 0.01 and splits["train"]["class_counts"][0] == 16_309
 
 
-# -- LRA's files -------------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_as_source_and_a_changed_file(tmp_path: Path) -> None:
-    files = write_tsv(tmp_path / "root" / "listops-1000")
-    data, below = (listops(tmp_path / "root", source=source) for source in (str(files), "lra"))
-    folder = data.prepared_folder
-    assert folder.name.startswith("files-") and below.prepared_folder.name.startswith("lra-")
-    assert words(data, "train") == words(below, "train") == ["[MAX 2 9 ]".split(), "[SM 7 [MIN 5 8 ] ]".split()]
+def test_spellings_of_lras_files(tmp_path: Path) -> None:
+    rows = [b"( ( ( [MAX 2 ) 9 ) ] )\t9", b"(((([MED 1)4)5)X)\t4", b"[MIN 3 4 ]\t3"]
+    text = b"\r\n".join([b"Source\tTarget", *rows])  # no end of the last line
+    write_files(tmp_path, {f"basic_{split}.tsv": text for split in ("train", "val", "test")})
+    data = listops(tmp_path, source="lra", max_length=12)
+    assert words(data, "val") == ["[MAX 2 9 ]".split(), "[MED 1 4 5 ]".split(), "[MIN 3 4 ]".split()]
     train = data.prepared.split("train")
-    assert train["labels"].tolist() == [9, 2] and train["tokens"].dtype == np.uint8
-    spellings = b"Source\tTarget\r\n((([MAX 2)9)X)\t9\r\n[MIN 3 4 ]\t3"
-    (files / "basic_val.tsv").write_bytes(spellings)
-    second = listops(tmp_path / "root", source=str(files), max_length=12)
-    assert second.prepared_folder != folder
-    assert words(second, "val") == ["[MAX 2 9 ]".split(), "[MIN 3 4 ]".split()]
-    assert second.prepared.split("val")["labels"].tolist() == [9, 3]
-    (files / "basic_test.tsv").unlink()
-    with pytest.raises(InputError, match="basic_test.tsv: is missing; all of basic_train.tsv"):
-        listops(tmp_path / "root", source=str(files))
-    with pytest.raises(
-        InputError, match="no files of ListOps .*`lra-ssm prepare listops --source=lra .*` downloads LRA's"
-    ):
-        listops(tmp_path / "absent", source="lra")
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("( ( ( [MAX 2 ) 9 ) ] )", "the label is '' instead of one digit 0-9, after a tab"),
-        ("( ( ( [MAX 2 ) 9 ) ] )\t10", "the label is '10'"),
-        ("( ( ( [MAX 2 ) 9 ) ] )\tX", "the label is 'X'"),
-        ("( ( ( [MAX 2 ) 9 ) ] )\t9\t9", "the label is"),
-        ("( ( ( [FIRST 2 ) 9 ) ] )\t9", "token '\\[FIRST' is not one of 0 1 2"),
-        ("( ( ( [MAX 2 ) <eos> ) ] )\t9", "token '<eos>'"),
-        ("[MAX 1 2 3 4 5 6 7 8 9 ]\t9", "11 tokens and <eos>, more than max_length 11"),
-    ],
-)
-def test_bad_lines_are_named(tmp_path: Path, row: str, message: str) -> None:
-    write_tsv(tmp_path / "listops-1000", LINES | {"train": [LINES["val"][0], row, LINES["val"][0]]})
-    path = tmp_path / "listops-1000" / "basic_train.tsv"
-    with pytest.raises(InputError, match=f"^{re.escape(str(path))}:3: .*{message}") as error:
-        listops(tmp_path, source="lra", max_length=11)
-    assert "\n" not in str(error.value)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["listops-1000"]
-
-
-def test_a_wrong_header_and_an_empty_file(tmp_path: Path) -> None:
-    for header in ("Source,Target", "( ( ( [MAX 2 ) 9 ) ] )\t9"):
-        write_tsv(tmp_path, header=header)
-        with pytest.raises(InputError, match=r"basic_train\.tsv:1: the header is"):
-            listops(tmp_path, source="lra")
-    (tmp_path / "basic_train.tsv").write_text("")
-    with pytest.raises(InputError, match=r"basic_train\.tsv: is empty"):
-        listops(tmp_path, source="lra")
+    assert train["labels"].tolist() == [9, 4, 3] and train["tokens"].dtype == np.uint8

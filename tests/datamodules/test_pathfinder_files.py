@@ -1,7 +1,5 @@
-"""Pathfinder as a dataset: drawn in parts that survive a kill, read from LRA's files, split, scaled."""
+"""Pathfinder as a dataset: drawn in parts, read from LRA's files, split, scaled."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules import Pathfinder, parts
-from lra_ssm.datamodules import download as download_module
-from lra_ssm.datamodules.download import Remote
-from lra_ssm.datamodules.pathfinder import generator, module
+from lra_ssm.datamodules import Pathfinder
+from lra_ssm.datamodules.download import LRA
+from lra_ssm.datamodules.pathfinder import module
 from lra_ssm.datamodules.pathfinder.generator import generate_block
 from lra_ssm.datamodules.pathfinder.reader import read_images, read_listing
-from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, settings_for
-from lra_ssm.errors import InputError
-from tests.datamodules.helpers import contents
-from tests.datamodules.image_helpers import encoded, pictures, prepared, write_pathfinder, write_tar
-from tests.datamodules.server import serving
-from tests.runner import Command
+from lra_ssm.datamodules.pathfinder.settings import HARD, settings_for
+from tests.datamodules.helpers import contents, prepared
+from tests.small_data import pictures, write_pathfinder, write_tar
 
 IMAGES = pictures(120, channels=1)  # 12 metadata files of 10 images: 10.npy comes after 9.npy, not after 1.npy
 LABELS = [(i % 10 + i // 10) % 2 for i in range(120)]
-HARD = "curv_contour_length_14"
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +43,10 @@ def generated(root: Path, **settings: Any) -> Pathfinder:
     return Pathfinder(root=str(root), **({"difficulty": "curv_baseline", "num_images": 20} | settings))
 
 
-@pytest.mark.parametrize("difficulty", DIFFICULTIES)
-def test_the_generators_images_are_split(tmp_path: Path, difficulty: Any, small_blocks: None) -> None:
-    settings: dict[str, Any] = {"difficulty": difficulty, "generator_seed": 3}
+def test_the_generators_images_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None) -> None:
+    settings: dict[str, Any] = {"difficulty": "curv_contour_length_9", "generator_seed": 3}
     data = prepared(generated(tmp_path, split="file_order", **settings))
-    drawn = [generate_block(settings_for(32, difficulty), 3, *block) for block in ((0, 8), (1, 8), (2, 4))]
+    drawn = [generate_block(settings_for(32, "curv_contour_length_9"), 3, *block) for block in ((0, 8), (1, 8), (2, 4))]
     images, labels = np.concatenate([b.images for b in drawn]), np.concatenate([b.labels for b in drawn])
     for split, part in {"train": slice(16), "val": slice(16, 18), "test": slice(18, 20)}.items():
         assert np.array_equal(stored(data, split)[..., 0], images[part])
@@ -65,46 +57,15 @@ def test_the_generators_images_are_split(tmp_path: Path, difficulty: Any, small_
     assert np.array_equal(stored(shuffled, "train")[..., 0], images[order[:16]])
     folders = {generated(tmp_path, **settings | other).prepared_folder for other in ({}, {"generator_seed": 4})}
     assert len(folders | {data.prepared_folder}) == 3
+    monkeypatch.setattr(module, "available_cores", lambda: 2)
+    prepared(generated(tmp_path / "two", split="file_order", **settings))  # workers do not change the files
+    assert contents(tmp_path / "two/pathfinder" / data.prepared_folder.name) == contents(data.prepared_folder)
 
 
 def test_a_limit_draws_no_more_than_it_takes(tmp_path: Path, small_blocks: None) -> None:
     data = generated(tmp_path, num_images=200_000, limit=12)
     assert (data.num_images, data.num_drawn) == (200_000, 15)
     assert prepared(data).provenance()["examples"] == {"train": 12, "val": 1, "test": 1}
-
-
-def path_x(root: Path) -> Pathfinder:
-    return generated(root, resolution=128)
-
-
-def draw_until_killed(arguments: list[str]) -> int:
-    """Run in a process of its own, which is killed when the second of three parts has its arrays and no record yet."""
-    Pathfinder.block_size, module.available_cores = 8, lambda: 1
-    write, written = parts.write_json, list[Path]()
-
-    def dying(path: Path, record: Any) -> None:
-        written.append(path)
-        if len(written) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        write(path, record)
-
-    parts.write_json = dying  # type: ignore[assignment]
-    path_x(Path(arguments[0])).prepare_data()
-    return 0
-
-
-def test_path_x_killed_halfway_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None) -> None:
-    monkeypatch.setattr(module, "available_cores", lambda: 2)  # workers do not change the files
-    prepared(path_x(tmp_path / "whole"))
-    monkeypatch.setattr(module, "available_cores", lambda: 1)
-    assert Command([str(tmp_path / "killed")], tmp_path, call=draw_until_killed).wait().code == -signal.SIGKILL
-    assert not path_x(tmp_path / "killed").is_prepared()
-    (left,) = tmp_path.glob("killed/pathfinder/.parts-*")
-    assert sorted(path.name[:12] for path in left.iterdir()) == [".unfinished-", "000000"]
-    drawn: list[int] = []
-    monkeypatch.setattr(generator, "generate_block", lambda *block: drawn.append(block[2]) or generate_block(*block))
-    prepared(path_x(tmp_path / "killed"))
-    assert drawn == [1, 2] and contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
 def test_the_page_exports_what_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +95,6 @@ def test_metadata_splits_and_scalings(tmp_path: Path, folder: Path) -> None:
     for name, part in zip(("train", "val", "test"), parts, strict=True):
         assert np.array_equal(stored(data, name), IMAGES[list(part)])
         assert data.prepared.split(name)["labels"].tolist() == [LABELS[index] for index in part]
-    limited = prepared(Pathfinder(root=str(tmp_path), source=str(folder), limit=10))
-    assert np.array_equal(stored(limited, "train"), stored(data, "train")[:10])
     before, found = len(list((tmp_path / "pathfinder").glob("files-*"))), {}
     for kind in ("integers", "unit", "symmetric"):
         data = prepared(Pathfinder(root=str(tmp_path), source=str(folder), inputs=kind, split="file_order"))  # type: ignore
@@ -146,31 +105,6 @@ def test_metadata_splits_and_scalings(tmp_path: Path, folder: Path) -> None:
     assert integers.dtype == torch.int64 and integers.tolist() == IMAGES[96:108].reshape(12, -1).tolist()
     assert torch.allclose(found["unit"], integers.float()[..., None] / 255, atol=1e-6)
     assert torch.allclose(found["symmetric"], integers.float()[..., None] / 127.5 - 1, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("metadata/0.npy", b"imgs/0 sample_0.png 0", "0.npy:1: 'imgs/0 .*' is not folder, file, number and label"),
-        ("metadata/0.npy", b"imgs/0 sample_0.png 0 2", "0.npy:1: .* is not folder, file, number and label"),
-        ("metadata/0.npy", b"imgs/0 sample_10.png 0 1", "sample_10.png: is listed in the metadata but missing"),
-        ("metadata/0.npy", b"\xff\xfe", "0.npy: is not text; LRA's metadata has a line for each image"),
-        ("metadata/0.npy", b"", "images: has 9 images; at least 10 are needed"),
-        ("metadata/0.npy", None, "metadata: has no Pathfinder metadata files"),
-        ("metadata/x.npy", b"", "x.npy: is not a Pathfinder metadata file"),
-        ("imgs/0/sample_3.png", encoded(pictures(1, size=33, channels=1)[0]), "sample_3.png: is an image of 33 x 33"),
-        ("imgs/0/sample_3.png", b"nothing", "sample_3.png: is not a PNG"),
-    ],
-)
-def test_damaged_files(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
-    folder = write_pathfinder(tmp_path / "images", IMAGES[: 10 if content is None else 19])
-    if content is None:
-        (folder / name).unlink()
-    else:
-        (folder / name).write_bytes(content)
-    with pytest.raises(InputError, match=message) as error:
-        Pathfinder(root=str(tmp_path / "root"), source=str(folder)).prepare_data()
-    assert "\n" not in str(error.value) and not (tmp_path / "root").exists()
 
 
 def test_empty_images_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -184,25 +118,11 @@ def test_empty_images_are_left_out_and_counted(tmp_path: Path) -> None:
     assert np.array_equal(stored(data, "train")[3], IMAGES[4])
 
 
-def test_files_where_lra_or_users_put_them(tmp_path: Path) -> None:
-    folder = write_pathfinder(tmp_path / "pathfinder/pathfinder32" / HARD, IMAGES[:20])
-    assert prepared(Pathfinder(root=str(tmp_path), source="lra")).prepared_folder.name.startswith("lra-")
-    for source in (tmp_path, folder.parent, folder):
-        mine = Pathfinder(root=str(tmp_path / "root"), source=str(source))
-        assert mine.files()[0].is_relative_to(folder)
-    with pytest.raises(InputError, match=f"is named after another difficulty than curv_baseline; set it to {HARD}"):
-        Pathfinder(root=str(tmp_path), source=str(folder), difficulty="curv_baseline").prepare_data()
-    (folder / "metadata").rename(folder / "meta")
-    with pytest.raises(InputError, match="metadata: is missing; all of metadata, imgs are needed"):
-        Pathfinder(root=str(tmp_path), source=str(folder)).prepare_data()
-
-
 def archive_files(task: str, images: np.ndarray, folder: Path) -> dict[str, bytes]:
     return {f"{task}/{name}": data for name, data in contents(write_pathfinder(folder, images)).items()}
 
 
-@pytest.mark.parametrize("resolution", [32, 128])
-def test_lras_archive(tmp_path: Path, resolution: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lras_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has pathfinder128 twice; the inner folder is complete."""
     images = {size: pictures(10, size=size, channels=1) for size in (32, 128)}
     files = archive_files(f"lra_release/pathfinder128/{HARD}", 255 - images[128][:5], tmp_path / "outer")
@@ -210,19 +130,16 @@ def test_lras_archive(tmp_path: Path, resolution: Any, monkeypatch: pytest.Monke
         inner = f"lra_release/lra_release/pathfinder{size}"
         files |= archive_files(f"{inner}/{HARD}", images[size], tmp_path / str(size))
         files |= archive_files(f"{inner}/curv_baseline", 255 - images[size], tmp_path / f"easy {size}")
-    root = tmp_path / "root"
-    data = Pathfinder(root=str(root), source="lra", resolution=resolution, split="file_order")
-    with serving(write_tar(tmp_path / "archive", files).read_bytes()) as site:
-        monkeypatch.setattr(download_module, "LRA", Remote(site.url, "lra_release.gz"))
-        missing = f"no Pathfinder images .*prepare pathfinder --resolution={resolution} .* --source=lra"
-        with pytest.raises(InputError, match=missing) as error:
-            data.prepare_data()
-        assert "\n" not in str(error.value) and not site.requests and not root.exists()
+    archive, asked = write_tar(tmp_path / "archive", files), list[Any]()
+    monkeypatch.setattr("lra_ssm.datamodules.download.download", lambda *given: asked.append(given) or archive)
+    for resolution in (32, 128):
+        root = tmp_path / f"root {resolution}"
+        data = Pathfinder(root=str(root), source="lra", resolution=resolution, split="file_order")
         for _ in range(2):
             data.fetch()
-        assert len(site.requests) == 1
-    prepared(data)
-    assert np.array_equal(stored(data, "train"), images[resolution][:8])
-    unpacked = root / f"lra_release/lra_release/pathfinder{resolution}"
-    assert [path.name for path in unpacked.parent.iterdir()] == [unpacked.name]
-    assert [path.name for path in unpacked.iterdir()] == [HARD]
+        assert asked == [(LRA, root)]
+        asked.clear()
+        assert np.array_equal(stored(prepared(data), "train"), images[resolution][:8])
+        unpacked = root / f"lra_release/lra_release/pathfinder{resolution}"
+        assert [path.name for path in unpacked.parent.iterdir()] == [unpacked.name]
+        assert [path.name for path in unpacked.iterdir()] == [HARD]

@@ -1,53 +1,35 @@
 """Self-pretraining: what is hidden, what the targets are, and what batches depend on."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules import Image, StateTracking
-from lra_ssm.datamodules.batches import NOT_SCORED, Batch, BatchDataset
-from lra_ssm.datamodules.pretraining import Pretraining, PretrainingDataset
+from lra_ssm.datamodules.batches import NOT_SCORED, Batch
+from lra_ssm.datamodules.pretraining import Pretraining
 from lra_ssm.errors import InputError
-from lra_ssm.runs.checks import check_data
 from tests.datamodules.helpers import Tiny
 
-
-class Given(BatchDataset):
-    """Fixed inputs: tokens (n, L), pairs (n, 2, L), or pixels (n, L, C) of given classes."""
-
-    def __init__(self, inputs, lengths=None, pixels=None):
-        self.inputs, self.given_lengths, self.pixels = inputs, lengths, pixels
-
-    def __len__(self):
-        return len(self.inputs)
-
-    def batch(self, examples, epoch):
-        lengths = None if self.given_lengths is None else self.given_lengths[examples]
-        return Batch(self.inputs[examples], lengths, torch.zeros(len(examples), dtype=torch.int64))
-
-    def pixel_values(self, examples):
-        return None if self.pixels is None else self.pixels[examples]
-
-
 TOKENS = torch.randint(1, 50, (6, 40), generator=torch.Generator().manual_seed(0))
+LENGTHS = torch.tensor([40, 40, 20, 20, 5, 1])
 
 
-def wrapped(dataset, **settings):
-    return PretrainingDataset(dataset, Pretraining(**settings), 0)
+def hide(inputs, lengths=None, examples=None, split=0, epoch=0, pixels=None, **settings):
+    """The batch of tokens (B, L), pairs (B, 2, L) or features (B, L, C), with what is predicted as its targets."""
+    batch = Batch(inputs, lengths, torch.zeros(len(inputs), dtype=torch.int64))
+    examples = np.arange(len(inputs)) if examples is None else np.array(examples)
+    return Pretraining(**settings).with_targets(batch, split, examples, epoch, pixels)
 
 
 def test_hidden_tokens_are_zero_and_only_they_are_targets():
-    lengths = torch.tensor([40, 40, 20, 20, 5, 1])
-    inputs = TOKENS * (torch.arange(40) < lengths[:, None])
-    batch = wrapped(Given(inputs, lengths), share=0.5).batch(np.arange(6), 0)
+    inputs = TOKENS * (torch.arange(40) < LENGTHS[:, None])
+    batch = hide(inputs, LENGTHS, share=0.5)
     hidden = batch.targets != NOT_SCORED
     assert torch.equal(batch.targets[hidden], inputs[hidden]) and (batch.inputs[hidden] == 0).all()
     assert torch.equal(batch.inputs[~hidden], inputs[~hidden])
-    assert not hidden[torch.arange(40) >= lengths[:, None]].any()
-    assert torch.equal(batch.lengths, lengths) and 0.3 < hidden[:2].float().mean() < 0.7
+    assert not hidden[torch.arange(40) >= LENGTHS[:, None]].any()
+    assert torch.equal(batch.lengths, LENGTHS) and 0.3 < hidden[:2].float().mean() < 0.7
 
 
 @pytest.mark.parametrize("span", [1, 3, 8])
@@ -66,45 +48,39 @@ def test_the_expected_share_is_hidden_in_spans(share, span):
 
 
 def test_what_is_hidden_depends_on_seed_split_example_and_epoch_only():
-    data, settings = Given(TOKENS), {"share": 0.4}
-    dataset = wrapped(data, **settings)
-    whole = dataset.batch(np.arange(6), 3)
-    alone = dataset.batch(np.array([4]), 3)
+    whole = hide(TOKENS, epoch=3, share=0.4)
+    alone = hide(TOKENS[4:5], examples=[4], epoch=3, share=0.4)
     assert torch.equal(alone.inputs[0], whole.inputs[4]) and torch.equal(alone.targets[0], whole.targets[4])
-    shorter = wrapped(Given(TOKENS[:, :25]), **settings).batch(np.arange(6), 3)
-    assert torch.equal(shorter.targets, whole.targets[:, :25])
-    others = [dataset.batch(np.arange(6), 4), wrapped(data, **settings, seed=1).batch(np.arange(6), 3)]
-    others.append(PretrainingDataset(data, Pretraining(**settings), 1).batch(np.arange(6), 3))
-    assert not any(torch.equal(each.targets, whole.targets) for each in others)
+    assert torch.equal(hide(TOKENS[:, :25], epoch=3, share=0.4).targets, whole.targets[:, :25])
+    for other in ({"epoch": 4}, {"epoch": 3, "seed": 1}, {"epoch": 3, "split": 1}):
+        assert not torch.equal(hide(TOKENS, share=0.4, **other).targets, whole.targets)
     assert not torch.equal(whole.targets[0] == NOT_SCORED, whole.targets[1] == NOT_SCORED)
 
 
 def test_pixels_have_a_mask_channel_and_classes_or_values_as_targets():
-    values = torch.randint(0, 256, (6, 40))
-    data = Given(values[..., None] / 255.0, pixels=values)
-    classes = wrapped(data, share=0.5).batch(np.arange(6), 0)
+    pixels = torch.randint(0, 256, (6, 40))
+    inputs = pixels[..., None] / 255.0
+    classes = hide(inputs, pixels=pixels, share=0.5)
     hidden = classes.inputs[..., 1] == 1
-    assert torch.equal(classes.targets != NOT_SCORED, hidden) and torch.equal(classes.targets[hidden], values[hidden])
+    assert torch.equal(classes.targets != NOT_SCORED, hidden) and torch.equal(classes.targets[hidden], pixels[hidden])
     assert (classes.inputs[hidden][:, 0] == 0).all()
-    assert torch.equal(classes.inputs[~hidden][:, 0], data.inputs[~hidden][:, 0])
-    numbers = wrapped(data, share=0.5, targets="values").batch(np.arange(6), 0)
+    assert torch.equal(classes.inputs[~hidden][:, :1], inputs[~hidden])
+    numbers = hide(inputs, share=0.5, targets="values")
     assert torch.equal(~numbers.targets[..., 0].isnan(), hidden)
-    assert torch.equal(numbers.targets[hidden], data.inputs[hidden])
+    assert torch.equal(numbers.targets[hidden], inputs[hidden])
 
 
 def test_the_causal_form_predicts_the_next_position_of_each_sequence():
-    lengths = torch.tensor([40, 40, 20, 20, 5, 1])
-    batch = wrapped(Given(TOKENS, lengths), objective="causal").batch(np.arange(6), 0)
+    batch = hide(TOKENS, LENGTHS, objective="causal")
     assert torch.equal(batch.inputs, TOKENS)
-    for row, length in enumerate(lengths.tolist()):
+    for row, length in enumerate(LENGTHS.tolist()):
         assert torch.equal(batch.targets[row, : length - 1], TOKENS[row, 1:length])
         assert (batch.targets[row, length - 1 :] == NOT_SCORED).all()
 
 
 def test_each_sequence_of_a_pair_is_an_example():
-    pairs = TOKENS.view(3, 2, 40)
-    batch = wrapped(Given(pairs, torch.full((3, 2), 40)), share=0.3).batch(np.array([2, 0]), 1)
-    single = wrapped(Given(TOKENS), share=0.3).batch(np.array([4, 5, 0, 1]), 1)
+    batch = hide(TOKENS.view(3, 2, 40)[[2, 0]], torch.full((2, 2), 40), [2, 0], epoch=1, share=0.3)
+    single = hide(TOKENS[[4, 5, 0, 1]], examples=[4, 5, 0, 1], epoch=1, share=0.3)
     assert torch.equal(batch.inputs, single.inputs) and batch.lengths.tolist() == [40] * 4
 
 
@@ -123,37 +99,12 @@ def test_any_data_module_pretrains_and_says_which_network_fits(tmp_path):
     # The Trainer sets the epoch of validation too.
     first, later = data.val_dataloader(), data.val_dataloader()
     later.set_epoch(3)
-    validation = [[batch.targets for batch in loader] for loader in (first, later)]
-    assert all(map(torch.equal, *validation))
-
-
-def test_the_largest_batch_of_known_lengths_needs_no_data(tmp_path):
-    data = Image(root=str(tmp_path), batch_size=2, pretrain=Pretraining(share=0.5, targets="values"))
-    batch = data.largest_batch()
-    assert batch.inputs.shape == (2, 1024, 2) and batch.targets.shape == (2, 1024, 1)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"share": 0.0}, "share is 0.0; it must be between 0 and 1"),
-        ({"share": 1.0}, "share is 1.0; it must be between 0 and 1"),
-        ({"span": 0}, "span is 0; it must be at least 1"),
-    ],
-)
-def test_shares_and_spans_that_cannot_be(settings, message):
-    with pytest.raises(InputError, match=message):
-        Pretraining(**settings)
+    validation = [[batch.targets for batch in loader] for loader in (first, later, data.predict_dataloader())]
+    assert all(map(torch.equal, *validation[:2])) and all(map(torch.equal, *validation[1:]))
 
 
 def test_targets_that_the_inputs_do_not_have():
     with pytest.raises(InputError, match="inputs are tokens: use 'classes'"):
-        wrapped(Given(TOKENS), targets="values").batch(np.arange(2), 0)
+        hide(TOKENS, targets="values")
     with pytest.raises(InputError, match="not pixels of one channel: use 'values'"):
-        wrapped(Given(torch.randn(2, 5, 3))).batch(np.arange(2), 0)
-
-
-def test_a_classifier_on_a_pretraining_is_told_the_task():
-    task = SimpleNamespace(hparams={"network": {"init_args": {"num_classes": 6, "vocab_size": 6}}})
-    with pytest.raises(InputError, match="has data.pretrain: use the task MaskedModelling and the network Regressor"):
-        check_data(task, StateTracking(group="S3", pretrain=Pretraining()))
+        hide(torch.randn(2, 5, 3))

@@ -39,7 +39,6 @@ def test_results_come_in_order_and_errors_as_themselves(processes: int) -> None:
     with closing(ordered_map(square, endless(), processes)) as results:
         assert [next(results) for _ in range(8)] == [number * number for number in range(8)]
     assert len(taken) <= 8 + 2 * processes
-    assert list(ordered_map(square, [], processes)) == []
     results = ordered_map(square, [0, 9], processes)
     assert next(results) == 0
     with pytest.raises(InputError, match="^nine: is refused$") as refused:
@@ -50,14 +49,10 @@ def test_results_come_in_order_and_errors_as_themselves(processes: int) -> None:
     assert (missing.value.errno, missing.value.filename) == (2, "four")
 
 
-def test_a_killed_process_is_an_error() -> None:
+def test_a_killed_worker_is_an_error_and_workers_load_only_what_they_need_and_end_with_the_map() -> None:
     with pytest.raises(InputError, match="a worker process was killed"):
         list(ordered_map(os._exit, [3, 3], 2))
-
-
-def test_workers_load_only_what_they_need_and_end_with_the_map() -> None:
-    with closing(ordered_map(modules, range(4), 2)) as results:
-        found = list(results)
+    found = list(ordered_map(modules, range(4), 2))
     assert {pid for pid, _ in found} != {os.getpid()} and not any(loaded for _, loaded in found)
     for pid, _ in found:
         with pytest.raises(ProcessLookupError):
@@ -78,10 +73,10 @@ for second in ordered_map(time.sleep, [0, 0, 1000, 1000], 2):
 def test_a_killed_script_ran_once_and_leaves_neither_workers_nor_locks(tmp_path: Path) -> None:
     script, locked = tmp_path / "script.py", tmp_path / "lock"
     script.write_text(SCRIPT)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
         [sys.executable, str(script), str(locked)],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(3)] == ["once\n", "began\n", "began\n"]

@@ -1,7 +1,8 @@
 """Datasets as generators of examples: what is stored, batches, settings and their record, errors."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -10,77 +11,53 @@ import torch
 from lra_ssm.datamodules import SequenceData, setting
 from lra_ssm.datamodules.batches import Batch, TokenBatch
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import Tiny
-from tests.runner import succeed
+from tests.datamodules.helpers import Tiny, prepared
 
 NO = -100
 # Documents of lengths 2 to 6; the first token says which one it is.
 DOCUMENTS = [[100 + i, *range(1, 2 + i % 5)] for i in range(14)]
 
 
-class Made(SequenceData):
-    sources = ("made",)
-    source: str = "made"
+class Given(SequenceData):
+    sources = ("given",)
+    source: str = "given"
+    given: ClassVar[Sequence[tuple[str, Any, Any]]] = ()
+
+    def examples(self):
+        yield from self.given
 
 
-class Documents(Made):
-    """Documents without labels: the next token is the target."""
+class Documents(Given):
+    """The next token is the target."""
 
     vocab_size = 70_000
-
-    def examples(self):
-        for split, documents in (("train", DOCUMENTS), ("val", DOCUMENTS[:3]), ("test", DOCUMENTS[3:5])):
-            for document in documents:
-                yield split, document, self.answer(document)
-
-    def answer(self, document: list[int]) -> Any:
-        return None
+    given = [("train", document, None) for document in DOCUMENTS]
 
 
-class Marked(Documents):
-    """Documents whose last token is classified: is it odd?"""
+class Marked(Given):
+    """The last token is classified: is it odd?"""
 
-    num_classes = 2
-
-    def answer(self, document: list[int]) -> Any:
-        return [NO] * (len(document) - 1) + [document[-1] % 2]
+    vocab_size, num_classes = 70_000, 2
+    given = [("train", document, [NO] * (len(document) - 1) + [document[-1] % 2]) for document in DOCUMENTS]
 
 
-class Pairs(Made):
+class Pairs(Given):
     vocabulary, num_classes, per_example = tuple("abc"), 2, 2
-
-    def examples(self):
-        yield "train", ([1, 1, 1], [2, 2]), 0
-        yield "train", ([1], [2, 2, 2, 2]), 1
+    given = [("train", ([1, 1, 1], [2, 2]), 0), ("train", ([1], [2, 2, 2, 2]), 1)]
 
 
-class Series(Made):
-    """Time series of different lengths with a class each."""
-
+class Series(Given):
     d_input, num_classes = 2, 2
-
-    def examples(self):
-        for number in range(6):
-            yield "train", np.arange(2.0 * (number + 1)).reshape(-1, 2) / 4, number % 2
+    given = [("train", np.arange(2.0 * n).reshape(-1, 2) / 4, (n - 1) % 2) for n in range(1, 7)]
 
 
-class Values(Series):
-    """The same with real targets."""
-
-    num_classes, num_outputs, d_input = None, 3, 1
-
-    def examples(self):
-        for number in range(6):
-            yield "train", [0.5] * (number + 1), [number, 0.5, -1]
+class Values(Given):
+    num_outputs, d_input = 3, 1
+    given = [("train", [0.5] * n, [n - 1, 0.5, -1]) for n in range(1, 7)]
 
 
-def prepared(data: Any) -> Any:
-    data.prepare_data()
-    return data
-
-
-def batch(data: Any, *examples: int, split: str = "train") -> Any:
-    return prepared(data).open_split(split).batch(np.array(examples), 0)
+def batch(data: Any, *examples: int) -> Any:
+    return prepared(data).open_split("train").batch(np.array(examples), 0)
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -107,11 +84,11 @@ def test_features_and_real_targets(tmp_path: Path) -> None:
 
 
 def test_the_next_token_or_one_at_each_position_as_target(tmp_path: Path) -> None:
-    found = batch(Documents(root=str(tmp_path)), 0, 1, 2, split="val")
+    found = batch(Documents(root=str(tmp_path)), 0, 1, 2)
     assert isinstance(found, TokenBatch) and found.reset is None and found.lengths.tolist() == [1, 2, 3]
     assert found.inputs.tolist() == [[100, 0, 0], [101, 1, 0], [102, 1, 2]]
     assert found.targets.tolist() == [[1, NO, NO], [1, 2, NO], [1, 2, 3]]
-    marked = batch(Marked(root=str(tmp_path)), 0, 1, 2, split="val")
+    marked = batch(Marked(root=str(tmp_path)), 0, 1, 2)
     assert marked.inputs.tolist() == [[100, 1, 0, 0], [101, 1, 2, 0], [102, 1, 2, 3]]
     assert marked.targets.tolist() == [[NO, 1, NO, NO], [NO, NO, 0, NO], [NO, NO, NO, 1]]
     assert marked.lengths.tolist() == [2, 3, 4]
@@ -160,41 +137,10 @@ def test_only_settings_of_the_data_name_the_folder(tmp_path: Path) -> None:
     assert folder().parent == tmp_path / "settings" and folder().name.startswith("made-")
 
 
-class Csv(SequenceData):
-    """Rows of a file: label, then values."""
-
-    num_classes, d_input = 2, 1
-
-    def examples(self):
-        for line in self.source_path().read_text().splitlines():
-            label, *values = line.split(",")
-            yield "train", [float(value) for value in values], int(label)
-
-
-def test_a_users_file_identifies_the_data(tmp_path: Path) -> None:
-    file = tmp_path / "my.csv"
-    file.write_text("0,1,2\n1,2,3\n1,4\n")
-    data = prepared(Csv(root=str(tmp_path / "root"), source=str(file)))
-    assert data.manifest()["splits"]["train"]["examples"] == 3 and data.kind == "files"
-    folder, digests = data.prepared_folder, data.source_digests()
-    file.write_text("0,1,2\n")
-    changed = Csv(root=str(tmp_path / "root"), source=str(file))
-    assert changed.source_digests() != digests and changed.prepared_folder != folder and not changed.is_prepared()
-    of_folder = Csv(root=str(tmp_path / "root"), source=str(tmp_path))
-    digests = of_folder.source_digests()
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "index").touch()
-    assert of_folder.source_digests() == digests
-    file.unlink()
-    assert not changed.is_prepared()
-    with pytest.raises(InputError, match="Csv source '.*my.csv': must be an existing file or folder"):
-        changed.prepare_data()
-
-
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-class Letters(Made):
+class Letters(Given):
     vocabulary, num_classes = tuple("abcd"), 3
     max_length: int = 4
 
@@ -221,18 +167,8 @@ class Letters(Made):
 )
 def test_a_wrong_example_is_named_and_nothing_is_left(tmp_path: Path, cls: type, example: Any, message: str) -> None:
     class Wrong(cls):  # type: ignore[valid-type, misc]
-        def examples(self):
-            yield example
+        given = (example,)
 
     with pytest.raises(InputError, match=f"^Wrong: {message}") as error:
         Wrong(root=str(tmp_path / "root")).prepare_data()
     assert "\n" not in str(error.value) and not (tmp_path / "root").exists()
-
-
-def test_the_commands_show_every_kind(tmp_path: Path) -> None:
-    for cls in (Documents, Marked, Pairs, Series):
-        prepared(cls(root=str(tmp_path)))
-    table = succeed(["prepare", "--summary", f"--root={tmp_path}"], tmp_path).out
-    assert all(name in table for name in ("documents", "marked", "pairs", "series"))
-    out = succeed(["doctor", f"--root={tmp_path}", "--verify"], tmp_path).out
-    assert "documents/made-" in out and "nothing is wrong" in out

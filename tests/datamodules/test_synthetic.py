@@ -1,8 +1,9 @@
-"""Tasks that are made as they are read: what an example depends on, sizes, records, and what is refused."""
+"""Tasks that are made as they are read: what an example depends on, sizes, records, fits."""
 
 import json
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,13 @@ import pytest
 import torch
 
 from lra_ssm import datamodules
+from lra_ssm.datamodules import AssociativeRecall, LinearFunctional, StateTracking
 from lra_ssm.datamodules.counter_random import _splitmix64, counter_random
+from lra_ssm.datamodules.pretraining import Pretraining
 from lra_ssm.datamodules.synthetic.base import ExampleRandom, GeneratedDataset, SyntheticData
 from lra_ssm.errors import InputError
-from tests.runner import fail, only_run, succeed
+from lra_ssm.runs.checks import check_data
+from tests.runner import fail, succeed
 
 SMALL: dict[str, dict[str, Any]] = {
     "AssociativeRecall": {"length": 12, "vocab_size": 8},
@@ -64,25 +68,12 @@ def test_an_example_depends_only_on_seed_split_and_number(name: str) -> None:
         assert first.inputs.shape == (10, data.length, data.d_input) and first.labels.shape[-1] == data.num_outputs
 
 
-def test_workers_give_the_same_epochs() -> None:
-    data, alone = made("NoisyCosines", num_workers=2, resample=True), made("NoisyCosines", resample=True)
-    loaders = data.train_dataloader(), alone.train_dataloader()
-    epochs = [[list(loader) for _ in range(2)] for loader in loaders]
-    data.teardown()
-    assert all(equal(a, b) for x, y in zip(*epochs, strict=True) for a, b in zip(x, y, strict=True))
-    labels = [torch.cat([b.labels for b in epoch]) for epoch in epochs[0]]
-    assert [len(x) for x in labels] == [20, 20] and len(torch.cat(labels).unique(dim=0)) == 40
-
-
 def test_the_papers_sizes_are_the_defaults() -> None:
     recall, functional = datamodules.AssociativeRecall(), datamodules.LinearFunctional()
     assert (recall.length, recall.vocab_size) == (20, 10)  # StableSSM, table 7
     assert functional.num_train + functional.num_val + functional.num_test == 153_600  # and appendix F.1
     assert (functional.length, functional.batch_size) == (100, 512)
-    response = functional.response()
-    np.testing.assert_allclose(response[[0, 1, 9]], [1, 2**-1.1, 10**-1.1])
-    last, every = (batch(made("LinearFunctional", targets=targets), [3, 4]).labels for targets in ("last", "all"))
-    assert torch.equal(last, every[:, -1])
+    np.testing.assert_allclose(functional.response()[[0, 1, 9]], [1, 2**-1.1, 10**-1.1])
     assert datamodules.TeacherStudent().eigenvalues == ((0.9, 0.99),)  # deep linear SSMs, figure 3A
     assert datamodules.CorrelatedNoise().correlation == 0.95  # its figure 1
     assert datamodules.FirstToken().d_input == 32  # B2S6, figure 4
@@ -104,37 +95,6 @@ def test_draws_are_uniform_and_normal() -> None:
     assert np.isfinite(normal).all() and not np.array_equal(normal, draws.normal(2, 300))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_records_are_plain_and_say_what_decides_the_examples(name: str) -> None:
-    data = made(name)
-    assert json.loads(json.dumps(data.manifest()))["source"]["num_train"] == 20
-    assert data.record() == made(name).record() != made(name, generator_seed=2).record()
-    assert data.record() == made(name, num_workers=3, eval_batch_size=5).record()
-    assert made(name, length=data.length + 2).record() != data.record()
-    assert data.provenance()["examples"]["val"] == 10 and "made as it is read: train 20" in data.describe()
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("AssociativeRecall", {"length": 7}, "AssociativeRecall length 7: must be even and at least 2"),
-        ("AssociativeRecall", {"vocab_size": 3}, "AssociativeRecall vocab_size 3: must be at least 4"),
-        ("LinearFunctional", {"num_val": 0}, "LinearFunctional num_val 0: must be at least 1"),
-        ("LinearFunctional", {"timescale": 0.0}, "LinearFunctional timescale 0.0: must be above 0"),
-        ("TeacherStudent", {"eigenvalues": [[0.5, 1.0]]}, "must be inside the unit circle"),
-        ("TeacherStudent", {"eigenvalues": [[]]}, "must have a layer, and a state in each"),
-        ("TeacherStudent", {"B": [[1.0]]}, r"B \[\[1.0\]\]: must have a number for each of the eigenvalues, by layer"),
-        ("CorrelatedNoise", {"correlation": 1.0}, "correlation 1.0: must be between -1 and 1"),
-        ("NoisyCosines", {"length": 58}, "length 58: must be more than twice the highest frequency, 29"),
-        ("NoisyCosines", {"frequencies": [2, 2]}, "must be distinct whole numbers"),
-        ("FirstToken", {"length": 1}, "length 1: must be at least 2"),
-    ],
-)
-def test_settings_that_cannot_be_met_are_named(name: str, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        made(name, **settings)
-
-
 def test_words_depend_only_on_seed_and_counters() -> None:
     words = counter_random(3, 7, np.arange(1000))
     assert counter_random(3, 7, np.array([999, 5])).tolist() == [words[999], words[5]]
@@ -149,45 +109,51 @@ def test_words_depend_only_on_seed_and_counters() -> None:
 
 # -- from the command line ---------------------------------------------------------------------------------------------
 
-NETWORK = ["--model.network.layer=S4D", "--model.network.layer.d_state=4", "--model.network.d_model=4",
-           "--model.network.n_layers=1", "--model.optimizer.warmup_steps=0"]  # fmt: skip
-SHORT = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--trainer.num_sanity_val_steps=0",
-         "--trainer.enable_model_summary=false", "--checkpoint.every_n_steps=2", "--data.batch_size=4",
-         "--data.num_train=12", "--data.num_val=5", "--data.num_test=4"]  # fmt: skip
-REGRESSION = ["--model=Regression", "--model.network=Regressor", *NETWORK, "--model.network.num_outputs=1",
-              "--model.network.d_input=1", "--checkpoint.monitor=val/loss", "--checkpoint.mode=min"]  # fmt: skip
-CLASSIFICATION = ["--model=Classification", "--model.network=Classifier", *NETWORK]
+FIT = """--data=TeacherStudent --data.length=6 --data.batch_size=4 --data.num_train=12 --data.num_val=5
+    --data.num_test=4
+    --model=Regression --model.network=Regressor --model.network.layer=S4D --model.network.layer.d_state=4
+    --model.network.d_model=4 --model.network.n_layers=1 --model.network.num_outputs=1 --model.network.d_input=1
+    --model.optimizer.warmup_steps=0 --checkpoint.monitor=val/loss --checkpoint.mode=min --trainer.accelerator=cpu
+    --trainer.max_epochs=2 --trainer.num_sanity_val_steps=0 --trainer.enable_model_summary=false""".split()
 
 
 def test_a_regression_is_fitted_scored_and_predicted(tmp_path: Path) -> None:
-    task = ["--data=TeacherStudent", "--data.length=6", "--model.network.pooling=null", *SHORT]
-    command = [task[0], *REGRESSION, *task[1:]]
+    line = fail(["fit", *FIT], tmp_path)
+    assert "returned (3, 1) for inputs (3, 6, 1): the targets are (3, 6, 1); a Regressor" in line and "null" in line
+    command = [*FIT, "--model.network.pooling=null"]
     succeed(["fit", *command], tmp_path)
-    folder = only_run(tmp_path, "default")
+    (folder,) = tmp_path.glob("runs/default/*/checkpoints/last.ckpt")
     assert "test/relative_error" in succeed(["test", *command], tmp_path).out
-    result = json.loads((folder / "test.json").read_text())
-    assert result["data"]["source"]["eigenvalues"] == [[0.9, 0.99]] and result["data"]["examples"]["test"] == 4
     succeed(["predict", *command], tmp_path)
-    lines = (folder / "predictions-val.csv").read_text().splitlines()
-    assert lines[0] == "example,position,y0" and len(lines) == 1 + 5 * 6 and lines[-1].startswith("4,5,")
-    assert json.loads((folder / "run.json").read_text())["data"]["source"]["kind"] == "generated"
+    result, lines = (folder.parents[1] / name for name in ("test.json", "predictions-val.csv"))
+    data = json.loads(result.read_text())["data"]
+    assert data["source"]["eigenvalues"] == [[0.9, 0.99]] and data["examples"]["test"] == 4
+    rows = lines.read_text().splitlines()
+    assert rows[0] == "example,position,y0" and len(rows) == 1 + 5 * 6 and rows[-1].startswith("4,5,")
     assert not (tmp_path / "data").exists()
 
 
-def test_task_network_and_data_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
-    recall = ["--data=AssociativeRecall", *SHORT]
-    line = fail(["fit", recall[0], *REGRESSION, *recall[1:]], tmp_path)
-    assert "model.network takes num_outputs, but AssociativeRecall has classes: use the task Classification" in line
-    classes = ["--model.network.num_classes=1", "--model.network.d_input=1"]
-    line = fail(["fit", "--data=LinearFunctional", *CLASSIFICATION, *classes, *SHORT], tmp_path)
-    assert "model.network takes num_classes, but LinearFunctional has real targets: use the task Regression" in line
-    line = fail(["fit", "--data=LinearFunctional", *REGRESSION, "--data.length=6", *SHORT], tmp_path)
-    assert "returned (3, 1) for inputs (3, 6, 1): the targets are (3, 6, 1); a Regressor" in line and "null" in line
-    assert not (tmp_path / "runs").exists()
-
-
-def test_there_is_nothing_to_prepare(tmp_path: Path) -> None:
-    out = succeed(["prepare", "linear_functional", "--root=data"], tmp_path).out
-    assert "nothing to prepare; a fit with --data=LinearFunctional makes its examples as it goes" in out
-    assert list(tmp_path.iterdir()) == []
-    assert "did you mean 'linear_functional'?" in fail(["prepare", "linear_functionl"], tmp_path)
+@pytest.mark.parametrize(
+    ("data", "size", "message"),
+    [
+        (
+            AssociativeRecall(),
+            "num_outputs",
+            "takes num_outputs, but AssociativeRecall has classes: use the task Class",
+        ),
+        (
+            LinearFunctional(),
+            "num_classes",
+            "takes num_classes, but LinearFunctional has real targets: use the task Reg",
+        ),
+        (
+            StateTracking(pretrain=Pretraining()),
+            "num_classes",
+            "data.pretrain: use the task MaskedModelling and the net",
+        ),
+    ],
+)
+def test_a_network_for_another_task_is_told_which(data: Any, size: str, message: str) -> None:
+    task = SimpleNamespace(hparams={"network": {"init_args": {size: 6, "vocab_size": 6}}})
+    with pytest.raises(InputError, match=message):
+        check_data(task, data)

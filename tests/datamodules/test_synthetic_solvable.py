@@ -1,12 +1,15 @@
 """Each synthetic task is solved by what must solve it: an exact rule, least squares, or the system that made it."""
 
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lra_ssm import datamodules
+from lra_ssm.datamodules import MQAR, StateTracking
 from lra_ssm.datamodules.synthetic.base import SyntheticData
+from lra_ssm.datamodules.synthetic.state_tracking import product_table
 
 
 def examples(data: SyntheticData, count: int, split: str = "train") -> tuple[np.ndarray, np.ndarray]:
@@ -142,3 +145,66 @@ def test_the_best_guess_of_correlated_noise_has_the_loss_of_the_docstring() -> N
     best, low, high = (((labels - factor * inputs) ** 2).mean((1, 2)) for factor in (0.81, 0.75, 0.87))
     assert abs(best.mean() - (1 - 0.9**4)) < 4 * best.std() / 500**0.5
     assert best.mean() < min(low.mean(), high.mean())
+
+
+# -- multi-query associative recall, and state tracking ----------------------------------------------------------------
+
+
+def targets_of(data: SyntheticData, count: int, split: str = "train") -> tuple[np.ndarray, np.ndarray]:
+    data.setup()
+    batch = data._datasets[split].batch(np.arange(count), 0)
+    return batch.inputs.numpy(), batch.targets.numpy()
+
+
+@pytest.mark.parametrize("settings", [{}, {"fill": "random"}, {"length": 256, "vocab_size": 128}, {"num_pairs": 16}])
+def test_each_key_is_asked_for_once_and_its_value_is_the_target(settings: dict[str, Any]) -> None:
+    data = MQAR(**{"num_train": 200, **settings})
+    (keys, values), K = targets_of(data, 200), data.pairs(data.length)
+    half = data.vocab_size // 2
+    for inputs, targets in zip(keys.tolist(), values.tolist(), strict=True):
+        pairs = dict(zip(inputs[: 2 * K : 2], inputs[1 : 2 * K : 2], strict=True))
+        assert len(pairs) == len(set(pairs.values())) == K
+        assert all(1 <= key < half <= value < data.vocab_size for key, value in pairs.items())
+        asked = {inputs[t]: target for t, target in enumerate(targets) if target != -100}
+        assert asked == pairs and all(t >= 2 * K and t % 2 == 0 for t, target in enumerate(targets) if target != -100)
+        if data.fill == "zeros":
+            assert sum(token == 0 for token in inputs) == data.length - 3 * K
+
+
+def test_gaps_follow_the_power_law_as_numpy_draws_them() -> None:
+    """Weighted sampling without replacement: the mean gap, against numpy's choice, as the public code draws it."""
+    data = MQAR(num_train=4000, length=64, vocab_size=64)
+    targets, K = targets_of(data, 4000)[1], 4
+    ours = (np.nonzero(targets != -100)[1] - 2 * K) / 2
+    places = (64 - 2 * K) // 2
+    p = np.arange(1, places + 1) ** (data.power - 1.0)
+    random = np.random.default_rng(0)
+    theirs = [random.choice(places, K, replace=False, p=p / p.sum()) for _ in range(4000)]
+    assert ours.mean() == pytest.approx(np.mean(theirs), abs=4 * np.std(theirs) / np.sqrt(16_000) * np.sqrt(2))
+
+
+def test_the_test_split_may_be_longer() -> None:
+    data = MQAR(length=64, test_length=128, num_train=4, num_val=4, num_test=4)
+    assert targets_of(data, 4, "val")[0].shape == (4, 64) and targets_of(data, 4, "test")[0].shape == (4, 128)
+    assert (targets_of(data, 4, "test")[1] != -100).sum(1).tolist() == [8] * 4
+    tracking = StateTracking(group="Z2", length=8, test_length=20, num_train=4)
+    assert targets_of(tracking, 4)[0].shape == (4, 8) and targets_of(tracking, 4, "test")[0].shape == (4, 20)
+
+
+def composed(group: str, elements: list[int]) -> int:
+    """The product by the definition of the group."""
+    if group.startswith("Z"):
+        return sum(elements) % int(group[1:])
+    every = list(permutations(range(int(group[1:]))))
+    state = every[0]
+    for element in elements:
+        state = tuple(every[element][i] for i in state)
+    return every.index(state)
+
+
+@pytest.mark.parametrize("group", ["Z2", "Z60", "S3", "S5"])
+def test_targets_are_the_products_so_far(group: Any) -> None:
+    data = StateTracking(group=group, length=9, num_train=20)
+    for inputs, targets in zip(*(array.tolist() for array in targets_of(data, 20)), strict=True):
+        assert targets == [composed(group, inputs[: t + 1]) for t in range(9)]
+    assert data.vocab_size == data.num_outputs == len(product_table(group))

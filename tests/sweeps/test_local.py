@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -27,18 +28,14 @@ record() { echo "{\\"status\\": \\"$1\\"}" > $directory/run.json; }
 [ $command = test ] && echo '{"metrics": {"test/accuracy": 0.75}}' > $directory/test.json
 exit 0
 """
-SAVES = """
+# It works until a signal comes, and does then what stands in its place.
+WORKS = """
 record started
-trap 'record interrupted; echo "lra-ssm: stopped by SIGTERM at step 7, saved"; echo stopped >> calls; exit 143' TERM
+trap '{}' TERM
 touch ready$seed
 while true; do sleep 0.05; done
 """
-STUBBORN = """
-record started
-trap 'touch asked$seed' TERM
-touch ready$seed
-while true; do sleep 0.05; done
-"""
+SAVES = 'record interrupted; echo "lra-ssm: stopped by SIGTERM at step 7, saved"; echo stopped >> calls; exit 143'
 CODE = """
 import sys
 from pathlib import Path
@@ -70,6 +67,12 @@ def start(base: Path, at_a_time: int, **env: str) -> subprocess.Popen:
     )  # fmt: skip
 
 
+def end(process: subprocess.Popen) -> tuple[int, str]:
+    """The exit code and what was printed."""
+    out, _ = process.communicate(timeout=60)
+    return process.returncode, out
+
+
 def wait_for(*files: Path) -> None:
     until = time.monotonic() + 30
     while not all(file.exists() for file in files):
@@ -83,16 +86,12 @@ def calls(base: Path) -> list[str]:
 
 def test_each_run_is_trained_and_tested_so_many_at_a_time(tmp_path, folder):
     for seed in (1, 2, 3):
-        (tmp_path / f"seed{seed}").write_text("echo begins >> times; sleep 0.3; echo ends >> times")
-    out, _ = (process := start(tmp_path, 2)).communicate(timeout=60)
-    assert process.returncode == 0, out
+        (tmp_path / f"seed{seed}").write_text("echo 1 >> times; sleep 0.3; echo -1 >> times")
+    code, out = end(start(tmp_path, 2))
+    assert code == 0, out
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     assert sorted(calls(tmp_path)) == sorted(f"{c} {i} {threads}" for c in ("fit", "test") for i in (1, 2, 3, 4))
-    running, most = 0, 0
-    for line in (tmp_path / "times").read_text().splitlines():
-        running += 1 if line == "begins" else -1
-        most = max(most, running)
-    assert most == 2
+    assert max(accumulate(map(int, (tmp_path / "times").read_text().split()))) == 2
     assert "run 4 begins: mine" in out
     assert re.search(r"run 4 done after [\d.]+ s: test/accuracy 0.75", out)
     assert all(not run.record.missing for run in SweepFolder(folder.path).runs)
@@ -102,39 +101,37 @@ def test_a_failed_run_stops_no_other_and_the_same_command_goes_on(tmp_path, fold
     (tmp_path / "seed1").write_text("echo 'lra-ssm: error: no data root'; exit 2")
     (tmp_path / "seed2").write_text("[ $command = fit ] || { echo 'lra-ssm: error: the disk is full'; exit 2; }")
     (tmp_path / "seed3").write_text("record started; kill -KILL $$")
-    out, _ = (process := start(tmp_path, 1)).communicate(timeout=60)
-    assert process.returncode == 1
+    code, out = end(start(tmp_path, 1))
+    assert code == 1 and "run 4 done" in out
     log = folder.runs[0].log.relative_to(tmp_path)
-    assert re.search(rf"run 1 not done after [\d.]+ s: no data root \({log}\)", out)
-    assert re.search(r"run 2 not done after [\d.]+ s: the disk is full", out)
-    assert re.search(r"run 3 not done after [\d.]+ s: ", out) and "run 4 done" in out
-    for seed in (1, 2, 3):
-        (tmp_path / f"seed{seed}").unlink()
-    assert start(tmp_path, 4, OMP_NUM_THREADS="3").wait(60) == 0  # the user's own number of threads stays
+    for number, reason in enumerate((rf"no data root \({log}\)", "the disk is full", ""), 1):
+        assert re.search(rf"run {number} not done after [\d.]+ s: {reason}", out)
+        (tmp_path / f"seed{number}").unlink()
+    assert end(start(tmp_path, 4, OMP_NUM_THREADS="3"))[0] == 0  # the user's own number of threads stays
     assert sum(line.startswith("fit 4 ") for line in calls(tmp_path)) == 1 and "test 1 3" in calls(tmp_path)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_passed_on_once_and_waited_for(tmp_path, folder, signum):
     for seed in (1, 2):
-        (tmp_path / f"seed{seed}").write_text(SAVES)
+        (tmp_path / f"seed{seed}").write_text(WORKS.format(SAVES))
     process = start(tmp_path, 2)
     wait_for(tmp_path / "ready1", tmp_path / "ready2")
     process.send_signal(signum)
     if signum == signal.SIGTERM:
         process.send_signal(signum)  # as `timeout` does, which signals a process and its group
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signum, out
+    code, out = end(process)
+    assert code == 128 + signum, out
     assert calls(tmp_path).count("stopped") == 2 and "test 1" not in out and "run 3 begins" not in out
     assert re.search(r"run 1 not done after [\d.]+ s: stopped by SIGTERM at step 7, saved", out)
 
 
 def test_a_second_ctrl_c_kills_all(tmp_path, folder):
-    (tmp_path / "seed1").write_text(STUBBORN)
+    (tmp_path / "seed1").write_text(WORKS.format("touch asked$seed"))
     process = start(tmp_path, 1)
     wait_for(tmp_path / "ready1")
     process.send_signal(signal.SIGINT)
     wait_for(tmp_path / "asked1")
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130 and SweepFolder(folder.path).runs[0].record.record["status"] == "started"
+    assert end(process)[0] == 130 and SweepFolder(folder.path).runs[0].record.record["status"] == "started"

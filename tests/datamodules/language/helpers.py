@@ -1,12 +1,12 @@
-"""Small texts of random tokens, with documents of any length."""
+"""Small texts of random tokens with documents of any length, and documents put together from their segments."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lra_ssm.datamodules.language.corpus import Input
+from lra_ssm.datamodules.language.corpus import Input, Segment
 from lra_ssm.datamodules.language.module import LanguageDataModule
 from lra_ssm.datamodules.storage import file_entry, save_split, write_manifest
 
@@ -55,3 +55,38 @@ class MadeUp(LanguageDataModule):
         made = {**file_entry(folder / "tokenizer.json"), "specification": "made-up"}
         ends = {"vocab_size": END + 1, "end_of_text": END, "tokenizer": made, "source": {"kind": "test"}}
         write_manifest(folder, {"dataset": "made-up", **ends, "splits": entries})
+
+
+class Whole(NamedTuple):
+    """A document, its segments joined."""
+
+    split: str
+    text: str
+    source: str
+
+
+def joined(segments: Iterable[Segment]) -> list[Whole]:
+    """Return all documents, their segments joined and checked to be first, …, last of one document."""
+    found, parts = list[Whole](), list[Segment]()
+    for segment in segments:
+        assert segment.text and segment.first == (not parts)
+        parts.append(segment)
+        if segment.last:
+            assert len({(part.split, part.source) for part in parts}) == 1
+            found.append(Whole(segment.split, "".join(part.text for part in parts), segment.source))
+            parts = []
+    assert not parts
+    return found
+
+
+def read(inputs: list[Input]) -> list[Whole]:
+    """Return all documents of a corpus."""
+    return joined(segment for each in inputs for segment in each.read())
+
+
+def by_split(inputs: list[Input]) -> dict[str, list[str]]:
+    """Return the documents of each split."""
+    found: dict[str, list[str]] = {}
+    for document in read(inputs):
+        found.setdefault(document.split, []).append(document.text)
+    return found

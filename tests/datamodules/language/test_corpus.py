@@ -10,7 +10,7 @@ from lra_ssm.datamodules.language import corpus
 from lra_ssm.datamodules.language.corpus import CUT, Document, ReadOptions, cut, read_text, segments
 from lra_ssm.datamodules.text import text_keys
 from lra_ssm.errors import InputError
-from tests.datamodules.language.corpora import joined
+from tests.datamodules.language.helpers import joined
 
 CHARACTERS = "a|b | c|\n|\n|\n|\r\n|\t|é|\u3000|\u2003|\xa0|\u2028|\x85|\x1c|漢|🙂".split("|")
 PARTS = ["one", " two", "three ", "\n", "\n", "\n\n", "\n  \n", "\r\n", "\r\n\r\n", "\t", "é\n漢", "\n\n\n\n", "x" * 30]

@@ -7,40 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from lra_ssm.datamodules.language import corpus
 from lra_ssm.datamodules.language.corpus import ReadOptions
 from lra_ssm.datamodules.language.files import file_inputs, find_files, in_parts, split_of
 from lra_ssm.errors import InputError
-from tests.datamodules.language.corpora import Whole, read, write_jsonl, write_parquet
+from tests.datamodules.language.helpers import Whole, read
+from tests.small_data import words, write_files, write_jsonl, write_parquet, zstd
 
 
 def whole(*paths: Path, split: str | None = None, **options) -> list[Whole]:
     return read(file_inputs([(path, split) for path in paths], ReadOptions(**options)))
 
 
-def zstd(data: bytes) -> bytes:
-    import pyarrow
-
-    return pyarrow.compress(data, codec="zstd", asbytes=True)
-
-
-def test_forms_give_the_same_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = ["one", " two", "three ", "\n", "\n\n", "\r\n", "\t", "é\n漢", "x" * 30]
-    words = ["".join(random.Random(seed).choices(parts, k=150)) + "end" for seed in range(20)]
-    plain = write_jsonl(tmp_path / "a.jsonl", words)
+def test_forms_give_the_same_documents(tmp_path: Path) -> None:
+    texts = [f"\n {words(random.Random(seed), 40)}\r\n\t漢 end" for seed in range(20)]
+    plain = write_jsonl(tmp_path / "a.jsonl", texts)
     lines = plain.read_bytes().splitlines(keepends=True)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[:9])) + gzip.compress(b"".join(lines[9:])))
     (tmp_path / "c.jsonl.zst").write_bytes(zstd(b"".join(lines[:5])) + zstd(b"".join(lines[5:])))
-    write_parquet(tmp_path / "d.parquet", {"text": words})
-    for index, text in enumerate(words):
-        (tmp_path / f"e{index:02}.txt").write_bytes(text.encode())
-    files = find_files(tmp_path)
+    write_parquet(tmp_path / "d.parquet", {"text": texts})
+    write_files(tmp_path, {f"e{index:02}.txt": text.encode() for index, text in enumerate(texts)})
     expected = whole(plain, val_fraction=0.5)
-    assert [document.text for document in expected] == words and {d.split for d in expected} == {"train", "val"}
-    assert whole(*files, val_fraction=0.5) == expected * 5
-    monkeypatch.setattr(corpus, "TEXT_SIZE", 50)  # long ones come in several segments
-    assert len([s for each in file_inputs([(file, None) for file in files], ReadOptions()) for s in each.read()]) > 1000
-    assert [document.text for document in whole(*files)] == words * 5
+    assert [document.text for document in expected] == texts and {d.split for d in expected} == {"train", "val"}
+    assert whole(*find_files(tmp_path), val_fraction=0.5) == expected * 5
 
 
 def test_fields_sources_and_null(tmp_path: Path) -> None:
@@ -99,55 +87,47 @@ def test_small_files_share_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 # -- bad input -----------------------------------------------------------------------------------------------------
 
+GOOD = b'{"text": "good"}\n' * 5
+LINES = b"".join(b'{"text": "%d"}\n' % random.Random(n).getrandbits(200) for n in range(2000))
+DAMAGED = r"cannot be read, or is cut off or damaged \("
+BAD_LINES = {  # the sixth of a file
+    b'{"text": "cut': r"is not JSON \(Unterminated string .* column 10 .*\); expected one document per line",
+    b"[" * 100_000: "is not JSON .maximum recursion",
+    b'{"txt": "a"}': "has no 'text'; it has 'txt'",
+    b'["a"]': r"has no 'text'; it has \['a'\]",
+    b'{"text": 3}': "'text' is 3 instead of a string",
+    b'{"text": " \\n"}': "an empty document",
+    b'{"text": "\\ud800"}': r"half of a surrogate pair \(\\ud800\)",
+    b'{"text": "\xff"}': r"is not JSON \('utf-8' codec can't decode byte 0xff in position 10",
+}
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b'{"text": "cut', r"is not JSON \(Unterminated string .* column 10 .*\); expected one document per line"),
-        (b"[" * 100_000, "is not JSON .maximum recursion"),
-        (b'{"txt": "a"}', "has no 'text'; it has 'txt'"),
-        (b'["a"]', r"has no 'text'; it has \['a'\]"),
-        (b'{"text": 3}', "'text' is 3 instead of a string"),
-        (b'{"text": " \\n"}', "an empty document"),
-        (b'{"text": "\\ud800"}', r"half of a surrogate pair \(\\ud800\)"),
-        (b'{"text": "\xff"}', r"is not JSON \('utf-8' codec can't decode byte 0xff in position 10"),
-    ],
-    ids=lambda value: value[:16].decode(errors="replace") if isinstance(value, bytes) else "",
-)
-def test_bad_lines(line: bytes, message: str, tmp_path: Path) -> None:
-    good = b'{"text": "good"}\n' * 5
-    (tmp_path / "a.jsonl").write_bytes(good + line + b"\n" + good)
-    with pytest.raises(InputError, match=f"a.jsonl:6: {message}") as error:
-        whole(tmp_path / "a.jsonl")
+
+def refused(path: Path, data: bytes, message: str) -> None:
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=f"{path.name}: ?{message}") as error:
+        whole(path)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
-def test_damaged_compression(name: str, tmp_path: Path) -> None:
-    lines = b"".join(b'{"text": "%d"}\n' % random.Random(n).getrandbits(200) for n in range(2000))
-    data = gzip.compress(lines) if name.endswith("gz") else zstd(lines)
-    for damaged in [data[:-1], data[: len(data) // 2], data[:5], data + b"garbage behind", b"no archive"]:
-        (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(InputError, match=rf"{name}: cannot be read, or is cut off or damaged \("):
-            whole(tmp_path / name)
+def test_damaged_lines_and_compression_are_named(tmp_path: Path) -> None:
+    for line, message in BAD_LINES.items():
+        refused(tmp_path / "a.jsonl", GOOD + line + b"\n" + GOOD, f"6: {message}")
+    for name, data in (("a.jsonl.gz", gzip.compress(LINES)), ("a.jsonl.zst", zstd(LINES))):
+        for damaged in [data[:-1], data[: len(data) // 2], data[:5], data + b"garbage behind", b"no archive"]:
+            refused(tmp_path / name, damaged, DAMAGED)
 
 
-def test_bad_parquet(tmp_path: Path) -> None:
+def test_damaged_parquet_is_named(tmp_path: Path) -> None:
     import pyarrow
 
-    path, damaged = tmp_path / "a.parquet", r"a\.parquet: cannot be read, or is cut off or damaged \("
+    path = tmp_path / "a.parquet"
     offsets, data = pyarrow.py_buffer(b"\0\0\0\0\1\0\0\0\3\0\0\0"), pyarrow.py_buffer(b"ab\xff")
-    for column, match in (
-        ({"body": ["a"]}, r"a\.parquet: has no column 'text'; it has body"),
-        ({"text": [1]}, r"a\.parquet: row 0: 'text' is 1 instead of a string"),
-        ({"text": pyarrow.StringArray.from_buffers(2, offsets, data)}, rf"{damaged}.*0xff"),
+    for column, message in (
+        ({"body": ["a"]}, "has no column 'text'; it has body"),
+        ({"text": [1]}, "row 0: 'text' is 1 instead of a string"),
+        ({"text": pyarrow.StringArray.from_buffers(2, offsets, data)}, rf"{DAMAGED}.*0xff"),
     ):
-        write_parquet(path, column)
-        with pytest.raises(InputError, match=match):
-            whole(path)
-    write_parquet(path, {"text": ["x" * 3000 + str(n) for n in range(300)]}, rows=50)
-    intact = path.read_bytes()
+        refused(path, write_parquet(path, column).read_bytes(), message)
+    intact = write_parquet(path, {"text": ["x" * 3000 + str(n) for n in range(300)]}, rows=50).read_bytes()
     for bad in (intact[:-100], intact[:20] + bytes(380) + intact[400:], b""):
-        path.write_bytes(bad)
-        with pytest.raises(InputError, match=damaged):
-            whole(path)
+        refused(path, bad, DAMAGED)

@@ -1,21 +1,19 @@
 """Data modules of text: every token once, what a task asks for, what decides a result, the tokenizer that travels."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 
 from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.datamodules.language.prepare import TextCounts
 from lra_ssm.datamodules.loader import ResumableLoader
-from lra_ssm.datamodules.pretraining import Pretraining
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checks import check_tokenizer
-from tests.datamodules.helpers import Recorder, trainer
+from tests.datamodules import helpers
+from tests.datamodules.helpers import fit
 from tests.datamodules.language.helpers import END, MadeUp
 
 MODES: list[dict[str, Any]] = [
@@ -27,8 +25,7 @@ MODES: list[dict[str, Any]] = [
 
 
 def prepared(root: Path, stage: str | None = None, **settings: Any) -> MadeUp:
-    data = MadeUp(root=str(root), **settings)
-    data.prepare_data()
+    data = helpers.prepared(MadeUp(root=str(root), **settings))
     data.setup(stage)
     return data
 
@@ -53,13 +50,6 @@ def test_every_token_is_a_target_once(tmp_path: Path, settings: dict[str, Any]) 
         data.predict_split = split
         data.setup("predict")
         assert targets(data.predict_dataloader()) == sorted(tokens[:count])
-
-
-def test_predictions_are_of_what_a_pretraining_hides(tmp_path: Path) -> None:
-    data = prepared(tmp_path, "predict", pretrain=Pretraining(share=0.5))
-    scored = [batch.targets for batch in data.val_dataloader()]
-    predicted = [batch.targets for batch in data.predict_dataloader()]
-    assert all(map(torch.equal, scored, predicted)) and all((each == -100).any() for each in predicted)
 
 
 def test_what_a_task_asks_for(tmp_path: Path) -> None:
@@ -97,56 +87,26 @@ def test_what_decides_a_result_is_recorded(tmp_path: Path) -> None:
     assert provenance["batches"] == {"length": 8, "isolate": True, "evaluation": "sliding", "eval_stride": 2}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"length": 0}, "MadeUp length 0: must be at least 1"),
-        ({"order": "random"}, "MadeUp order 'random': must be one of shuffled, streams"),
-        ({"evaluation": "sliding"}, "MadeUp eval_stride None: sliding evaluation needs one from 1 to length, 8"),
-        ({"evaluation": "sliding", "eval_stride": 9}, "eval_stride 9: sliding evaluation needs one from 1 to length"),
-        ({"evaluation": "sliding", "eval_stride": 0}, "eval_stride 0: sliding evaluation needs one from 1 to length"),
-        ({"eval_stride": 4}, "MadeUp eval_stride 4: is only for sliding evaluation, not 'windows'"),
-        ({"end_of_text": "x"}, "MadeUp end_of_text 'x': is only for a tokenizer.json"),
-    ],
-)
-def test_invalid_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
-        MadeUp(**settings)
-
-
-def test_too_few_tokens_for_the_streams(tmp_path: Path) -> None:
-    few = r"made-up-\w+: a split of (101|50) tokens cannot be cut into (102|51) str"
-    for settings in ({"order": "streams", "batch_size": 102}, {"evaluation": "streams", "eval_batch_size": 51}):
-        with pytest.raises(InputError, match=few):
-            prepared(tmp_path, "fit", **settings)
-    with pytest.raises(InputError, match="2 examples cannot be divided among 4 devices"):
-        prepared(tmp_path, "fit", length=60).train_batches(4)
-
-
 # -- in a Trainer (test_same_batches.py resumes in the middle of an epoch) -----------------------------------------
 
 
-def fit(data: Any, steps: int, start: Path | None = None) -> L.Trainer:
-    fitting = trainer(max_steps=steps, limit_val_batches=0)
-    fitting.fit(Recorder(), datamodule=data, ckpt_path=start, weights_only=True)
-    return fitting
+STEPS = {"max_steps": 2, "limit_val_batches": 0}
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_checkpoint_has_its_tokenizer_and_refuses_other_data(tmp_path: Path) -> None:
     data, path = MadeUp(root=str(tmp_path)), tmp_path / "a.ckpt"
-    fit(data, 2).save_checkpoint(path)
+    fit(data, **STEPS).trainer.save_checkpoint(path)
     stored = torch.load(path, weights_only=True)["MadeUp"]["tokenizer"]
     assert stored == {
         "file": "tokenizer.json", "sha256": data.tokenizer_digest, "text": "{}", "end_of_text": data.end_of_text_id,
     }  # fmt: skip
     check_tokenizer(path, data)
     with pytest.raises(InputError, match="the checkpoint was written with isolate True, this run has False"):
-        fit(MadeUp(root=str(tmp_path), isolate=False), 4, path)
+        fit(MadeUp(root=str(tmp_path), isolate=False), path, **STEPS)
     other = prepared(tmp_path, tokenizer_text='{"other": 1}')
     ours = data.tokenizer_digest[:12]
     message = rf"the checkpoint's tokenizer \(sha256 {ours}…, end of text 299\) is not the data's \({other.root}"
     with pytest.raises(InputError, match=message):
-        fit(other, 4, path)
+        fit(other, path, **STEPS)
     with pytest.raises(InputError, match=f"^{path}: {message}"):
         check_tokenizer(path, other)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from lra_ssm.datamodules.language import files as files_module
 from lra_ssm.datamodules.language import prepare as prepare_module
 from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer
 from lra_ssm.datamodules.storage import MANIFEST, verify
-from tests.datamodules.language.corpora import by_split
+from tests.datamodules.language.helpers import by_split
 from tests.runner import Command
 
 SETTINGS = {"tokenizer": "words", "documents": "line", "val_fraction": 0.1}
@@ -79,33 +78,6 @@ def test_every_document_is_stored_once_in_order_in_its_split(texts, once):
     assert (source["kind"], source["source"], source["val_fraction"]) == ("files", str(texts), 0.1)
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", "characters", "bpe:300"])
-def test_a_long_document_has_the_tokens_of_the_whole(texts, tmp_path, tokenizer, monkeypatch):
-    found = []
-    for size in (1 << 20, 500):
-        monkeypatch.setattr("lra_ssm.datamodules.language.corpus.TEXT_SIZE", size)
-        settings = {"tokenizer": tokenizer, "documents": "file", "val_fraction": 0}
-        data = corpus(tmp_path / str(size), texts / "train-0.txt", **settings)
-        data.prepare_data()
-        split = data.prepared.split("train")
-        found.append((split["tokens"].tolist(), split["starts"].tolist()))
-    assert found[0] == found[1] and found[0][1] == [0]
-
-
-def test_another_tokenizer_or_corpus_is_prepared_next_to_it(texts, once, tmp_path):
-    copied = shutil.copytree(texts, tmp_path / "copied")
-    before = corpus(tmp_path, copied).prepared_folder
-    with open(copied / "train-0.txt", "a") as file:
-        file.write("one more\n")
-    assert corpus(tmp_path, copied).prepared_folder != before
-    file = once.prepared_folder / once.prepared.manifest["tokenizer"]["file"]
-    for folder in ("one", "two"):  # wherever a file is, its content counts
-        (tmp_path / folder).mkdir()
-        shutil.copy(file, tmp_path / folder)
-    named = [corpus(tmp_path, texts, tokenizer=str(tmp_path / folder / file.name)) for folder in ("one", "two")]
-    assert named[0].record() == named[1].record() != once.record()
-
-
 def test_shards_in_any_order_and_a_merge_give_what_one_process_gives(texts, once, tmp_path, capsys):
     options = ["prepare", "corpus", f"--source={texts}", f"--root={tmp_path}"]
     options += [f"--{name}={value}" for name, value in SETTINGS.items()]
@@ -159,21 +131,3 @@ def test_a_killed_preparation_continues(texts, once, tmp_path, monkeypatch):
     data.prepare_data()
     assert made == [2, 3, 4, 5, 6][: len(made)] and made[0] == 2
     assert contents(data) == contents(once) and not unfinished(data)
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
-        ("a.txt", b"one\ntw\xf6\n", r"a.txt:2: is not UTF-8"),
-        ("a.jsonl", b'{"text": "one"}\n', r"corpus: no document for val \(1 for train\)"),
-    ],
-)
-def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys, name, data, message):
-    for folder in ("bad", "root"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "bad" / name).write_bytes(data)
-    options = [f"--source={tmp_path / 'bad'}", "--tokenizer=bytes", "--documents=line", "--val_fraction=1e-9"]
-    assert main(["prepare", "corpus", *options, f"--root={tmp_path / 'root'}"]) == 2
-    err = capsys.readouterr().err
-    assert len(err.strip().splitlines()) == 1 and re.search(message, err)
-    assert not list((tmp_path / "root").rglob("*"))
