@@ -22,25 +22,22 @@ def inputs(T=400):
     return torch.randn(T, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def run_stack(rates, B, C, u):
-    """Eq. 6, one layer after the other: (y (T,), states (T, K, N))."""
-    every = []
-    for rate, b, c in zip(rates, B, C, strict=True):
-        state, states = torch.zeros_like(rate), []
-        for value in u:
-            state = rate * state + b * value
-            states.append(state)
-        every.append(torch.stack(states))
-        u = every[-1] @ c
-    return u, torch.stack(every, 1)
-
-
 def run_one(A, B, C, u):
+    """A layer, its A a matrix or diagonal: (y (T,), states)."""
     state, states = torch.zeros_like(B), []
     for value in u:
         state = (A @ state if A.dim() == 2 else A * state) + B * value
         states.append(state)
     return torch.stack(states) @ C, torch.stack(states)
+
+
+def run_stack(rates, B, C, u):
+    """Eq. 6, one layer after the other: (y (T,), states (T, K, N))."""
+    every = []
+    for layer in zip(rates, B, C, strict=True):
+        u, states = run_one(*layer, u)
+        every.append(states)
+    return u, torch.stack(every, 1)
 
 
 def assert_equal(a, b):
@@ -49,7 +46,7 @@ def assert_equal(a, b):
 
 
 @SIZES
-def test_one_layer_has_the_outputs_and_states_of_the_stack_and_its_eigenbasis_has_the_outputs(K, N):
+def test_one_layer_has_the_outputs_and_states_of_the_stack_and_so_has_its_eigenbasis(K, N):
     layers, u = stack(K, N), inputs()
     y, states = run_stack(*layers, u)
     A, B, C = one_layer(*layers)
