@@ -30,6 +30,17 @@ def trained(tmp_path_factory):
     return folder, result
 
 
+@pytest.fixture(scope="session")
+def tested(trained, tmp_path_factory):
+    """A folder with a finished run of tiny.yaml that has only been tested, and its data; to be copied."""
+    folder = tmp_path_factory.mktemp("tested")
+    shutil.copytree(trained[0], folder, dirs_exist_ok=True)
+    for file in (*folder.glob("runs/*/*/test*.json"), *folder.glob("runs/*/*/validate*.json")):
+        file.unlink()  # other tests score the run that all share
+    succeed(["test", *FIT[1:], *SHORT], folder)
+    return folder
+
+
 @pytest.fixture
 def curves():
     """For tests of the picture that a run leaves: the others draw none, it takes a third of a small fit."""

@@ -1,13 +1,18 @@
 """Bad input: one line that says what, where and what would be right; non-zero exit; nothing half-written."""
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+from lra_ssm.datamodules.language.tokenizer import ByteTokenizer
 from lra_ssm.datamodules.retrieval import NAMES
 from tests.runner import FIT, SHORT, TINY, everything_below, fail, in_process, only_run, refused, succeed
 from tests.small_data import pictures, write_cifar10, write_image_parquet, write_imdb, write_mnist, write_pairs
+from tests.test_text import CHARACTERS, WORDS, checkpoint
 
 CALLBACK = "--trainer.callbacks+=lightning.pytorch.callbacks."
 OPTIONS = [  # and what is said of them
@@ -64,6 +69,11 @@ OPTIONS = [  # and what is said of them
     ("--ckpt_path=nowhere.ckpt", "nowhere.ckpt does not exist"),
     ("--data.length_bounds=[30,20]", "length_bounds"),
     ("--estimate=A10", "--estimate=A10: did you mean 'A100'?"),
+    ("--init_from_without=head", "--init_from_without needs --init_from"),
+    # A list has no names, but for the item that was just added.
+    ("--model.network.layer=[S6, LRU]|--model.network.layer.d_state=3", "--model.network.layer is a list"),
+    ("--trainer.callbacks.patience=3", "--trainer.callbacks is a list"),
+    ("--trainer.callbacks+=EarlyStopping|--trainer.callbacks.monitr=a", "takes no key 'monitr'; did you"),
     # A key within a key of the same name is named whole.
     ("--model.network.layer=tests.layers.test_spec.Wrapped|--model.network.layer.layer=lra_ssm.layers.S4D"
      "|--model.network.layer.layer.d_state=x", "model.network.layer.layer.d_state: Expected a int"),
@@ -108,18 +118,118 @@ def test_bad_config_files(text, expected, tmp_path, monkeypatch, capsys):
     assert everything_below(tmp_path) == ["bad.yaml"]
 
 
-def test_what_a_beginner_leaves_out_is_one_line_that_says_what_to_write(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert "no model is given: give --config CONFIG (`lra-ssm configs`" in refused(["fit"], capsys)
-    for early in (["--model.network.d_model=3"], ["--data.limit=3"]):
-        assert "no class is given here; give it, or a --config" in refused(["fit", *early], capsys)
-    for command, missing in (("submit", "SWEEP"), ("generate", "MODEL"), ("inspect", "CHECKPOINT")):
-        line = refused([command], capsys)
-        assert "the following arguments are required: " in line and missing in line
-    assert "fit it first" in refused(["test", *FIT[1:]], capsys)
-    assert "--allow-pickle reads a saved model" in refused(["test", *FIT[1:], "--allow-pickle"], capsys)
-    assert "unknown option --split" in refused([*FIT, "--split=val"], capsys)
-    assert "vall" in refused(["predict", *FIT[1:], "--split=vall"], capsys)
+COMMANDS = [  # in the folder `workplace`
+    ("fit", "no model is given: give --config CONFIG (`lra-ssm configs`"),
+    ("fit --model.network.d_model=3", "no class is given here; give it, or a --config"),
+    ("fit --data.limit=3", "no class is given here; give it, or a --config"),
+    ("fit --config tiny --split=val", "unknown option --split"),
+    ("test --config tiny", "fit it first"),
+    ("test --config tiny --allow-pickle", "--allow-pickle reads a saved model"),
+    ("test alone.ckpt", "alone.ckpt has no run's config.yaml: give --config, and --ckpt_path=alone.ckpt"),
+    ("test empty", "empty has no checkpoints/best.ckpt or last.ckpt"),
+    ("test saved", "saved has no config.yaml: give --config, and --ckpt_path=saved"),
+    ("predict --config tiny --split=vall", "vall"),
+    ("configs nope", "no config nope"),
+    ("configs --resolved", "--resolved prints one config"),
+    ("submit", "the following arguments are required: SWEEP"),
+    ("submit none --dry-run", "our sweeps are ablation-scifar, "),
+    ("submit lra --dry-run --template=one-gp",
+     "no template one-gp: not a file and not one of ours; did you mean 'one-gpu'"),
+    ("status small", "sweep small was not submitted from here"),  # a folder of that name hides no sweep
+    ("inspect", "the following arguments are required: CHECKPOINT"),
+    ("inspect alone.ckpt", "alone.ckpt: no config.yaml names its training data: give --data=CLASS and its"),
+    ("inspect run --out=x.yaml", "x.yaml: give a file that ends in .png, .pdf, .svg, such as inspect.png"),
+    ("inspect run --examples=0", "--examples: "),
+    ("inspect run --random --data.num_val 3", "--random takes no data: leave it out, or --data.num_val=3"),
+    ("inspect run --data.num_vall=3", "did you mean 'num_val'?"),
+    ("inspect run --data.batch_size=0", "must be at least 1"),
+    ("inspect run --trainer.max_steps=3", "unknown option --trainer"),
+    ("inspect list.ckpt", "checkpoint"),
+    ("inspect bare.pt", "names no network"),
+    ("inspect classless.ckpt", "cannot be built"),
+    ("inspect linear.ckpt", "has other shapes"),
+    ("coordcheck tiny --modle.network=x", "unknown option --modle; did you mean '--model'?"),
+    ("coordcheck tiny b", "unknown argument b; it takes --help, --widths, "),
+    ("coordcheck tiny --data.root", "--data.root: a value is missing"),
+    ("coordcheck tiny --widths 8", "a slope needs at least two"),
+    ("coordcheck tiny --widths 8 9 --random", "d_model 9"),  # of two blocks of channels
+    ("coordcheck tiny --model.width.base_d_model=8 --model.width.parameterization=mupp", "did you mean 'mup'"),
+    ("pull", "give the name of a model, or --list, which shows the known names"),
+    ("pull lm --list", "give the name of a model, or --list, which shows the known names"),
+    ("export run", "--to is missing"),
+    ("export --to x", "give a run's directory, or a .ckpt"),
+    ("export run alone.ckpt --to x", "need --average"),
+    ("export run --average --to x", "needs several"),
+    ("export run --to saved", "saved already holds a model: --force replaces it"),
+    ("push alone.ckpt ./x", "is not a run's directory"),
+    ("push without-best ./x", "has no best.ckpt: --last pushes its last.ckpt"),
+    ("push run saved", "already holds a model: --force replaces it"),
+    ("push run run/x", "a folder here, or a repository of the Hub? Give ./run/x, or hf://run/x"),
+    ("push run ./texts --force --unfinished", "is not empty and holds no saved model"),
+    ("push run hf://tiny", "is owner/name"),
+    ("push run wandb:tiny", "give wandb:entity/project/name"),
+    ("push run ./x --private", "--private is for a repository"),
+    ("generate", "the following arguments are required: MODEL"),
+    ("generate run", "run/checkpoints/best.ckpt: is not a language model; its network is a Classifier"),
+    ("generate no.ckpt", "checkpoint no.ckpt does not exist"),
+    ("generate several", "several holds 2 runs: give one of them, such as several/two"),
+    ("generate bare.ckpt", "bare.ckpt: has no tokenizer; give one, such as --tokenizer="),
+    ("generate small.ckpt", "small.ckpt: its network has 3 tokens, the tokenizer 7"),
+    ("generate characters.ckpt --tokenizer=words", "--tokenizer=words is made from a corpus"),
+    ("generate characters.ckpt --tokenizer=bytes", "the tokenizer that it comes with: leave --tokenizer out"),
+    ("generate characters.ckpt --prompt= --prompt=xyzaxuvw",
+     "prompt 2: the model's vocabulary has no 'x', 'y', 'z', 'u', 'v' and 1 more"),
+    ("generate words.ckpt --prompt 'the dog <unk> the dog'", "prompt 1: the model's vocabulary has no 'dog'"),
+    ("generate bytes.ckpt --prompt=\udcff", "the text holds U+DCFF, half of a surrogate pair"),
+    # before a model is read
+    ("generate no.ckpt --temperature=-1", "--temperature is -1.0; it must be at least 0"),
+    ("generate no.ckpt --seed=-1", "--seed is -1; it must be 0 to 4294967295"),
+    ("generate no.ckpt --max_new_tokens=0", "--max-new-tokens: Not of type PositiveInt: 0"),
+    ("generate no.ckpt --max_new", "unknown option --max-new; did you mean '--max-new-tokens'?"),
+    ("results --format=tex", "--format: expected one of [typing.Literal['text', 'markdown', 'latex', 'csv'],"),
+    ("generate no.ckpt --stop=", "--stop is empty"),
+    ("generate no.ckpt --device=nonsense", "--device nonsense: there is no such device here"),
+    ("generate no.ckpt --prompt_file=texts/blank", "--prompt-file texts/blank: has no prompt"),
+    ("generate no.ckpt --prompt_file=texts/latin", "--prompt-file texts/latin: is not UTF-8, at byte 1"),
+    ("score no.ckpt", "give files with text, or - for standard input"),
+    ("score no.ckpt texts/good none.txt", "none.txt: cannot be read or written (No such file or directory)"),
+    ("score no.ckpt texts/good texts/empty", "texts/empty: is empty; give a text"),
+    ("score no.ckpt texts/blank", "texts/blank: holds only white space; give a text"),
+    ("score bytes.ckpt texts/good texts/picture", "texts/picture:2: is not UTF-8 (byte 0x89)"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def workplace(trained, tmp_path_factory):
+    """A finished run and what is like one, language models, texts, and settings."""
+    folder = tmp_path_factory.mktemp("workplace")
+    shutil.copytree(only_run(trained[0]), folder / "run")
+    shutil.copytree(folder / "run", folder / "without-best", ignore=shutil.ignore_patterns("best.ckpt"))
+    shutil.copy(folder / "run/checkpoints/best.ckpt", folder / "alone.ckpt")
+    succeed(["export", "run", "--to", "saved"], folder)
+    for name in ("empty", "small", "texts", "several/one/checkpoints", "several/two/checkpoints"):
+        (folder / name).mkdir(parents=True)
+    for name, tokenizer in {"bytes": ByteTokenizer(), "characters": CHARACTERS, "words": WORDS, "bare": None}.items():
+        Path(checkpoint(folder, tokenizer)).rename(folder / f"{name}.ckpt")
+    Path(checkpoint(folder, CHARACTERS, vocab_size=3)).rename(folder / "small.ckpt")
+    linear = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 2}}
+    states = {"classless": {"hyper_parameters": {"network": {"class_path": "no.such.Class"}}}, "bare": {},
+              "linear": {"hyper_parameters": {"network": linear}}}  # fmt: skip
+    for name, state in states.items():
+        torch.save({"state_dict": {}, **state}, folder / f"{name}.ckpt" if state else folder / "bare.pt")
+    torch.save([1], folder / "list.ckpt")
+    texts = {"empty": b"", "blank": b" \n\t", "picture": b"text\n\x89PNG", "good": b"good", "latin": b"a\xe9"}
+    for name, content in texts.items():
+        (folder / "texts" / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize(("command", "expected"), COMMANDS)
+def test_wrong_arguments_of_a_command_are_one_line_and_leave_nothing(command, expected, workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    before = everything_below(workplace)
+    assert expected in refused(shlex.split(command.replace(" tiny", f" {TINY}")), capsys)
+    assert everything_below(workplace) == before
 
 
 GOOD_LINE = "( ( ( [MAX 2 ) 9 ) ] )\t9\n"

@@ -1,21 +1,19 @@
-"""Errors and text of others on the terminal: one line of characters that can be seen, whatever a message quotes."""
+"""What commands print: an error is one line of visible characters, whatever it quotes; tables and lines fit."""
 
 import errno
 import io
 import json
 import pickle
 import random
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lra_ssm import bars
+from lra_ssm import bars, tables
 from lra_ssm.cli import main
 from lra_ssm.errors import LONGEST, InputError, to_one_line
-from lra_ssm.tables import table
+from lra_ssm.tables import duration, table, terminal_width, wrapped
 from tests.datamodules.helpers import tiny_dataset
 
 HOSTILE = {
@@ -32,24 +30,23 @@ HOSTILE = {
 }
 
 
-def check(line: str) -> None:
-    assert line.isprintable() and len(line) <= LONGEST and line.encode("utf-8").decode() == line
-    assert to_one_line(line) == line
+# --- errors ---
 
 
-def test_a_message_is_one_printable_line() -> None:
+def test_a_message_is_one_printable_line():
     rng = random.Random(0)
     texts = [*HOSTILE.values()]
     for _ in range(300):
         codes = [rng.choice([rng.randrange(256), rng.randrange(0x110000)]) for _ in range(rng.randrange(40))]
         texts.append("".join(map(chr, codes)))
     for text in texts:
-        check(to_one_line(text))
-        check(str(InputError(f"file {text}: is wrong")))
+        for line in (to_one_line(text), str(InputError(f"file {text}: is wrong"))):
+            assert line.isprintable() and len(line) <= LONGEST and line.encode("utf-8").decode() == line
+            assert to_one_line(line) == line
         assert str(pickle.loads(pickle.dumps(InputError(text)))) == str(InputError(text))
 
 
-def test_what_can_be_read_stays() -> None:
+def test_what_can_be_read_stays():
     for text in ("data/ünï ×2  (日本語).tar: …", "C:\\x\\1b", "x" * LONGEST):
         assert to_one_line(text) == text
     assert to_one_line("several lines\n\n   of a library\r\n") == "several lines of a library"
@@ -59,7 +56,7 @@ def test_what_can_be_read_stays() -> None:
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
+def failing(monkeypatch):
     """Sets the error of the command doctor."""
 
     def doctor(error: BaseException) -> None:
@@ -74,7 +71,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_command_prints_one_line(text: str, failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_prints_one_line(text, failing, monkeypatch):
     """On a terminal that takes strict UTF-8, or only ASCII."""
     for encoding, error in (("utf-8", InputError(text)), ("ascii", PermissionError(13, "denied", text))):
         failing(error)
@@ -87,9 +84,7 @@ def test_a_command_prints_one_line(text: str, failing: Any, monkeypatch: pytest.
         assert line.startswith("lra-ssm: error:") and line.isprintable() and not end
 
 
-def test_what_the_system_refuses_is_one_line_and_other_errors_are_pythons_own(
-    failing: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_system_refuses_is_one_line_and_other_errors_are_pythons_own(failing, capsys):
     for error, expected in (
         (OSError(errno.EROFS, "Read-only file system", "runs/a"), "runs/a: cannot be read or written (Read-only file"),
         (OSError(errno.ENOSPC, "No space left on device"), "[Errno 28] No space left on device"),
@@ -107,16 +102,16 @@ def test_what_the_system_refuses_is_one_line_and_other_errors_are_pythons_own(
     assert main(["doctor"]) == 130 and "interrupted" in capsys.readouterr().err
 
 
-def test_bars_and_tables_show_names_as_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+# --- tables, bars and lines ---
+
+
+def test_bars_and_tables_show_names_as_text(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(bars, "LOG", (0, 0))
     with bars.Bar("a[/b]\x1b]0;t\x07\nc", 10) as bar:
         bar.advance(5)
         bar.refresh()
     shown = capsys.readouterr().err
     assert r"a[/b]\x1b]0;t\x07 c:  50%" in shown and "\x1b]0" not in shown and "\x07" not in shown
-    assert table(("a",), [("x\x1b[2J\u202ey",)]) == "a\n" + r"x\x1b[2J\u202ey"
     folder = tmp_path / "tiny" / "one\x1b[2J"
     tiny_dataset(tmp_path).folder.rename(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -127,14 +122,53 @@ def test_bars_and_tables_show_names_as_text(
     assert all(line.isprintable() for line in shown.split("\n")) and r"x\x1b[2J" in shown
 
 
-@pytest.mark.slow
-def test_names_of_files_on_a_real_terminal(tmp_path: Path) -> None:
-    """Bytes that are no UTF-8, in an argument and in a folder's name."""
-    archive = bytes(tmp_path) + b"/\xff\x1b[2J\n.tar"
-    with open(archive, "wb") as file:
-        file.write(b"nothing")
-    command = [sys.executable, "-m", "lra_ssm", "prepare", "text", b"--source=" + archive]
-    environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONIOENCODING": "utf-8:strict", "HOME": str(tmp_path)}
-    done = subprocess.run([*command, f"--root={tmp_path}"], capture_output=True, env=environment)
-    assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"\x1b" not in done.stderr
-    assert rb"\udcff\x1b[2J" in done.stderr
+def test_tables_line_up_and_take_any_text_as_it_is():
+    lines = table(("name", "Δ", "count"), [("[bold]a", "x", "1"), ("b" * 150, "", "1,000")], left=2).splitlines()
+    assert len(lines) == 3 and lines[1].startswith("[bold]a ") and lines[2].endswith(" 1,000")
+    assert len({len(line) for line in lines}) == 1 and lines[0].index("Δ") == lines[1].index("x")
+    assert table(("a", "b"), [("x\ty\nz", "1")]) == "a      b\nx y z  1"
+    with pytest.raises(ValueError, match="a row does not have 2 cells"):
+        table(("a", "b"), [("1",)])
+
+
+COLUMNS = ("dataset", "source", "inputs", "split", "examples", "classes", "class shares", "tokens", "length mean",
+           "max")  # fmt: skip
+ROW = ("pathfinder", "generated, hard, limit 160000", "32×32×1 symmetric", "train", "160,000", "2",
+       "49.9% to 50.1%", "", "1,024.0", "1,024")  # fmt: skip
+
+
+def test_a_table_fits_the_terminal_and_loses_nothing():
+    """Words that do not fit are broken behind slashes and underscores, and the longest anywhere."""
+    wide, fitting = table(COLUMNS, [ROW], 4), table(COLUMNS, [ROW], 4, 100)
+    assert max(map(len, wide.splitlines())) > 100 >= max(map(len, fitting.splitlines()))
+    assert sorted(fitting.split()) == sorted(wide.split()) and table(COLUMNS, [ROW], 4, 200) == wide
+    columns, row = ("run", "experiment", "delta_lr_factor", "block"), ("7", "cpu/scifar16/mamba", "0.125", "MambaBlock")
+    assert table(columns, [row], 2, 40).splitlines() == [
+        "                    delta_lr_",
+        "run experiment         factor      block",
+        "7   cpu/                0.125 MambaBlock",
+        "    scifar16/",
+        "    mamba",
+    ]
+    narrow = table(columns, [row], 2, 26).splitlines()
+    assert max(map(len, narrow)) <= 26 and any(line.split()[-1:] == ["MambaBl"] for line in narrow)
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "kind", "width"), [(True, "xterm", 70), (True, "dumb", None), (False, "", None)]
+)
+def test_lines_are_broken_only_in_a_terminal(is_terminal, kind, width, monkeypatch):
+    monkeypatch.setattr(tables.sys.stdout, "isatty", lambda: is_terminal)
+    monkeypatch.setenv("TERM", kind)
+    monkeypatch.setenv("COLUMNS", "70")
+    assert terminal_width() == width
+    line = "versions " + ", ".join(f"library{i} 1.{i}" for i in range(9))
+    lines = wrapped(line, 4).splitlines()
+    assert " ".join(map(str.strip, lines)) == line and len(lines) == (3 if width else 1)
+    assert all(len(each) <= 70 for each in lines) == bool(width) and all(each.startswith("    ") for each in lines[1:])
+
+
+def test_durations():
+    found = [duration(seconds) for seconds in (0, 30, 617.9, 10000, 400000)]
+    assert found == ["0 s", "30 s", "10.3 min", "2.8 h", "4.6 d"]
+    assert duration(617.9, at_least=True) == "≥ 10.3 min"

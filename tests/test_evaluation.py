@@ -123,24 +123,24 @@ def test_texts_are_generated_up_to_a_stop(saved: Path, tmp_path: Path, monkeypat
         HarnessModel(saved)._generated(["a"], {"num_beams": 4})
 
 
-def test_what_cannot_be_evaluated(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_evaluated(saved: Path, tmp_path: Path, monkeypatch) -> None:
     from lm_eval.api.registry import get_model
 
     made = get_model("lra_ssm").create_from_arg_string(f"pretrained={saved}", {"batch_size": 2, "device": "cpu"})
     assert isinstance(made, HarnessModel) and made.batch_size == 2 and made.device == torch.device("cpu")
     model = LanguageModel.from_pretrained(saved)
     model.save_pretrained(tmp_path / "many", tokenizer=CharacterTokenizer([chr(i) for i in range(100, 400)]))
-    with pytest.raises(InputError, match="the tokenizer has 302 tokens, the model 257"):
-        HarnessModel(tmp_path / "many")
     model.save_pretrained(tmp_path / "without")
-    with pytest.raises(InputError, match=r"has no vocabulary\.json or tokenizer\.json: give tokenizer, such as"):
-        HarnessModel(tmp_path / "without")
     assert HarnessModel(tmp_path / "without", tokenizer=saved).eot_token_id == 256
-    for batch_size in ("auto", 0):
-        with pytest.raises(InputError, match=f"batch_size is {batch_size!r}; it must be a number of at least 1"):
-            HarnessModel(saved, batch_size=batch_size)
-    with pytest.raises(InputError, match="dtype is 'int8'; it must be float32 or bfloat16"):
-        HarnessModel(saved, dtype="int8")
+    for name, settings, message in (
+        (tmp_path / "many", {}, "the tokenizer has 302 tokens, the model 257"),
+        (tmp_path / "without", {}, r"has no vocabulary\.json or tokenizer\.json: give tokenizer, such as"),
+        (saved, {"batch_size": "auto"}, "batch_size is 'auto'; it must be a number of at least 1"),
+        (saved, {"batch_size": 0}, "batch_size is 0; it must be a number of at least 1"),
+        (saved, {"dtype": "int8"}, "dtype is 'int8'; it must be float32 or bfloat16"),
+    ):
+        with pytest.raises(InputError, match=message):
+            HarnessModel(name, **settings)
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
     monkeypatch.delitem(sys.modules, "lra_ssm.evaluation")
     with pytest.raises(InputError, match=r'lm_eval cannot be imported .*pip install "lra-ssm\[eval\]"'):

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from lra_ssm.cli.starting_weights import StartingWeights
 from lra_ssm.datamodules.language.tokenizer import ByteTokenizer, CharacterTokenizer
-from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, S4D, S6, LayerSpec, NetworkSpec
 from lra_ssm.models import Classifier, LanguageModel, Regressor
-from lra_ssm.tasks import Classification, LanguageModelling
+from lra_ssm.tasks import Classification
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
 from tests.runner import only_run, printed, refused, warning
 
@@ -24,11 +22,12 @@ pytestmark = pytest.mark.usefixtures("read_once")
 BYTES = {"vocabulary": 257}
 NETWORK = {"vocab_size": 257, "d_model": 12, "n_layers": 2, "pad_vocab_size_multiple": 1,
            "layer": {"class_path": "lra_ssm.layers.S6", "init_args": {"d_state": 4, "delta_rank": 1}}}  # fmt: skip
+START = ["fit", "--config", "lm.yaml"]
 
 
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Fits two steps on a few bytes, with a rate that moves nothing."""
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    """A configuration that fits two steps on a few bytes, with a rate that moves nothing."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").mkdir()
     for split in ("train", "val"):
@@ -46,109 +45,88 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
         "checkpoint": {"monitor": "val/loss", "mode": "min"},
     }  # fmt: skip
     Path("lm.yaml").write_text(yaml.safe_dump(config))
-    yield ["fit", "--config", "lm.yaml"]
 
 
-def trained(folder: Path) -> dict[str, torch.Tensor]:
-    state = torch.load(only_run(folder) / "checkpoints/last.ckpt", weights_only=True)
+def language_model(**settings) -> LanguageModel:
+    return LanguageModel(**{**NETWORK, "layer": LayerSpec(S6, d_state=4, delta_rank=1), **settings})
+
+
+def assert_started_from(model: LanguageModel, *without: str, experiment: str = "tiny") -> None:
+    state = torch.load(only_run(Path(), experiment) / "checkpoints/last.ckpt", weights_only=True)
     assert state["global_step"] == 2
-    return {name.removeprefix("network."): value for name, value in state["state_dict"].items()}
-
-
-def assert_started_from(model: LanguageModel, folder: Path) -> None:
-    ours, theirs = trained(folder), model.state_dict()
+    ours = {name.removeprefix("network."): value for name, value in state["state_dict"].items()}
+    theirs = {name: value for name, value in model.state_dict().items() if name not in without}
     assert ours.keys() == theirs.keys()
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-12) for name in ours)
 
 
-def test_a_folder_of_transformers_is_fine_tuned(command: list[str], tmp_path: Path, capsys) -> None:
-    hf_folder(tmp_path / "hf", sizes(**BYTES), torch.bfloat16)
-    out = printed([*command, "--init_from=hf"], capsys)
+def test_a_folder_of_transformers_is_fine_tuned(capsys):
+    hf_folder(Path("hf"), sizes(**BYTES), torch.bfloat16)
+    out = printed([*START, "--init_from=hf"], capsys)
     assert "starting from the weights of hf\n" in out and "note: hf was made" not in out and "warning" not in out
-    assert_started_from(LanguageModel.from_pretrained("hf"), tmp_path)
+    assert_started_from(LanguageModel.from_pretrained("hf"))
     # another start is another run, and a finished one is not trained again
-    assert "is finished" in printed([*command, "--init_from=hf"], capsys)
-    for by in ([*command[1:], "--init_from=hf"], [str(only_run(tmp_path))]):  # it is found, and scored
+    assert "is finished" in printed([*START, "--init_from=hf"], capsys)
+    for by in ([*START[1:], "--init_from=hf"], [str(only_run(Path()))]):  # it is found, and scored
         printed(["validate", *by], capsys)
-    assert (only_run(tmp_path) / "validate.json").is_file()
-    printed(command, capsys)
-    assert len(list((tmp_path / "runs/tiny").iterdir())) == 2
+    assert (only_run(Path()) / "validate.json").is_file()
+    state_spaces_folder(Path("mamba"), sizes(**BYTES))
+    pickled = [*START, "--init_from=mamba", "--model.network.pad_vocab_size_multiple=8", "--experiment=pickled"]
+    assert "weights in pytorch_model.bin are a pickle" in refused(pickled, capsys)
+    printed([*pickled, "--allow-pickle"], capsys)
+    assert_started_from(LanguageModel.from_pretrained("mamba", allow_pickle=True), experiment="pickled")
+    assert "allow_pickle" not in (only_run(Path(), "pickled") / "config.yaml").read_text()
 
 
-def test_a_pickle_only_where_it_is_allowed(command: list[str], tmp_path: Path, capsys) -> None:
-    state_spaces_folder(tmp_path / "mamba", sizes(**BYTES))
-    flags = [f"--init_from={tmp_path / 'mamba'}", "--model.network.pad_vocab_size_multiple=8"]
-    assert "weights in pytorch_model.bin are a pickle" in refused([*command, *flags], capsys)
-    assert not (tmp_path / "runs").exists()
-    printed([*command, *flags, "--allow-pickle"], capsys)
-    assert_started_from(LanguageModel.from_pretrained("mamba", allow_pickle=True), tmp_path)
-    assert "allow_pickle" not in (only_run(tmp_path) / "config.yaml").read_text()
-    assert "--allow-pickle reads a saved model" in refused(["test", *command[1:], "--allow-pickle"], capsys)
-
-
-def refusal(start: str, d_state: int = 4) -> str:
-    """The message where a network of this size is to start from these weights."""
-    layer = LayerSpec(S6, d_state=d_state, delta_rank=1)
-    task = LanguageModelling(NetworkSpec(LanguageModel, **{**NETWORK, "layer": layer}))
-    with pytest.raises(InputError) as error:
-        StartingWeights(start, allow_pickle=False).load(task)
-    return str(error.value)
-
-
-def test_other_settings_are_a_note_and_other_shapes_an_error(command: list[str], tmp_path: Path, capsys) -> None:
-    hf_folder(tmp_path / "hf", sizes(**BYTES))
-    flags = [*command, "--init_from=hf"]
+def test_other_settings_are_a_note_and_other_shapes_an_error(capsys):
+    hf_folder(Path("hf"), sizes(**BYTES))
+    flags = [*START, "--init_from=hf"]
     out = printed([*flags, "--model.network.residual_in_float32=false"], capsys)
     assert "note: hf was made with other settings: network.residual_in_float32 True there, False" in out
     layers = "backbone.blocks.1.conv1d.bias is (24,) in the checkpoint, missing in the model (and 11 more)"
     assert refused([*flags, "--model.network.n_layers=1"], capsys) == f"checkpoint hf has other shapes: {layers}"
-    assert "A_log is (24, 4) in the checkpoint" in refusal("hf", d_state=6)
-    assert refusal("runs/no.ckpt") == "checkpoint runs/no.ckpt does not exist"
+    assert "A_log is (24, 4) in the checkpoint" in refused([*flags, "--model.network.layer.d_state=6"], capsys)
+    assert refused([*START, "--init_from=runs/no.ckpt"], capsys) == "checkpoint runs/no.ckpt does not exist"
     LanguageModel(LayerSpec(B2S6, num_blocks=2, d_state=4), 257, 12, 1).save_pretrained("b2s6")
     config = json.loads(Path("b2s6/config.json").read_text())
     config["network"]["init_args"]["block"] = "theirs.Block"
     Path("b2s6/config.json").write_text(json.dumps(config))
-    assert "its network is built with theirs.Block" in refused([*command, "--init_from=b2s6"], capsys)
-    assert len(list((tmp_path / "runs/tiny").iterdir())) == 1
+    assert "its network is built with theirs.Block" in refused([*START, "--init_from=b2s6"], capsys)
+    assert len(list(Path("runs/tiny").iterdir())) == 1
 
 
-def test_the_tokenizer_is_compared(command: list[str], tmp_path: Path, capsys) -> None:
-    model = LanguageModel(**{**NETWORK, "layer": LayerSpec(S6, d_state=4, delta_rank=1)})
+def test_the_tokenizer_is_compared(capsys):
+    model = language_model()
     model.save_pretrained("other", tokenizer=CharacterTokenizer("a"))
-    message = refused([*command, "--init_from=other"], capsys)
+    message = refused([*START, "--init_from=other"], capsys)
     assert message.startswith("other: its tokenizer (vocabulary.json, sha256 ") and "is not the data's (" in message
-    assert not (tmp_path / "runs").exists()
+    assert not Path("runs").exists()
     model.save_pretrained("same", tokenizer=ByteTokenizer())
-    printed([*command, "--init_from=same"], capsys)
-    assert_started_from(model, tmp_path)
+    printed([*START, "--init_from=same"], capsys)
+    assert_started_from(model)
     # in other layouts the same tokenizer may be written otherwise
-    hf_folder(tmp_path / "hf", sizes(**BYTES))
-    (tmp_path / "hf/tokenizer.json").write_text("{}")
-    out = printed([*command, "--init_from=hf"], capsys)
-    assert "warning: hf: its tokenizer (tokenizer.json, sha256 " in out
+    hf_folder(Path("hf"), sizes(**BYTES))
+    Path("hf/tokenizer.json").write_text("{}")
+    assert "warning: hf: its tokenizer (tokenizer.json, sha256 " in printed([*START, "--init_from=hf"], capsys)
 
 
-def test_modules_that_start_fresh_are_named(command: list[str], tmp_path: Path, capsys) -> None:
+def test_modules_that_start_fresh_are_named(capsys):
     """Weights of an untied language model start a tied one, and the other way round."""
-    untied = {**NETWORK, "layer": LayerSpec(S6, d_state=4, delta_rank=1), "tie_embeddings": False}
-    model = LanguageModel(**untied)
+    model = language_model(tie_embeddings=False)
     model.save_pretrained("untied")
-    start = [*command, "--init_from=untied"]
+    start = [*START, "--init_from=untied"]
     assert "head.weight is (257, 12) in the checkpoint, missing in the model" in refused(start, capsys)
     out = printed([*start, "--init_from_without=head"], capsys)
     assert re.search(r"from untied: (\d+) of \1 tensors taken; starting fresh: head$", out, re.MULTILINE)
-    ours = trained(tmp_path)
-    assert "head.weight" not in ours
-    assert all(torch.allclose(x, model.state_dict()[name], atol=1e-12) for name, x in ours.items())
-    run = only_run(tmp_path)  # a run's directory is its best checkpoint, here its last
+    assert_started_from(model, "head.weight")
+    run = only_run(Path())  # a run's directory is its best checkpoint, here its last
     options = ["--experiment=again", "--model.network.tie_embeddings=false", f"--init_from={run}"]
-    assert "starting fresh: head" in printed([*command, *options, "--init_from_without=head"], capsys)
+    assert "starting fresh: head" in printed([*START, *options, "--init_from_without=head"], capsys)
     message = refused([*start, "--init_from_without=heat"], capsys)
     assert message == "--init_from_without: no parameter below 'heat'; there are backbone"
-    assert "--init_from_without needs --init_from" in refused([*command, "--init_from_without=head"], capsys)
 
 
-def test_a_pretrained_embedding_loses_the_masks_channel() -> None:
+def test_a_pretrained_embedding_loses_the_masks_channel():
     sizes = {"layer": LayerSpec(S4D, d_state=4), "d_model": 8, "n_layers": 1}
     pretrained = Regressor(num_outputs=1, d_input=2, pooling=None, **sizes)
     task = Classification(NetworkSpec(Classifier, num_classes=3, d_input=1, **sizes))
@@ -162,23 +140,16 @@ def test_a_pretrained_embedding_loses_the_masks_channel() -> None:
     assert torch.equal(task.network.head.weight, head)
 
 
-def changed_weights(out: str) -> str:
-    """The warning of a finished run about its starting weights; empty if it has none."""
-    if "is finished" in out:
-        return ""
-    (line,) = [line for line in out.splitlines() if "was trained with" in line]
-    return line.partition(" was trained with ")[2].removesuffix("; --fresh trains with the current ones")
-
-
-def test_a_finished_run_and_a_resume_say_that_the_weights_have_changed(command, tmp_path: Path, capsys) -> None:
-    hf_folder(tmp_path / "hf", sizes(**BYTES))
-    start = [*command, "--init_from=hf"]
+def test_a_finished_run_and_a_resume_say_that_the_weights_have_changed(capsys):
+    hf_folder(Path("hf"), sizes(**BYTES))
+    start = [*START, "--init_from=hf"]
     printed(start, capsys)
     os.utime("hf/model.safetensors")
-    assert changed_weights(printed(start, capsys)) == ""  # the same
+    assert "is finished" in printed(start, capsys)  # the same
     save_file({name: 2 * tensor for name, tensor in load_file("hf/model.safetensors").items()}, "hf/model.safetensors")
-    assert changed_weights(printed(start, capsys)) == "other weights: hf/model.safetensors has changed"
-    record = only_run(tmp_path) / "run.json"
+    message = "was trained with other weights: hf/model.safetensors has changed; --fresh trains with the current ones"
+    assert message in printed(start, capsys)
+    record = only_run(Path()) / "run.json"
     before = json.loads(record.read_text())
     record.write_text(json.dumps({**before, "status": "interrupted"}))
     line = warning(printed(start, capsys))

@@ -1,29 +1,37 @@
-"""`lra-ssm inspect`, as its user meets it."""
+"""`lra-ssm inspect` and `coordcheck`, as their users meet them; wrong arguments: test_bad_input.py."""
 
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
+from PIL import Image
 
+from lra_ssm.analysis.inputs import part_of_batch
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.sources import SHIPPED
-from lra_ssm.cli.find_model import NamedNetwork, load_network, named_network
+from lra_ssm.cli.find_model import NamedNetwork, named_network
 from lra_ssm.cli.inspect import check_fits, open_data, other_data, random_examples, validation_examples
-from lra_ssm.datamodules import MNIST, TeacherStudent
+from lra_ssm.datamodules import MNIST
+from lra_ssm.datamodules.batches import Batch, TokenBatch
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.layers import S4D, S6, LayerSpec
 from lra_ssm.models import LanguageModel, Regressor
 from tests.datamodules.language.helpers import MadeUp
-from tests.runner import TINY, everything_below, in_process, only_run, refused
+from tests.runner import TINY, everything_below, in_process, only_run, printed, refused
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+# --- inspect ---
 
 
 @pytest.fixture
@@ -34,24 +42,21 @@ def reported(monkeypatch, capsys):
         found = []
         with monkeypatch.context() as patch:
             patch.setattr("lra_ssm.cli.inspect._write", lambda *written: found.append(written))
-            code, _, errors = in_process(["inspect", *map(str, arguments)], capsys)
-        assert code == 0, errors
+            printed(["inspect", *map(str, arguments)], capsys)
         ((file, networks),) = found
         return file, [f"{network.title}: {'; '.join(network.facts)}" for network in networks]
 
     return of
 
 
-def opened(network, spec=None, config=None, **more):
-    return NamedNetwork("it", network, spec or {}, config or {}, **more)
+def opened(network, config=None, **more):
+    return NamedNetwork("it", network, network.specification() if network else {}, config or {}, **more)
 
 
 def test_a_run_is_inspected_on_its_own_data(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(trained[0])
     run, file = only_run(trained[0]), tmp_path / "of/a run/memory.pdf"  # whose folder is made
-    code, out, errors = in_process(["inspect", str(run), f"--out={file}"], capsys)
-    assert code == 0, errors
-    facts, columns, *rows, _, last = out.splitlines()
+    facts, columns, *rows, _, last = printed(["inspect", str(run), f"--out={file}"], capsys).splitlines()
     assert facts.startswith(f"tiny {run.name}: ") and facts.endswith("2 validation example(s) of ListOps")
     assert columns.startswith("layer ") and rows[0].startswith("1 B2S6, both directions ")
     assert last == str(file) and file.read_bytes().startswith(b"%PDF")
@@ -59,23 +64,23 @@ def test_a_run_is_inspected_on_its_own_data(trained, tmp_path, monkeypatch, caps
 
 
 def test_two_are_measured_on_the_same_inputs_or_refused(trained, tmp_path, reported, capsys):
-    shutil.copytree(only_run(trained[0]), "first")
-    shutil.copytree("first", "second")
+    for name in ("first", "second"):
+        shutil.copytree(only_run(trained[0]), name)
     config = yaml.safe_load(Path("second/config.yaml").read_text())
     config["data"]["init_args"] |= {"num_val": 777, "root": str(tmp_path / "none")}  # its own is not prepared
     Path("second/config.yaml").write_text(yaml.safe_dump(config))
     options = [f"--data.root={trained[0] / 'data'}", "--examples=1"]
     file, texts = reported("first", "--against=second/checkpoints/last.ckpt", *options)
-    text = "\n".join(texts)
     assert file == Path("first/inspect.png")
     assert [one.partition(":")[0] for one in texts] == ["tiny first", "tiny second"]
     assert "best.ckpt" in texts[0] and "last.ckpt" in texts[1]
-    assert text.count("measured on 1 validation example(s) of ListOps") == 2 and "random" not in text
-    assert text.count("trained with other settings of data: num_val 777") == 1
+    note = "; trained with other settings of data: num_val 777"
+    for text, end in zip(texts, ("", note), strict=True):
+        assert text.endswith(f"measured on 1 validation example(s) of ListOps{end}")
     for more, name in ((options, "ListOps"), (["--random"], "random input for first")):
         line = refused(["inspect", "first", "--against=mnist-lru", *more], capsys)
         assert line == f"mnist-lru: its d_input is 1, but {name} has None"
-    words = opened(None, config=config, recorded={"vocabulary": ["a", "b"]})
+    words = opened(None, config, recorded={"vocabulary": ["a", "b"]})
     data = open_data([words], ["--data.num_val=20", options[0]])
     with pytest.raises(InputError, match="it: was trained on another vocabulary than ListOps has here"):
         check_fits(words, data)
@@ -93,56 +98,45 @@ def test_data_that_is_not_prepared_is_one_line_whose_command_prepares_it(trained
     nowhere.mkdir()
     assert in_process(line.partition("`")[2].partition("`")[0].split()[1:], capsys)[0] == 0
     _, (text,) = reported(run, *smaller, "--examples=4")
-    assert text.endswith(
-        "measured on 3 validation example(s) of ListOps; trained with other settings of data: num_val 20"
-    )
+    note = "trained with other settings of data: num_val 20"
+    assert text.endswith(f"measured on 3 validation example(s) of ListOps; {note}")
 
 
-def test_a_checkpoint_without_a_run_needs_data_or_random(trained, tmp_path, capsys):
-    file = Path(shutil.copy(only_run(trained[0]) / "checkpoints" / "best.ckpt", tmp_path / "some.ckpt"))
-    line = refused(["inspect", str(file)], capsys)
-    assert line.startswith(f"{file}: no config.yaml names its training data: give --data=CLASS and its")
-    network, spec, step = load_network(file)
-    examples = random_examples(opened(network, spec), 3)
-    assert step > 0 and len(examples) == 3
-    assert examples[0].inputs.dtype == torch.int64 and 0 < examples[0].inputs.min() < examples[0].inputs.max() < 18
-    assert network(examples[0].inputs, examples[0].lengths).shape == (1, 10)
+def test_a_checkpoint_without_a_run_takes_data_or_random_inputs(trained, reported):
+    shutil.copy(only_run(trained[0]) / "checkpoints" / "best.ckpt", "some.ckpt")
     settings = ["--data=ListOps", "--data.length_bounds=[3,20]", "--data.max_depth=3", "--data.num_train=16",
                 "--data.num_val=20", "--data.num_test=20", f"--data.root={trained[0] / 'data'}"]  # fmt: skip
-    data = open_data([opened(network, spec)], settings)
-    check_fits(opened(network, spec), data)
-    assert len(validation_examples(data, 3)) == 3
+    assert "measured on 3 validation example(s) of ListOps" in reported("some.ckpt", *settings, "--examples=3")[1][0]
+    first, second = random_examples(named_network("some.ckpt"), 2)
+    assert first.inputs.dtype == torch.int64 and 0 < first.inputs.min() < first.inputs.max() < 18
+    assert not torch.equal(first.inputs, second.inputs)
 
 
-def test_data_that_needs_no_preparation_is_the_runs_own():
-    config = {"data": {"class_path": "lra_ssm.datamodules.TeacherStudent", "init_args": {"length": 6, "num_val": 3}}}
-    network = Regressor(LayerSpec(S4D, d_state=4), num_outputs=1, d_input=1, d_model=4, n_layers=1, pooling=None)
-    one = opened(network, network.specification(), config)
-    data = open_data([opened(network), one], [])
+@pytest.mark.parametrize(
+    ("cls", "settings", "sizes"),
+    [
+        ("TeacherStudent", {"length": 6, "num_val": 3}, {"num_outputs": 1, "d_input": 1}),
+        ("StateTracking", {"group": "S3", "length": 6, "num_val": 3, "pretrain": {"share": 0.3}},
+         {"num_outputs": 6, "vocab_size": 6}),
+    ],
+)  # fmt: skip
+def test_data_that_needs_no_preparation_is_the_runs_own_and_so_is_its_pretraining(cls, settings, sizes):
+    config = {"data": {"class_path": f"lra_ssm.datamodules.{cls}", "init_args": settings}}
+    one = opened(Regressor(LayerSpec(S4D, d_state=4), d_model=4, n_layers=1, pooling=None, **sizes), config)
+    data = open_data([one._replace(config={}), one], [])
     check_fits(one, data)
     assert other_data(one, data) == []
     examples = validation_examples(data, 2)
-    data = TeacherStudent(length=6, num_val=3)
     data.setup("validate")
-    (batch,) = data.val_dataloader()
-    for i, example in enumerate(examples):
-        assert torch.equal(example.inputs, batch.inputs[i : i + 1])
-        assert torch.equal(example.labels, batch.labels[i : i + 1])
+    batch = next(iter(data.val_dataloader()))
+    labels = batch.targets if "pretrain" in settings else batch.labels
     assert len(examples) == 2
+    for i, each in enumerate(examples):
+        assert torch.equal(each.inputs[0], batch.inputs[i]) and torch.equal(each.labels[0], labels[i])
+    assert (examples[0].labels == -100).any() == ("pretrain" in settings)
     other = {"data": {"class_path": "lightning.LightningDataModule"}}
     with pytest.raises(InputError, match="LightningDataModule is a data module of another kind: --random"):
-        open_data([opened(torch.nn.Identity(), config=other)], [])
-
-
-def test_a_pretraining_is_inspected_on_its_own_data():
-    settings = {"group": "S3", "length": 6, "num_val": 3, "pretrain": {"share": 0.3}}
-    config = {"data": {"class_path": "lra_ssm.datamodules.StateTracking", "init_args": settings}}
-    network = Regressor(LayerSpec(S4D, d_state=4), num_outputs=6, vocab_size=6, d_model=4, n_layers=1, pooling=None)
-    one = opened(network, network.specification(), config)
-    data = open_data([one], [])
-    check_fits(one, data)
-    assert data.pretrain.share == 0.3 and other_data(one, data) == []
-    assert (validation_examples(data, 1)[0].labels == -100).any()
+        open_data([one._replace(config=other)], [])
 
 
 def test_text_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):
@@ -151,23 +145,20 @@ def test_text_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):
     network = LanguageModel(LayerSpec(S6, d_state=4), vocab_size=300, d_model=8, n_layers=1)
     network.save_pretrained(tmp_path / "lm", tokenizer=CharacterTokenizer("abc"))
     network.save_pretrained(tmp_path / "bare")
-    one = opened(network, network.specification(), config)
+    one = opened(network, config)
     (tmp_path / "data").mkdir()
     MadeUp(**settings).prepare_data()
     data = open_data([one], [])
-    (example,) = validation_examples(data, 1)
-    assert example.inputs.shape == (1, 8)
+    assert validation_examples(data, 1)[0].inputs.shape == (1, 8)
     check_fits(one._replace(files=ModelFiles(tmp_path / "bare")), data)
     with pytest.raises(InputError, match="its tokenizer is not the data's"):
         check_fits(one._replace(files=ModelFiles(tmp_path / "lm")), data)
-    small = LanguageModel(LayerSpec(S6, d_state=4), vocab_size=299, d_model=8, n_layers=1)
     with pytest.raises(InputError, match=r"^it: its vocab_size is 299, but MadeUp has 3"):
-        check_fits(opened(small, small.specification()), data)
+        check_fits(opened(LanguageModel(LayerSpec(S6, d_state=4), vocab_size=299, d_model=8, n_layers=1)), data)
 
 
 def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, reported, capsys):
     monkeypatch.setenv("LRA_SSM_DATA", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = str(Path(shutil.copytree(SHIPPED / "mnist-b2s6", "mine")))
     line = refused(["inspect", "mnist-b2s6", f"--against={folder}"], capsys)
     assert "MNIST is not prepared below" in line
@@ -187,27 +178,36 @@ def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, reported, ca
     assert "names tests.helpers.KillMe, which is not a class that" in refused(["inspect", "mine"], capsys)
 
 
-LINEAR = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 2}}
+# --- coordcheck ---
+
+CHECK = ["coordcheck", str(TINY), "--widths", "8", "16", "32", "--steps=1", "--examples=2", "--length=8", "--layers=1"]
+MUP = ["--model.width.parameterization=mup", "--model.width.base_d_model=8"]
 
 
-def test_what_cannot_be_inspected_is_one_line(trained, tmp_path, capsys):
-    run, root = str(only_run(trained[0])), f"--data.root={trained[0] / 'data'}"
-    for arguments, expected in (
-        (["nowhere.ckpt"], "nowhere.ckpt does not exist: give a run's directory, or a .ckpt"),
-        ([run, f"--out={TINY}"], "tiny.yaml: give a file that ends in .png, .pdf, .svg, such as inspect.png"),
-        ([run, "--examples=0"], "--examples: "),
-        ([run, "--random", "--data.num_val", "3"], "--random takes no data: leave it out, or --data.num_val=3"),
-        ([run, root, "--data.num_vall=3"], "did you mean 'num_val'?"),
-        ([run, root, "--data.batch_size=0"], "must be at least 1"),
-        ([run, "--trainer.max_steps=3"], "unknown option --trainer"),
-    ):
-        assert expected in refused(["inspect", *arguments], capsys)
-    assert everything_below(tmp_path) == []
-    for state, expected in (
-        ([1], "checkpoint"),
-        ({"state_dict": {}}, "names no network"),
-        ({"state_dict": {}, "hyper_parameters": {"network": {"class_path": "no.such.Class"}}}, "cannot be built"),
-        ({"state_dict": {}, "hyper_parameters": {"network": LINEAR}}, "has other shapes"),
-    ):
-        torch.save(state, "x.ckpt")
-        assert expected in refused(["inspect", "x.ckpt"], capsys)
+@pytest.mark.filterwarnings("error::UserWarning:matplotlib")
+@pytest.mark.parametrize("flags", [[], MUP, ["--random", "--model.optimizer.lr=1e30"]])
+def test_a_check_prints_slopes_and_writes_a_table_and_a_picture(flags, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    out = printed([*CHECK, *flags, "--out=checks"], capsys)
+    assert ("tiny, mup: d_model 8, 16, 32" if flags == MUP else "without a width parameterization") in out
+    assert ("random inputs, as the data is not prepared here" in out) == ("--random" not in flags)
+    assert "backbone.blocks.0.glu" in out and "head.weight" in out and "logits" in out
+    rows = pd.read_csv("checks/coordcheck.csv")
+    assert set(rows["width"]) == {8, 16, 32} and set(rows["what"]) == {"activation", "update", "gradient"}
+    assert rows.groupby("width").size().nunique() == 1
+    with Image.open("checks/coordcheck.png") as picture:
+        assert picture.width > 500
+    diverges = "--random" in flags
+    assert diverges == ("diverge: a value is NaN or infinite at some width" in out)
+    assert np.isfinite(rows["rms"]).all() != diverges and (diverges or (rows["rms"] >= 0).all())
+
+
+def test_batches_are_shortened():
+    ids, lengths = torch.arange(24).reshape(4, 6), torch.tensor([6, 2, 5, 1])
+    found = part_of_batch(Batch(ids, lengths, torch.arange(4)), slice(2), 3)
+    assert torch.equal(found.inputs, ids[:2, :3]) and found.lengths.tolist() == [3, 2] and len(found.labels) == 2
+    pairs = Batch(torch.zeros(4, 2, 6, dtype=torch.int64), torch.full((4, 2), 6), torch.arange(4))
+    found = part_of_batch(pairs, slice(3), 4)
+    assert found.inputs.shape == (3, 2, 4) and found.lengths.tolist() == [[4, 4]] * 3
+    tokens = part_of_batch(TokenBatch(ids, ids + 1, ids == 0, None), slice(1), 2)
+    assert torch.equal(tokens.targets, ids[:1, :2] + 1) and tokens.reset.shape == (1, 2) and tokens.lengths is None

@@ -14,13 +14,11 @@ import yaml
 
 from lra_ssm import datamodules, ops, shipped
 from lra_ssm.cli import doctor
-from lra_ssm.cli.data import readiness
 from lra_ssm.cli.datasets import DATASETS
 from lra_ssm.datamodules import Text
-from lra_ssm.results.published import row_of
+from lra_ssm.results.published import row_of_config
 from lra_ssm.sweeps.submit import folder_of
 from lra_ssm.sweeps.sweep import read_sweep
-from tests.results.made import make_run, read
 from tests.runner import fail, in_process, printed, refused
 from tests.small_data import write_cifar10, write_imdb, write_mnist
 
@@ -52,7 +50,7 @@ def root(tmp_path_factory) -> Path:
 
 # --- prepare ---
 
-OPTIONS = {  # dataset -> what it is prepared with; the data module's class; its folder
+OPTIONS = {  # dataset -> what it is prepared with; the data module's class
     "listops": (["--num_train=20", "--num_val=4", "--num_test=4", "--length_bounds=[3,20]", "--max_depth=3"],
                 "ListOps"),
     "text": (["--source={text}", "--min_freq=1"], "Text"),
@@ -90,7 +88,7 @@ def test_a_dataset_is_prepared_once_and_the_options_that_take_it_are_printed(dat
     assert {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file()} == before
 
 
-def test_a_configuration_prepares_what_its_fit_needs(sources, tmp_path, capsys):
+def test_a_configuration_prepares_what_its_fit_needs(sources, capsys):
     """A fit whose data is missing names the command: the options of the fit itself."""
     options = [f"--config={CONFIGS / 'lra/text/s4d.yaml'}", "--data.limit=4", "--model.network.d_model=4"]
     assert f"`lra-ssm prepare {' '.join(options)}` downloads them" in refused(["fit", *options], capsys)
@@ -99,15 +97,14 @@ def test_a_configuration_prepares_what_its_fit_needs(sources, tmp_path, capsys):
     assert folder == Text(limit=4, source=str(sources["text"])).prepared_folder and (folder / "manifest.json").is_file()
     small = ["--trainer.fast_dev_run=1", "--trainer.accelerator=cpu", "--model.network.n_layers=1"]
     printed(["fit", *command, *small], capsys)
-    assert "nothing to prepare" in printed(["prepare", "first_token"], capsys)
-    assert "nothing to prepare" in printed(["prepare", "--config=synthetic/first_token"], capsys)
+    for name in ("first_token", "--config=synthetic/first_token"):
+        assert "nothing to prepare" in printed(["prepare", name], capsys)
 
 
 def test_the_table_of_what_is_prepared_names_damage_and_what_is_not_finished(sources, root, tmp_path, capsys):
     for dataset, (options, _) in OPTIONS.items():
         printed(["prepare", dataset, *(each.format(**sources) for each in options), f"--root={root}"], capsys)
-    out = printed(["prepare", "--summary", f"--root={root}"], capsys)
-    columns, *lines = out.splitlines()
+    columns, *lines = printed(["prepare", "--summary", f"--root={root}"], capsys).splitlines()
     assert columns.split()[:5] == ["folder", "settings", "inputs", "split", "examples"]
     rows = [line.split() for line in lines]
     datasets = list(dict.fromkeys(row[0].partition("/")[0] for row in rows))
@@ -116,6 +113,10 @@ def test_the_table_of_what_is_prepared_names_damage_and_what_is_not_finished(sou
     assert listops[1:5] == ["3", "to", "20", "tokens"] and listops[6:9] == ["20", "10", "18"]
     assert any("limit 10" in line and "32×32×1" in line for line in lines)
     assert any("bytes" in line and "257" in line for line in lines)
+    ready = printed(["configs", "s4d", f"--root={root}"], capsys).splitlines()  # some of the dataset is prepared
+    assert {line.split()[1]: line.split()[-1] for line in ready if line.startswith(("mnist/s4d", "lra/retrieval"))} == {
+        "mnist": "prepared", "retrieval": "missing"
+    }  # fmt: skip
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     damaged = next(copy.glob("mnist/*/manifest.json"))
     damaged.write_text("{}")
@@ -151,68 +152,30 @@ def test_help_of_every_dataset(name, capsys):
 # --- configs ---
 
 
-def test_the_list_of_configs(capsys):
-    lines = printed(["configs"], capsys).splitlines()
-    assert [line.split()[0] for line in lines] == ["config", *shipped.names("config")]
+def test_the_list_of_configs_has_the_row_that_results_sets_next_to_a_run(capsys):
+    lines = printed(["configs"], capsys).splitlines()[1:]
+    assert [line.split()[0] for line in lines] == shipped.names("config")
     row = next(line for line in lines if line.startswith("lra/listops/b2s6 "))
     assert row.split() == ["lra/listops/b2s6", "listops", "B2S6", "8", "×", "128", "63.85", "±", "0.45", "missing"]
+    for name, line in zip(shipped.names("config"), lines, strict=True):
+        config = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+        row = row_of_config(config) if "experiment" in config else None
+        figures = [] if row is None or row.unmatched else [row.figure]
+        assert re.split(r"  +", line.strip())[4:-1] == figures, name
     out = printed(["configs", "synthetic"], capsys)
     assert out.count("generated") == 7 and len(out.splitlines()) == 8
-    assert "no config nope" in refused(["configs", "nope"], capsys)
-    code = "import sys; from lra_ssm.cli import main; main(['configs']); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     config = yaml.safe_load(printed(["configs", "lra/listops/b2s6", "--resolved"], capsys))
     assert config["model"]["init_args"]["network"]["init_args"]["padding"] == "masked"
-    assert "--resolved prints one config" in refused(["configs", "--resolved"], capsys)
+    code = "import sys; from lra_ssm.cli import main; main(['configs']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-# The rows of tables that vary a setting, or give a figure at several steps: it is the config's own value that counts.
-OF_ITS_SETTINGS = {
-    "lra/listops/stable_ssm": "60.80", "lra/text/stable_ssm": "88.50", "lra/retrieval/stable_ssm": "91.30",
-    "lra/image/stable_ssm": "87.39", "lra/pathfinder/stable_ssm": "94.80", "lra/pathx/stable_ssm": "96.10",
-    "mnist/stable_ssm": "0.023475 ± 0.001414", "scifar/stable_ssm": "0.870412 ± 0.021024",
-    "scifar/b2s6": "87.19 ± 0.26", "lm/slimpajama6b/s6": "21.0785", "lm/slimpajama6b/b2s6": "20.9773",
-    "lm/slimpajama6b/s4d": "25.6661", "synthetic/associative_recall": "99.80",
-    "synthetic/associative_recall_131k": "100.00", "lm/tinyshakespeare/b2s6": "1.88",
-    "lm/wikitext103/stable_ssm_3b": "",
-}  # fmt: skip
-
-
-def test_the_list_has_the_row_that_results_sets_next_to_a_run_of_the_config(tmp_path, capsys):
-    listed = printed(["configs"], capsys).splitlines()
-    for name in shipped.names("config"):
-        config, row = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()), None
-        if "experiment" in config:
-            make_run(tmp_path / name, name)
-            (run,) = read(tmp_path / name)
-            row = row_of(run)
-        figure = "" if row is None or row.unmatched else row.figure
-        (cells,) = [re.split(r"  +", line.strip()) for line in listed if line.startswith(f"{name} ")]
-        assert cells[4:-1] == ([figure] if figure else []), name
-        assert figure == OF_ITS_SETTINGS.get(name, figure), name
-
-
-def test_sweeps_and_templates_have_names_too(tmp_path, monkeypatch):
+def test_sweeps_and_templates_have_names_too_and_are_in_a_wheel(monkeypatch):
     sweep = read_sweep("lra")
+    assert shipped.find("template", "one-gpu").is_file()
     monkeypatch.chdir(ROOT)  # whose configs/ has the same files: the sweep's folder is the same
     assert folder_of(read_sweep("slurm/sweeps/lra.yaml")) == folder_of(sweep)
-    monkeypatch.chdir(tmp_path)
-    assert shipped.find("template", "one-gpu").is_file()
-    assert "our sweeps are ablation-scifar, " in fail(["submit", "none", "--dry-run"], tmp_path)
-    line = fail(["submit", "lra", "--dry-run", "--template=one-gp"], tmp_path)
-    assert line.endswith("did you mean 'one-gpu'?") and "no template one-gp" in line
-    os.mkdir("small")  # a folder of that name hides no sweep
-    assert "sweep small was not submitted from here" in fail(["status", "small"], tmp_path)
-
-
-def test_prepared_data_is_ready(sources, root, capsys):
-    printed(["prepare", "mnist", f"--source={sources['mnist']}", f"--root={root}"], capsys)
-    assert readiness("mnist", root) == "prepared" and readiness("retrieval", root) == "missing"
-    assert readiness("first_token", root) == "generated"
-
-
-def test_a_wheel_has_configs_sweeps_and_templates():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["lra_ssm"]
+    settings = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["lra_ssm"]
     taken = {file.resolve() for pattern in settings for file in (ROOT / "lra_ssm").glob(pattern)}
     assert {*(ROOT / "slurm").glob("*.sbatch"), *CONFIGS.rglob("*.yaml"), *ROOT.glob("slurm/sweeps/*.yaml")} <= taken
 

@@ -1,27 +1,101 @@
 """lra-ssm pull and the names of saved models: the Hub, wandb, a folder, the package; verified, whole or not at all.
 
-The Hub is tests/hub_models.py behind huggingface_hub itself; of wandb's API there is a stand-in object here.
+A server here speaks enough of the Hub's protocol for huggingface_hub; wandb's API is a stand-in object.
 """
 
+import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import torch
+from huggingface_hub import constants
 
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import LanguageModel, save_network
-from tests.hub_models import COMMIT, Hub, point_at, serving
 from tests.runner import printed, refused
 
 IDS = torch.arange(5)[None]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {"config.json", "model.safetensors", "vocabulary.json", "config.yaml", "README.md"}
+
+
+# -- a hub -------------------------------------------------------------------------------------------------------------
+
+
+class Hub(ThreadingHTTPServer):
+    """Repositories: folders by name, each with one commit (main, v1 or COMMIT)."""
+
+    daemon_threads, block_on_close = True, False
+
+    def __init__(self, repositories: dict[str, Path]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.repositories = repositories
+        self.downloads = Counter[str]()  # by file
+        self.damaged: set[str] = set()  # files whose bytes are not those of their digest
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, status: int, body: bytes = b"{}", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        asked = re.fullmatch(r"(?:/api/models)?/([^/]+/[^/]+)(?:/(revision|tree|resolve)/([^/]+)(?:/(.+))?)?", path)
+        if asked is None:  # the library asks for its own things now and then
+            return self.answer(404)
+        repository, what, revision, file = asked.groups()
+        if (folder := self.server.repositories.get(repository)) is None:
+            return self.answer(401, X_Error_Code="RepoNotFound")
+        if revision not in (None, "main", "v1", COMMIT):
+            return self.answer(404, X_Error_Code="RevisionNotFound")
+        if what == "resolve":
+            return self.resolve(folder / file)
+        files = sorted(path.name for path in folder.iterdir())
+        tree = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in files]
+        about = {"id": repository, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+        content = json.dumps(tree if what == "tree" else about)
+        self.answer(200, content.encode(), Content_Type="application/json")
+
+    do_HEAD = do_GET
+
+    def resolve(self, path: Path) -> None:
+        self.server.downloads[path.name] += self.command == "GET"
+        data = path.read_bytes()
+        large = path.suffix in (".safetensors", ".bin")  # the others are named as git names them
+        digest = hashlib.sha256(data) if large else hashlib.sha1(b"blob %d\0" % len(data) + data)
+        if path.name in self.server.damaged:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        self.answer(200, data, ETag=f'"{digest.hexdigest()}"', X_Repo_Commit=COMMIT)
+
+
+def point_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What HF_ENDPOINT does to huggingface_hub before it is imported."""
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template.replace(constants.ENDPOINT, url))
+    monkeypatch.setattr(constants, "ENDPOINT", url)
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +120,20 @@ def own(saved: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that huggingface_hub of this process asks, with an empty cache of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # before huggingface_hub tries again
-    with serving({"me/lm": saved, "short": saved}, tmp_path / "cache", monkeypatch) as hub:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache/assets"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "cache/no-token"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # another protocol, which this one does not speak
+    with Hub({"me/lm": saved, "short": saved}) as hub:
+        threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        point_at(f"http://127.0.0.1:{hub.server_address[1]}", monkeypatch)
         yield hub
+        hub.shutdown()
 
 
 def pulled(capsys, *arguments: str) -> list[str]:
@@ -87,13 +171,13 @@ def test_a_repository_is_fetched_verified_and_cached(
     names = (("here/lm", None), ("me/lm", None), ("me/lm", COMMIT), (f"hf://me/lm@{COMMIT}", None), ("me/lm", "v1"))
     for name, revision in names:
         assert torch.equal(logits(name, revision), expected)
-    assert all(hub.got(file) == 1 for file in FILES) and not hub.got("run_me.py")
+    assert hub.downloads == dict.fromkeys(FILES, 1)
     hub.repositories.clear()  # what is cached is enough
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert torch.equal(logits("me/lm"), expected)
 
 
-def test_a_wrong_digest_is_refused_and_the_message_says_how_it_is_downloaded_again(hub: Hub, capsys) -> None:
+def test_a_wrong_digest_is_refused_and_the_message_says_how_it_is_downloaded_again(hub: Hub, own: Path, capsys) -> None:
     hub.damaged = {"model.safetensors"}
     line = refused(["pull", "me/lm", "--to", "lm"], capsys)
     assert "model.safetensors does not have the published sha256 " in line and not Path("lm").exists()
@@ -102,21 +186,28 @@ def test_a_wrong_digest_is_refused_and_the_message_says_how_it_is_downloaded_aga
     for file in (path.resolve(), path):
         file.unlink()
     pulled(capsys, "me/lm", "--to", "lm")
-    assert hub.got("model.safetensors") == 2 and hub.got("config.json") == 1
+    assert hub.downloads["model.safetensors"] == 2 and hub.downloads["config.json"] == 1
+    # What config.json says of other files holds everywhere.
+    hub.repositories["me/own"] = own
+    (own / "vocabulary.json").write_text('{"kind": "bytes"}\n')
+    for name in ("me/own", str(own)):
+        line = refused(["pull", name], capsys)
+        assert "vocabulary.json does not have the published sha256 " in line and "or was changed afterwards" in line
+    (own / "vocabulary.json").unlink()
+    assert refused(["pull", str(own)], capsys) == f"{own}: has no vocabulary.json, which its config.json names"
+    changed(own, files={"../../secret": "0" * 64, "model.safetensors": 7})  # the first is never looked at
+    pulled(capsys, str(own))
 
 
-def test_a_name_that_leads_nowhere_is_one_line(hub: Hub, saved: Path, capsys, monkeypatch) -> None:
+def test_a_name_that_leads_nowhere_is_one_line(hub: Hub, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("empty").mkdir()
-    hub.repositories |= {"me/empty": Path("empty").resolve(), "me/private": saved}
-    hub.private["me/private"] = "hf_secret"
+    hub.repositories["me/empty"] = Path("empty").resolve()
     Path("file.pt").touch()
     Path("runs/mnist/38722f686f").mkdir(parents=True)
     Path("here").mkdir()
     nowhere = "there is no such folder, neither a run nor a saved model"
-    unknown = "there is no such folder, and the Hub has no such model, or it is private"
     for name, message in {
-        "me/nothing": f"me/nothing: {unknown}",
-        "me/private": f"me/private: {unknown}",
+        "me/nothing": "me/nothing: there is no such folder, and the Hub has no such model, or it is private",
         "me/lm@v7": "me/lm@v7: it has no such revision",
         "me/empty": f"me/empty@{COMMIT[:12]}: has no config.json: it is not a saved model; it holds nothing",
         "me/two..dots": "me/two..dots: it cannot be downloaded (",
@@ -133,27 +224,13 @@ def test_a_name_that_leads_nowhere_is_one_line(hub: Hub, saved: Path, capsys, mo
         ModelFiles("file.pt")
     with pytest.raises(ValueError, match="here is not a repository of the Hub: it has no revision 'v1'"):
         ModelFiles("here", revision="v1")
-    assert not hub.asked
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    pulled(capsys, "me/private")
+    assert not hub.downloads
     point_at("http://127.0.0.1:9", monkeypatch)
     message = "me/lm: the Hub cannot be reached, and its cache does not have all files of it"
     assert refused(["pull", "me/lm"], capsys) == message
 
 
 # -- a folder, wherever it comes from ----------------------------------------------------------------------------------
-
-
-def test_what_the_config_says_of_other_files_holds_everywhere(hub: Hub, own: Path, capsys) -> None:
-    hub.repositories["me/own"] = own
-    (own / "vocabulary.json").write_text('{"kind": "bytes"}\n')
-    for name in ("me/own", str(own)):
-        line = refused(["pull", name], capsys)
-        assert "vocabulary.json does not have the published sha256 " in line and "or was changed afterwards" in line
-    (own / "vocabulary.json").unlink()
-    assert refused(["pull", str(own)], capsys) == f"{own}: has no vocabulary.json, which its config.json names"
-    changed(own, files={"../../secret": "0" * 64, "model.safetensors": 7})  # the first is never looked at
-    pulled(capsys, str(own))
 
 
 class Evil:
@@ -170,9 +247,9 @@ def test_a_pickle_is_neither_fetched_nor_run_unasked(hub: Hub, own: Path, capsys
     for name in ("me/old", str(own)):
         line = refused(["pull", name], capsys)
         assert "weights in pytorch_model.bin are a pickle, which can run code when it is read" in line
-    assert not hub.got("pytorch_model.bin")
+    assert not hub.downloads["pytorch_model.bin"]
     line = refused(["pull", "me/old", "--allow-pickle", "--to", "lm"], capsys)
-    assert "pytorch_model.bin cannot be read as tensors" in line and hub.got("pytorch_model.bin") == 1
+    assert "pytorch_model.bin cannot be read as tensors" in line and hub.downloads["pytorch_model.bin"] == 1
     assert not Path("lm").exists() and not Path("evil").exists()
     torch.save({name: x.clone() for name, x in weights.items()}, own / "pytorch_model.bin")
     assert "--allow-pickle" in pulled(capsys, str(own), "--allow-pickle")[-1]
@@ -185,44 +262,25 @@ def test_a_path_in_a_file_name_leads_nowhere(hub: Hub, own: Path, capsys) -> Non
         (own / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": file}}))
         line = refused(["pull", "me/own" if file.startswith("..") else str(own)], capsys)
         assert f"names the file {file!r}, which is not a .safetensors next to it" in line
-    assert {file for _, file in hub.asked} <= {*FILES, "model.safetensors.index.json"}
+    assert hub.downloads.keys() <= {*FILES, "model.safetensors.index.json"}
 
 
-# -- wandb and the package ---------------------------------------------------------------------------------------------
+# -- wandb; what comes with the package: test_shipped.py ---------------------------------------------------------------
 
 
 def test_an_artifact_of_wandb(hub: Hub, saved: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Artifact:
-        qualified_name, digest = "me/lra/lm:v3", "abc"
+    def artifact(name: str, type: str) -> SimpleNamespace:
+        if (name, type) != ("me/lra/lm:latest", "model"):
+            raise ValueError(f"artifact '{name}' not found\nand more")
 
-        def download(self, root: str) -> None:
+        def download(root: str) -> None:
             shutil.copytree(saved, root, dirs_exist_ok=True)
 
-    class Api:
-        def artifact(self, name: str, type: str) -> Artifact:
-            if (name, type) != ("me/lra/lm:latest", "model"):
-                raise ValueError(f"artifact '{name}' not found\nand more")
-            return Artifact()
+        return SimpleNamespace(qualified_name="me/lra/lm:v3", digest="abc", download=download)
 
-    monkeypatch.setattr("wandb.Api", Api)
+    monkeypatch.setattr("wandb.Api", lambda: SimpleNamespace(artifact=artifact))
     first = pulled(capsys, "wandb:me/lra/lm:latest", "--to", "lm")[0]
     assert first.startswith("wandb:me/lra/lm:v3: LanguageModel, 5 files")
     assert torch.equal(logits("wandb:me/lra/lm:latest"), logits(saved))
     line = refused(["pull", "wandb:me/lra/other:v0"], capsys)
     assert line == "wandb:me/lra/other:v0: it cannot be downloaded (artifact 'me/lra/other:v0' not found and more)"
-
-
-def test_what_comes_with_the_package_has_a_name_and_needs_no_network(
-    saved: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    point_at("http://127.0.0.1:9", monkeypatch)
-    shutil.copytree(saved, tmp_path / "pretrained" / "lm-tiny")
-    monkeypatch.setattr("lra_ssm.checkpoints.sources.SHIPPED", tmp_path / "pretrained")
-    assert pulled(capsys, "lm-tiny")[0].startswith("lm-tiny: LanguageModel, 5 files")
-    assert torch.equal(logits("lm-tiny"), logits(saved))
-    first, second, *others = pulled(capsys, "--list")
-    assert first.split() == ["name", "task", "stated", "parameters", "size"]
-    assert second.split()[:4] == ["lm-tiny", "corpus", "perplexity", "3.50"]
-    assert "state-spaces/mamba-{130m,370m,790m,1.4b,2.8b}-hf" in "".join(others)
-    for arguments in (["pull"], ["pull", "lm", "--list"]):
-        assert refused(arguments, capsys) == "give the name of a model, or --list, which shows the known names"

@@ -30,7 +30,7 @@ BLOCKS = [
     for page, text in PAGES.items()
     for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 ]
-OF_THEIR_OWN = {"extending.md": "test_extending", "tuning.md": "test_tuning", "inspect.md": "analysis/test_docs"}
+OF_THEIR_OWN = {"extending.md": "test_examples", "tuning.md": "test_examples", "inspect.md": "analysis/test_docs"}
 # Files that a user writes: the first line has the name.
 OWN = {
     found[1]: block

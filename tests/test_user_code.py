@@ -1,4 +1,4 @@
-"""A mistake in a class of the user's own: what it returns is one line, its own error Python's traceback."""
+"""Classes and data of a user's own: what a class returns wrongly is one line, its own error Python's traceback."""
 
 import json
 import random
@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-import yaml
 from lightning.pytorch import Trainer, seed_everything
 
 from lra_ssm.datamodules import ListOps
@@ -17,29 +16,28 @@ from lra_ssm.layers.blocks import run_with_state
 from lra_ssm.models import Classifier
 from lra_ssm.runs.checks import try_network
 from lra_ssm.tasks import Classification, OptimizerSettings
-from tests.runner import FIT, SHORT, in_process, only_run, refused, succeed
+from tests.runner import FIT, fail, in_process, only_run, refused, succeed
 
 FILE = """\
 import os
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
+from lra_ssm.datamodules import SequenceData
 from lra_ssm.models import Backbone
 
 class Base(nn.Module):
     def __init__(self, d_model: int):
         super().__init__()
         self.mix = nn.Linear(d_model, d_model)
-
-class Narrow(Base):
-    def forward(self, x, lengths=None): return self.mix(x)[:, :, :3]
-class Pair(Base):
-    def forward(self, x, lengths=None): return self.mix(x), None
-class Nothing(Base):
-    def forward(self, x, lengths=None): self.mix(x)
-class Whole(Base):
-    def forward(self, x, lengths=None): return x.long()
+class Returns(nn.Module):
+    def __init__(self, d_model: int, what: str = "x"):
+        super().__init__()
+        self.mix, self.what = nn.Linear(d_model, d_model), what
+    def forward(self, x, lengths=None): return eval(self.what)
+class Block(Returns):
+    def __init__(self, d_model, layer): super().__init__(d_model, "x.mean(1)")
 class NoLengths(Base):
     def forward(self, x): return self.mix(x)
 class NoForward(Base):
@@ -47,127 +45,139 @@ class NoForward(Base):
 class BadInit(Base):
     def __init__(self, d_model: int):
         super().__init__(d_modle)
-class BadForward(Base):
-    def forward(self, x, lengths=None):
-        return self.mix(x.transpose(1, 2))
 class BadRoles(Base):
     def forward(self, x, lengths=None): return self.mix(x)
     def optim_roles(self): return self.roles
-class Block(nn.Module):
-    def __init__(self, d_model, layer):
-        super().__init__()
-    def forward(self, x, lengths=None): return x.mean(1)
-class Pooling(Base):
-    def forward(self, x, lengths=None): return x
 class Head(nn.Module):
     def __init__(self, d_model: int, num_classes: int):
         super().__init__()
         self.map = nn.Linear(d_model, num_classes + 1)
     def forward(self, x): return self.map(x)
 class Network(nn.Module):
-    def __init__(self, num_classes: int, vocab_size: int):
+    def __init__(self, num_classes: int, vocab_size: int, pooled: bool = False):
         super().__init__()
-        self.embedding = nn.Embedding(vocab_size, 3)
-    def forward(self, inputs, lengths): return self.embedding(inputs)
-class Few(Network):
-    def forward(self, inputs, lengths): return self.embedding(inputs).mean(1)
+        self.embedding, self.pooled = nn.Embedding(vocab_size, 3), pooled
+    def forward(self, inputs, lengths): return self.embedding(inputs).mean(1) if self.pooled else self.embedding(inputs)
 class Wrong(nn.Module):
     def __init__(self, num_classes: int, vocab_size: int, layer=Base):
         super().__init__()
         self.backbone = Backbone(layer, d_model=8)
 class Untyped(LightningModule):
     def __init__(self, network): super().__init__()
-class Bare(LightningModule):
-    def __init__(self): super().__init__()
-class WithModule(LightningModule):
-    def __init__(self, net: nn.Module):
+class Module(LightningModule):
+    def __init__(self, width: int = 3):
         super().__init__()
-        assert isinstance(net, NoForward)
-class Derived(WithModule):
-    def __init__(self, **kwargs): super().__init__(**kwargs)
+        self.linear = nn.Linear(width, 2)
+    def training_step(self, batch, i):
+        return nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
+    def validation_step(self, batch, i):
+        self.log("val/accuracy", (self.linear(batch[0]).argmax(-1) == batch[1]).float().mean())
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
 class Later(Base):
     calls = 0
     def forward(self, x, lengths=None):
         self.calls += self.training
-        if self.calls > 3 or "BROKEN" in os.environ:
+        if self.calls > 3:
             raise KeyError("later")
         return self.mix(x)
 class Callback(Callback):
     def on_train_batch_end(self, *args): {}["missing"]
 class Data(LightningDataModule):
-    def __init__(self, num_workers: int = 0):
-        super().__init__()
-        self.num_workers = num_workers
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(8, 3), torch.zeros(8, dtype=torch.long)), batch_size=4)
+    val_dataloader = train_dataloader
+class BadData(LightningDataModule):
     def __getitem__(self, i): return self.missing
     def __len__(self): return 8
-    def train_dataloader(self): return DataLoader(self, 8, num_workers=self.num_workers)
-    val_dataloader = train_dataloader
+    def train_dataloader(self): return DataLoader(self, 8)
+class Promoters(SequenceData):
+    num_classes, vocabulary = 2, ("<pad>", *"ACGT")
+    def examples(self):
+        for number, line in enumerate(self.source_path().read_text().splitlines()):
+            label, letters = line.split(",")
+            yield "train" if number % 10 else "val", [self.vocabulary.index(x) for x in letters], int(label)
 """
-KEPT = "layers and blocks keep (batch, length, d_model)"
-LAYERS = {  # what is broken before a run begins, in one line
-    "Narrow": f"user_code.Narrow returned (3, 17, 3) for x (3, 17, 8): {KEPT} (user_code.py:14)",
-    "Pair": f"user_code.Pair returned a tuple of (3, 17, 8) and None for x (3, 17, 8): {KEPT} (user_code.py:16)",
-    "Nothing": f"user_code.Nothing returned None for x (3, 17, 8): {KEPT} (user_code.py:18)",
-    "Whole": f"user_code.Whole returned (3, 17, 8) torch.int64 for x (3, 17, 8): {KEPT} (user_code.py:20)",
-    "NoLengths": "user_code.NoLengths.forward takes (x): a layer is called with (x, lengths) (user_code.py:22)",
-    "NoForward": "user_code.NoForward has no forward: a layer is called with (x, lengths) (user_code.py:9)",
-}  # fmt: skip
-OTHERS = {
-    "model.network.block=user_code.Block": "user_code.Block returned (3, 8) for x (3, 17, 8):"
-    f" {KEPT} (user_code.py:37)",
-    "model.network.pooling=user_code.Pooling": "user_code.Pooling returned (3, 17, 8) for x (3, 17, 8): a pooling gives"
-    " (batch, d_model) (user_code.py:39)",
-    "model.network.head=user_code.Head": "user_code.Head returned (3, 11) for x (3, 8): this head gives"
-    " (batch, num_classes) (3, 10) (user_code.py:44)",
-    "model.network=user_code.Network": "user_code.Network returned (3, 17, 3) for inputs (3, 17): a network gives"
-    " logits (batch, num_classes) (user_code.py:49)",
-    "model.network=user_code.Few": "user_code.Few returned (3, 3) for inputs (3, 17): the data has 10 classes, and each"
-    " has a logit (user_code.py:51)",
-    "model.network=user_code.Wrong": "give vocab_size for token inputs or d_input for feature inputs, and not both",
-    "model.network.layer=user_import.Mine": "model.network.layer: No module named 'no_such_library'",
-}  # fmt: skip
-TRACEBACKS = {  # before a run begins: the line of the file, and the error
-    "model.network.layer=user_code.BadInit": ("super().__init__(d_modle)", "NameError: name 'd_modle' is not defined"),
-    "model.network.layer=user_code.BadForward": ("self.mix(x.transpose(1, 2))", "RuntimeError: mat1 and mat2 shapes"),
-    "model.network.layer=user_code.BadRoles": ("return self.roles", "AttributeError: 'BadRoles' object has no"),
-    "model.network.layer=user_syntax.Mine": ("def a(self:", "SyntaxError: '(' was never closed"),
-    "trainer.callbacks=user_syntax.Mine": ("def a(self:", "SyntaxError: '(' was never closed"),
-}
-TRAINING = {  # what shows only once the run has begun
-    "model.network.layer=user_code.Later": ('raise KeyError("later")', "KeyError: 'later'"),
-    "trainer.callbacks=user_code.Callback": ('{}["missing"]', "KeyError: 'missing'"),
-    "data=user_code.Data": ("return self.missing", "AttributeError: 'Data' object has no attribute 'missing'"),
-}
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working folder with the user's files in it."""
-    (tmp_path / "user_code.py").write_text(FILE)
-    (tmp_path / "user_import.py").write_text("import no_such_library\n")
-    (tmp_path / "user_syntax.py").write_text("class Mine:\n    def a(self:\n")
+    (tmp_path / "own.py").write_text(FILE)
+    (tmp_path / "own_import.py").write_text("import no_such_library\n")
+    (tmp_path / "own_syntax.py").write_text("class Mine:\n    def a(self:\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     yield tmp_path
-    for name in ("user_code", "user_import", "user_syntax"):
+    for name in ("own", "own_import", "own_syntax"):
         sys.modules.pop(name, None)
 
 
-EXPECTED = {f"model.network.layer=user_code.{name}": line for name, line in LAYERS.items()} | OTHERS
+# --- what is broken, before a run begins and later ---
 
 
-@pytest.mark.parametrize("flag", EXPECTED)
-def test_what_is_broken_is_one_line_before_the_run_begins(flag, folder, data, capsys):
-    assert refused([*FIT, f"--data.root={data}", f"--{flag}"], capsys) == EXPECTED[flag]
+def line_of(text: str) -> str:
+    """Where the file's first line with this text is, as messages say it."""
+    return f" (own.py:{FILE[: FILE.index(text)].count(chr(10)) + 1})"
+
+
+RETURNS, RETURNED = "network.layer=own.Returns|network.layer.what=", "own.Returns returned {} for x (3, 17, 8): "
+WHERE, NETWORK = (
+    line_of("def forward(self, x, lengths=None): return eval"),
+    line_of("def forward(self, inputs, lengths)"),
+)
+KEPT = f"layers and blocks keep (batch, length, d_model){WHERE}"
+BROKEN = {  # below model
+    f"{RETURNS}self.mix(x)[:, :, :3]": RETURNED.format("(3, 17, 3)") + KEPT,
+    f"{RETURNS}(x, None)": RETURNED.format("a tuple of (3, 17, 8) and None") + KEPT,
+    f"{RETURNS}None": RETURNED.format("None") + KEPT,
+    f"{RETURNS}x.long()": RETURNED.format("(3, 17, 8) torch.int64") + KEPT,
+    "network.block=own.Block": f"own.Block returned (3, 8) for x (3, 17, 8): {KEPT}",
+    "network.pooling=own.Returns": RETURNED.format("(3, 17, 8)") + f"a pooling gives (batch, d_model){WHERE}",
+    "network.layer=own.NoLengths": "own.NoLengths.forward takes (x): a layer is called with (x, lengths)"
+    + line_of("def forward(self, x): return self.mix"),
+    "network.layer=own.NoForward": "own.NoForward has no forward: a layer is called with (x, lengths)"
+    + line_of("def __init__(self, d_model: int):"),
+    "network.head=own.Head": "own.Head returned (3, 11) for x (3, 8): this head gives (batch, num_classes) (3, 10)"
+    + line_of("def forward(self, x): return self.map"),
+    "network=own.Network": "own.Network returned (3, 17, 3) for inputs (3, 17): a network gives logits"
+    f" (batch, num_classes){NETWORK}",
+    "network=own.Network|network.pooled=true": "own.Network returned (3, 3) for inputs (3, 17): the data has 10"
+    f" classes, and each has a logit{NETWORK}",
+    "network=own.Wrong": "give vocab_size for token inputs or d_input for feature inputs, and not both",
+    "=own.Untyped": "Untyped takes 'network' without a type, so that it is not built: annotate it, `network:"
+    " NetworkFactory` (from lra_ssm.layers.spec import NetworkFactory)",
+    "network.layer=own_import.Mine": "model.network.layer: No module named 'no_such_library'",
+}
+TRACEBACKS = {  # before a run begins: the line of the file, and the error
+    "model.network.layer=own.BadInit": ("super().__init__(d_modle)", "NameError: name 'd_modle' is not defined"),
+    "model.network.layer=own.Returns|model.network.layer.what=self.mix(x.mT)":
+        ("return eval(self.what)", "RuntimeError: mat1 and mat2 shapes"),
+    "model.network.layer=own.BadRoles": ("return self.roles", "AttributeError: 'BadRoles' object has no"),
+    "model.network.layer=own_syntax.Mine": ("def a(self:", "SyntaxError: '(' was never closed"),
+    "trainer.callbacks=own_syntax.Mine": ("def a(self:", "SyntaxError: '(' was never closed"),
+}  # fmt: skip
+TRAINING = {  # what shows only once the run has begun
+    "model.network.layer=own.Later": ('raise KeyError("later")', "KeyError: 'later'"),
+    "trainer.callbacks=own.Callback": ('{}["missing"]', "KeyError: 'missing'"),
+    "data=own.BadData": ("return self.missing", "AttributeError: 'BadData' object has no attribute 'missing'"),
+}
+
+
+@pytest.mark.parametrize("flags", BROKEN)
+def test_what_is_broken_is_one_line_before_the_run_begins(flags, folder, data, capsys):
+    options = [f"--model.{flag}".replace(".=", "=") for flag in flags.split("|")]
+    assert refused([*FIT, f"--data.root={data}", *options], capsys) == BROKEN[flags]
     assert not (folder / "runs").exists()
 
 
-@pytest.mark.parametrize("flag", [*TRACEBACKS, *TRAINING])
-def test_an_error_of_the_users_class_is_its_own_and_in_training_it_is_recorded(flag, folder, data, capsys):
-    code, _, errors = in_process([*FIT, f"--data.root={data}", f"--{flag}"], capsys)
-    line, error = {**TRACEBACKS, **TRAINING}[flag]
+@pytest.mark.parametrize("flags", [*TRACEBACKS, *TRAINING])
+def test_an_error_of_the_users_class_is_its_own_and_in_training_it_is_recorded(flags, folder, data, capsys):
+    options = [f"--{flag}" for flag in flags.split("|")]
+    code, _, errors = in_process([*FIT, f"--data.root={data}", *options], capsys)
+    line, error = {**TRACEBACKS, **TRAINING}[flags]
     assert code == 1 and any(line in each for each in errors) and any(each.startswith(error) for each in errors)
-    if flag in TRACEBACKS:
+    if flags in TRACEBACKS:
         assert not (folder / "runs").exists()
     else:
         record = json.loads((only_run(folder) / "run.json").read_text())
@@ -191,37 +201,26 @@ class Counting(torch.nn.Module):
         return self.norm(x.transpose(1, 2)).transpose(1, 2) * self.scale + torch.randn(()) / 10
 
 
-def parts(root):
-    seed_everything(1, verbose=False)
-    network = NetworkSpec(
-        Classifier, layer=LayerSpec(Counting), num_classes=10, vocab_size=18, d_model=8, n_layers=1,
-    )  # fmt: skip
-    counts = {"num_train": 44, "num_val": 20, "num_test": 20}
-    data = ListOps(root=str(root), batch_size=8, length_bounds=(3, 20), max_depth=3, **counts)
-    return Classification(network, OptimizerSettings(warmup_steps=2)), data
-
-
 def state(task):
-    drawn = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    return (
-        {name: value.clone() for name, value in task.state_dict().items()},
-        [m.training for m in task.modules()],
-        drawn,
-    )
+    drawn = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+    return [m.training for m in task.modules()], drawn
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
 def test_nothing_of_the_trial_stays(precision, data):
-    task, data = parts(data)
-    data.prepare_data()
+    seed_everything(1, verbose=False)
+    sizes = {"num_classes": 10, "vocab_size": 18, "d_model": 8, "n_layers": 1}
+    task = Classification(NetworkSpec(Classifier, layer=LayerSpec(Counting), **sizes), OptimizerSettings())
+    counts = {"num_train": 44, "num_val": 20, "num_test": 20}
+    examples = ListOps(root=str(data), batch_size=8, length_bounds=(3, 20), max_depth=3, **counts)
+    examples.prepare_data()
     trainer = Trainer(accelerator="cpu", precision=precision, logger=False, enable_checkpointing=False)
     trainer.precision_plugin.convert_module(task)  # the Trainer's own doing
-    before = state(task)
-    try_network(task, data, trainer)
-    after = state(task)
-    for name, value in before[0].items():
-        assert torch.equal(value, after[0][name]) and value.dtype == after[0][name].dtype, name
-    assert before[1] == after[1] and torch.equal(before[2][0], after[2][0]) and before[2][1:] == after[2][1:]
+    before, values = state(task), {name: value.clone() for name, value in task.state_dict().items()}
+    try_network(task, examples, trainer)
+    assert state(task) == before
+    for name, value in task.state_dict().items():
+        assert torch.equal(value, values[name]) and value.dtype == values[name].dtype, name
     assert all(p.grad is None and not p.is_inference() for p in task.parameters())
 
 
@@ -230,58 +229,32 @@ def test_states_that_are_asked_for_and_no_module_at_all():
         def forward(self, x, lengths=None, return_last_state=False):
             return x
 
-    with pytest.raises(
-        InputError, match=r"Stateless returned \(1, 4, 2\) .*: with return_last_state it returns \(y, state\)"
-    ):
+    message = r"Stateless returned \(1, 4, 2\) .*: with return_last_state it returns \(y, state\)"
+    with pytest.raises(InputError, match=message):
         run_with_state(Stateless(), torch.zeros(1, 4, 2), return_last_state=True)
     with pytest.raises(InputError, match="Plain is not a torch.nn.Module, and a layer has to be one"):
         Classifier(LayerSpec(type("Plain", (), {"__init__": lambda self, d_model: None})), 2, vocab_size=3)
 
 
-def test_classes_of_lightnings_kind_are_built_from_their_annotations(folder, capsys):
-    line = refused(["fit", "--config=quickstart", "--model=user_code.Untyped"], capsys)
-    assert "Untyped takes 'network' without a type" in line and "`network: NetworkFactory`" in line
-    for model in (["Bare"], ["Derived", "--model.net=user_code.NoForward", "--model.net.d_model=2"]):
-        options = [f"--model=user_code.{model[0]}", *model[1:], "--data=FirstToken"]
-        code, _, errors = in_process(["fit", *options], capsys)
-        assert code == 1 and "No `training_step()` method" in errors[-1]  # Lightning's own word: they were built
+# --- what works ---
 
 
-OWN = """
-import lightning as L, torch
-from torch.utils.data import DataLoader, TensorDataset
-
-class Module(L.LightningModule):
-    def __init__(self, width: int = 3):
-        super().__init__()
-        self.linear = torch.nn.Linear(width, 2)
-    def training_step(self, batch, i):
-        return torch.nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
-    def validation_step(self, batch, i):
-        self.log("val/accuracy", (self.linear(batch[0]).argmax(-1) == batch[1]).float().mean())
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters())
-
-class Data(L.LightningDataModule):
-    def train_dataloader(self):
-        return DataLoader(TensorDataset(torch.randn(8, 3), torch.zeros(8, dtype=torch.long)), batch_size=4)
-    val_dataloader = train_dataloader
-"""
-
-
-def test_a_module_and_data_of_ones_own_and_a_network_of_ones_own_is_stored_whole(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
+def test_a_lightning_module_and_its_data_are_trained(folder):
+    """A network, a dataset, a task, a callback: docs/extending.md, in test_examples.py."""
     monitor = "--trainer.callbacks=lightning.pytorch.callbacks.LearningRateMonitor"
     trainer = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1", monitor]
-    out = succeed(["fit", "--model=own.Module", "--data=own.Data", "--experiment=own", *trainer], tmp_path).out
+    out = succeed(["fit", "--model=own.Module", "--data=own.Data", "--experiment=own", *trainer], folder).out
     assert "group 0" in out and "val/accuracy" in out
-    assert (only_run(tmp_path, "own") / "checkpoints/best.ckpt").is_file()
-    bag = ["--model.network=tests.helpers.Bag", "--model.network.layer=tests.helpers.Smooth", "--model.network.width=6"]
-    bag.append("--check_layer=false")
-    succeed([*FIT, *SHORT, *bag], tmp_path)
-    succeed(["test", *FIT[1:], *SHORT, *bag], tmp_path)
-    saved = yaml.safe_load((only_run(tmp_path) / "config.yaml").read_text())["model"]["init_args"]["network"]
-    checkpoint = torch.load(only_run(tmp_path) / "checkpoints/last.ckpt", weights_only=True)
-    assert checkpoint["hyper_parameters"]["network"] == NetworkSpec.of(saved).as_dict()
-    assert saved["class_path"] == "tests.helpers.Bag" and saved["init_args"]["width"] == 6
-    assert checkpoint["state_dict"]["network.head.weight"].shape == (10, 6)
+    assert (only_run(folder, "own") / "checkpoints/best.ckpt").is_file()
+
+
+def test_data_without_a_test_split_is_trained_and_there_is_nothing_to_score(folder):
+    (folder / "promoters.csv").write_text("0,ACGT\n1,CCGT\n" * 20)
+    options = [*FIT[1:], "--data=own.Promoters", "--data.source=promoters.csv", "--model.network.num_classes=2",
+               "--model.network.vocab_size=5", "--trainer.max_epochs=1"]  # fmt: skip
+    assert "val/loss" in succeed(["fit", *options], folder).out
+    out = succeed(["test", *options], folder).out
+    assert "Promoters has no test split; there is nothing to score" in out and "test/" not in out
+    assert "val/loss" in succeed(["validate", *options], folder).out
+    assert "has no split test" in fail(["predict", *options, "--split=test"], folder)
+    assert "val/accuracy" in succeed(["results", "runs"], folder).out

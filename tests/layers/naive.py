@@ -161,18 +161,13 @@ def mamba3(unit, x: Tensor) -> Tensor:
 
 
 def rglru(unit, x: Tensor) -> Tensor:
-    """One direction of RG-LRU: De et al. 2024, eq. 1-4, with a = sigmoid(-Λ), hence -log a = softplus(Λ)."""
-    K, P, _ = unit.gate_weight.shape
-    state, outputs = torch.zeros_like(x[:, 0]), []
-    for u in x.unbind(1):
-        r, i = (
-            torch.cat([u[:, k * P : (k + 1) * P] @ unit.gate_weight[k, :, own] for k in range(K)], -1) + bias
-            for own, bias in zip((slice(P), slice(P, None)), unit.gate_bias, strict=True)
-        )
-        a = torch.sigmoid(-unit.decay_weight) ** (8 * torch.sigmoid(r))
-        state = a * state + (1 - a**2).sqrt() * torch.sigmoid(i) * u
-        outputs.append(state)
-    return torch.stack(outputs, 1)
+    """RG-LRU: De et al. 2024, eq. 1-4, with a = sigmoid(-Λ), hence -log a = softplus(Λ)."""
+    P = unit.gate_weight.shape[1]
+    gates = [u @ weight for u, weight in zip(x.split(P, -1), unit.gate_weight, strict=True)]  # both, of each block
+    r, i = (torch.cat([g[..., own] for g in gates], -1) for own in (slice(P), slice(P, None)))
+    r, i = r + unit.gate_bias[0], i + unit.gate_bias[1]
+    a = torch.sigmoid(-unit.decay_weight) ** (8 * torch.sigmoid(r))
+    return states(a, (1 - a**2).sqrt() * torch.sigmoid(i) * x)
 
 
 def lru(unit, x: Tensor) -> Tensor:

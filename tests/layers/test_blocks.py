@@ -97,22 +97,6 @@ def test_what_is_added_to_the_residual_is_scaled_at_initialization(kind, layer, 
         torch.testing.assert_close(after, 0.5 * factors[name] * before[name] if name in factors else before[name])
 
 
-@pytest.mark.parametrize("name", ["S4", "S5", "Mamba", "Mamba2", "Hyena", "Transformer", "Plain"])
-def test_a_users_layer_only_needs_forward_and_is_named_where_it_lacks_something(name):
-    block, x = getattr(layers, f"{name}Block")(4, Smooth), torch.randn(2, 7, 4)
-    assert block(x, torch.tensor([7, 3])).shape == x.shape
-    assert block.layer.mix.in_channels == (8 if "Mamba" in name else 4)
-    state = (block.conv1d.initial_state(2), None) if hasattr(block, "conv1d") else None
-    for call, message in [
-        (lambda: block(x, reset=torch.zeros(2, 7, dtype=torch.bool)), "takes no `reset`: documents cannot be packed"),
-        (lambda: block(x, return_last_state=True), "takes no `return_last_state`"),
-        (lambda: block.step(x[:, 0], state), "Smooth has no `step`: it cannot run step by step"),
-        (lambda: block.initial_state(2), "Smooth has no `initial_state`: it cannot run step by step"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            call()
-
-
 class Wrapped(S6):
     def forward(self, x, lengths=None, **given):
         return super().forward(x, lengths, **given)

@@ -153,20 +153,6 @@ def test_chunks_with_lengths_resets_and_a_state_give_the_whole(name):
 
 
 @every_one
-def test_what_is_bidirectional_refuses_states(name):
-    module, x, state = build(name, bidirectional=True), of(name), build(name).initial_state(2)
-    calls = [
-        lambda: module(x, initial_state=state),
-        lambda: module(x, return_last_state=True),
-        lambda: module.step(x[:, 0], state),
-        lambda: module.initial_state(2),
-    ]
-    for call in calls[:3] if ALL[name].attends else calls:
-        with pytest.raises(ValueError, match="is bidirectional|is not causal"):
-            call()
-
-
-@every_one
 @either_way
 def test_an_empty_batch_gives_an_empty_output_and_no_gradient(name, bidirectional):
     module, x = build(name, bidirectional), of(name)[:0].requires_grad_()
@@ -182,7 +168,7 @@ def test_an_empty_batch_gives_an_empty_output_and_no_gradient(name, bidirectiona
 
 @every_one
 @either_way
-def test_wrong_shapes_and_lengths_are_one_line(name, bidirectional):
+def test_wrong_shapes_and_lengths_and_states_of_both_directions_are_refused(name, bidirectional):
     module, x, D = build(name, bidirectional), of(name), ALL[name].width
     for shape in ((2, 0, D), (0, 0, D), (7, D)):
         with pytest.raises(ValueError) as error:
@@ -193,8 +179,17 @@ def test_wrong_shapes_and_lengths_are_one_line(name, bidirectional):
         with pytest.raises(ValueError, match=r"among them; expected 0 to L = 7"):
             module(x, torch.tensor(wrong))
     assert not module(x, torch.tensor([0, 7]))[0].any()  # a sequence that has ended
-    lengths = torch.tensor([7, 3])
+    lengths, state = torch.tensor([7, 3]), build(name).initial_state(2)
     assert_same(module(x, lengths.to(torch.uint8)), module(x, lengths))
+    calls = [
+        lambda: module(x, initial_state=state),
+        lambda: module(x, return_last_state=True),
+        lambda: module.step(x[:, 0], state),
+        *([] if ALL[name].attends else [lambda: module.initial_state(2)]),
+    ]
+    for call in calls if bidirectional else ():
+        with pytest.raises(ValueError, match="is bidirectional|is not causal"):
+            call()
 
 
 @every_one

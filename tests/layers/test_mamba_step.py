@@ -53,47 +53,35 @@ def test_equals_the_plain_step(rows: int, d_model: int, unit: dict, settings: di
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-class OwnS6(S6):
-    """A user's, which might compute something else."""
+# A user's subclasses, which might compute something else.
+OwnS6, OwnLinear = type("OwnS6", (S6,), {}), type("OwnLinear", (nn.Linear,), {})
 
 
-class OwnLinear(nn.Linear):
-    """Likewise."""
-
-
-def hooked() -> MambaBlock:
-    block = built()
-    block.out_proj.register_forward_hook(lambda module, inputs, y: 2 * y)
-    return block
-
-
-def with_projection(projection: nn.Linear, strided: bool = False) -> MambaBlock:
-    block = built()
-    block.out_proj = projection
-    if strided:  # the call does not copy weights at each step
-        projection.weight = nn.Parameter(projection.weight.t().contiguous().t())
-    return block
+def stride(block: MambaBlock) -> None:  # the call does not copy weights at each step
+    block.out_proj.weight = nn.Parameter(block.out_proj.weight.t().contiguous().t())
 
 
 OTHERS = {
-    "another norm": lambda: built(norm="layer"),
-    "post-norm": lambda: built(prenorm=False),
-    "biases": lambda: built(bias=True),
-    "gated": lambda: built(glu=True),
-    "another layer": lambda: built(layer=LayerSpec(B2S6, num_blocks=1, bias=False, complex_A=False)),
-    "another f": lambda: built(layer=LayerSpec(S6, parameterization="softplus")),
-    "a user's own layer": lambda: built(layer=OwnS6),
-    "float64": lambda: built().double(),
-    "another projection": lambda: with_projection(OwnLinear(40, 20, bias=False)),
-    "a strided weight": lambda: with_projection(nn.Linear(40, 20, bias=False), strided=True),
-    "a hook": hooked,
+    "another norm": ({"norm": "layer"}, None),
+    "post-norm": ({"prenorm": False}, None),
+    "biases": ({"bias": True}, None),
+    "gated": ({"glu": True}, None),
+    "another layer": ({"layer": LayerSpec(B2S6, num_blocks=1, bias=False, complex_A=False)}, None),
+    "another f": ({"layer": LayerSpec(S6, parameterization="softplus")}, None),
+    "a user's own layer": ({"layer": OwnS6}, None),
+    "float64": ({}, nn.Module.double),
+    "another projection": ({}, lambda block: setattr(block, "out_proj", OwnLinear(40, 20, bias=False))),
+    "a hook": ({}, lambda block: block.out_proj.register_forward_hook(lambda module, inputs, y: 2 * y)),
+    "a strided weight": ({}, stride),
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(("settings", "change"), OTHERS.values(), ids=OTHERS)
 @torch.no_grad()
-def test_another_block_takes_the_plain_step(name: str, calls: list[int]) -> None:
-    block = OTHERS[name]()
+def test_another_block_takes_the_plain_step(settings: dict, change: object, calls: list[int]) -> None:
+    block = built(**settings)
+    if change is not None:
+        change(block)
     x = torch.randn(2, 20).to(block.in_proj.weight)
     y, _ = block.step(x, block.initial_state(2))
     assert not calls

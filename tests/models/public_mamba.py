@@ -16,60 +16,55 @@ from torch.nn import functional as F
 
 from tests.layers.naive import convolved, rms_norm, states
 
+Sizes = dict[str, Any]
 SIZES = {"d": 12, "layers": 2, "vocabulary": 21, "W": 4, "expand": 2, "tied": True, "bias": False, "conv_bias": True,
          "rms": True}  # fmt: skip
 
 
-def sizes(**given: Any) -> dict[str, Any]:
+def sizes(**given: Any) -> Sizes:
     return {**SIZES, "N": 4, "R": 1, **given}
 
 
-def sizes2(**given: Any) -> dict[str, Any]:
+def sizes2(**given: Any) -> Sizes:
     return {**SIZES, "N": 5, "P": 6, "G": 1, **given}
 
 
-def weights(s: dict[str, Any], embedding: str = "embeddings") -> dict[str, Tensor]:
+def weights(s: Sizes, embedding: str = "embeddings") -> dict[str, Tensor]:
     """Random tensors under the names of the public checkpoints."""
-    draw, D, E, N = torch.Generator().manual_seed(0), s["d"], int(s["expand"] * s["d"]), s["N"]
+    draw, D, E, N = torch.Generator().manual_seed(0), s["d"], s["expand"] * s["d"], s["N"]
 
-    def random(*shape: int, scale: float = 0.3) -> Tensor:
-        return torch.randn(shape, generator=draw) * scale
+    def random(*shape: int, mean: Any = 0.0, scale: float = 0.3) -> Tensor:
+        return mean + torch.randn(shape, generator=draw) * scale
 
-    H, S = (E, 0) if "R" in s else (E // s["P"], 2 * s["G"] * N)
-    rows, channels = 2 * E + (0 if "R" in s else S + H), E + S
+    def norm(name: str) -> dict[str, Tensor]:
+        return {f"{name}.weight": random(D, mean=1), **({} if s["rms"] else {f"{name}.bias": random(D)})}
+
     found = {f"backbone.{embedding}.weight": random(s["vocabulary"], D)}
     for i in range(s["layers"]):
-        p = f"backbone.layers.{i}."
-        found[f"{p}norm.weight"] = 1 + random(D)
-        rates = torch.arange(1.0, N + 1).log().repeat(E, 1) + random(E, N) if "R" in s else random(H, scale=1.0)
-        own = {"A_log": rates, "D": 1 + random(H)}
-        own |= {"in_proj.weight": random(rows, D), "conv1d.weight": random(channels, 1, s["W"])}
         if "R" in s:
+            rows, channels = 2 * E, E
+            own = {"A_log": random(E, N, mean=torch.arange(1.0, N + 1).log()), "D": random(E, mean=1)}
             own |= {"x_proj.weight": random(s["R"] + 2 * N, E), "dt_proj.weight": random(E, s["R"])}
-            own["dt_proj.bias"] = random(E, scale=1.0) - 3
+            own["dt_proj.bias"] = random(E, mean=-3, scale=1)
         else:
-            own |= {"dt_bias": random(H, scale=1.0) - 2, "norm.weight": 1 + random(E)}
+            H, channels = E // s["P"], E + 2 * s["G"] * N
+            rows = E + channels + H
+            own = {"A_log": random(H, scale=1), "D": random(H, mean=1), "dt_bias": random(H, mean=-2, scale=1)}
+            own["norm.weight"] = random(E, mean=1)
+        own |= {"in_proj.weight": random(rows, D), "conv1d.weight": random(channels, 1, s["W"])}
         own["out_proj.weight"] = random(D, E)
-        if s["bias"]:
-            own |= {"in_proj.bias": random(rows), "out_proj.bias": random(D)}
-        if s["conv_bias"]:
-            own["conv1d.bias"] = random(channels)
-        found |= {f"{p}mixer.{name}": tensor for name, tensor in own.items()}
-        if not s["rms"]:
-            found[f"{p}norm.bias"] = random(D)
-    found["backbone.norm_f.weight"] = 1 + random(D)
-    if not s["rms"]:
-        found["backbone.norm_f.bias"] = random(D)
-    if not s["tied"]:
-        found["lm_head.weight"] = random(s["vocabulary"], D)
-    return found
+        own |= {"in_proj.bias": random(rows), "out_proj.bias": random(D)} if s["bias"] else {}
+        own |= {"conv1d.bias": random(channels)} if s["conv_bias"] else {}
+        found |= {f"backbone.layers.{i}.mixer.{name}": tensor for name, tensor in own.items()}
+        found |= norm(f"backbone.layers.{i}.norm")
+    return found | norm("backbone.norm_f") | ({} if s["tied"] else {"lm_head.weight": random(s["vocabulary"], D)})
 
 
 def convolution(own: dict[str, Tensor], u: Tensor) -> Tensor:
     return F.silu(convolved(own["conv1d.weight"][:, 0].flip(1), u) + own.get("conv1d.bias", 0))
 
 
-def mamba(s: dict[str, Any], own: dict[str, Tensor], h: Tensor) -> Tensor:
+def mamba(s: Sizes, own: dict[str, Tensor], h: Tensor) -> Tensor:
     """in_proj's output -> what out_proj reads."""
     u, z = h.chunk(2, -1)
     v = convolution(own, u)
@@ -79,7 +74,7 @@ def mamba(s: dict[str, Any], own: dict[str, Tensor], h: Tensor) -> Tensor:
     return ((state * C[..., None, :]).sum(-1) + own["D"] * v) * F.silu(z)
 
 
-def mamba2(s: dict[str, Any], own: dict[str, Tensor], h: Tensor) -> Tensor:
+def mamba2(s: Sizes, own: dict[str, Tensor], h: Tensor) -> Tensor:
     """in_proj's output -> what out_proj reads."""
     E, N, P, G = s["expand"] * s["d"], s["N"], s["P"], s["G"]
     H = E // P
@@ -93,7 +88,7 @@ def mamba2(s: dict[str, Any], own: dict[str, Tensor], h: Tensor) -> Tensor:
     return rms_norm((y * F.silu(z)).unflatten(-1, (G, -1))).flatten(-2) * own["norm.weight"]
 
 
-def logits(s: dict[str, Any], w: dict[str, Tensor], ids: Tensor) -> Tensor:
+def logits(s: Sizes, w: dict[str, Tensor], ids: Tensor) -> Tensor:
     """ids (batch, L) -> (batch, L, V), in float64."""
     w = {name.replace("embedding.", "embeddings."): tensor.double() for name, tensor in w.items()}
 
@@ -112,9 +107,7 @@ def logits(s: dict[str, Any], w: dict[str, Tensor], ids: Tensor) -> Tensor:
     return norm(x, "backbone.norm_f") @ w.get("lm_head.weight", w["backbone.embeddings.weight"]).T
 
 
-def hf_folder(
-    folder: Path, s: dict[str, Any], dtype: torch.dtype = torch.float32, **settings: Any
-) -> dict[str, Tensor]:
+def hf_folder(folder: Path, s: Sizes, dtype: torch.dtype = torch.float32, **settings: Any) -> dict[str, Tensor]:
     """Writes what transformers' save_pretrained does; returns the tensors."""
     config = {
         "model_type": "mamba" if "R" in s else "mamba2", "vocab_size": s["vocabulary"], "hidden_size": s["d"],
@@ -133,7 +126,7 @@ def hf_folder(
     return tensors
 
 
-def state_spaces_folder(folder: Path, s: dict[str, Any], **settings: Any) -> dict[str, Tensor]:
+def state_spaces_folder(folder: Path, s: Sizes, **settings: Any) -> dict[str, Tensor]:
     """Writes what mamba_ssm's save_pretrained does: a pickle, the tied head in it too; returns the tensors."""
     own = {"d_state": s["N"], "d_conv": s["W"], "expand": s["expand"], "bias": s["bias"], "conv_bias": s["conv_bias"]}
     if "P" in s:
@@ -143,17 +136,15 @@ def state_spaces_folder(folder: Path, s: dict[str, Any], **settings: Any) -> dic
         if s["R"] != math.ceil(s["d"] / 16):
             own["dt_rank"] = s["R"]
     config = {
-        "d_model": s["d"], "n_layer": s["layers"], "vocab_size": s["vocabulary"], "ssm_cfg": own,
+        "d_model": s["d"], "n_layer": s["layers"], "vocab_size": s["vocabulary"],
         "rms_norm": s["rms"], "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": multiple,
     }  # fmt: skip
     if "P" in s:
         config |= {"d_intermediate": 0, "attn_layer_idx": [], "attn_cfg": {}}
     if "P" in s or not s["tied"]:
         config["tie_embeddings"] = s["tied"]
-    if isinstance(more := settings.pop("ssm_cfg", {}), dict):
-        config["ssm_cfg"] |= more
-    else:
-        config["ssm_cfg"] = more
+    more = settings.pop("ssm_cfg", {})
+    config["ssm_cfg"] = {**own, **more} if isinstance(more, dict) else more
     padded = {**s, "vocabulary": math.ceil(s["vocabulary"] / multiple) * multiple}
     tensors = weights(padded, embedding="embedding")
     folder.mkdir(parents=True)

@@ -1,31 +1,19 @@
 """The backbone and its embeddings: depth, norms, padding that is seen, positions; what a part lacks is named."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from lra_ssm.layers import (
-    LRU,
-    S4D,
-    S6,
-    BlockSpec,
-    EmbeddingSpec,
-    LayerSpec,
-    MambaBlock,
-    RMSNorm,
-    S4Block,
-    parameter_roles,
-)
-from lra_ssm.layers.roles import width_roles
-from lra_ssm.models import Backbone, Classifier, DualEncoder, LogitPairHead, PositionEmbedding, ScalarEmbedding
+from lra_ssm.layers import LRU, S4D, S6, BlockSpec, EmbeddingSpec, LayerSpec, MambaBlock, RMSNorm, S4Block
+from lra_ssm.layers.roles import parameter_roles, width_roles
+from lra_ssm.models import Backbone, PositionEmbedding, ScalarEmbedding
 from lra_ssm.models.embeddings import sinusoids
 from tests import helpers
 from tests.models.cases import PRENORM
 
 LENGTHS = torch.tensor([8, 3])
+PLAIN = BlockSpec(helpers.PlainBlock, scale=0.5)
 WITH_POSITIONS = {"embedding": EmbeddingSpec(PositionEmbedding, max_length=7)}
 
 
@@ -38,10 +26,11 @@ def ids(B=2, L=8):
     return torch.randint(0, 9, (B, L), generator=torch.Generator().manual_seed(1))
 
 
-def test_layers_and_blocks_of_a_list_are_repeated_over_the_depth():
+def test_layers_and_blocks_of_a_list_are_repeated_over_the_depth_and_built_once_each():
     model = build([S6, S6, LayerSpec(LRU, d_state=3)], [MambaBlock, S4Block], n_layers=8)
     assert [type(block.layer).__name__ for block in model.blocks] == ["S6", "S6", "LRU"] * 2 + ["S6", "S6"]
     assert [type(block) for block in model.blocks] == [MambaBlock, S4Block] * 4
+    assert len({id(module) for block in model.blocks for module in (block, block.layer)}) == 16
 
 
 def test_the_block_decides_how_the_stack_ends_and_whether_the_residual_is_float32():
@@ -89,15 +78,21 @@ def test_padding_that_norms_count_goes_through_every_block(prenorm):
     assert not torch.allclose(model(tokens, LENGTHS)[0], y[0])  # through the statistics
 
 
-def test_a_users_block_only_needs_forward_and_is_named_where_it_lacks_something():
-    model = build(helpers.Smooth, BlockSpec(helpers.PlainBlock, scale=0.5))
+@pytest.mark.parametrize("block, name", [(PLAIN, "PlainBlock"), (MambaBlock, "Smooth")])
+def test_a_users_layer_or_block_only_needs_forward_and_is_named_where_it_lacks_something(block, name):
+    model, reset = build(helpers.Smooth, block), torch.zeros(2, 8, dtype=torch.bool)
     y = model(ids(), LENGTHS)
-    assert y.shape == (2, 8, 4) and model.blocks[1].scale == 0.5 and model.norm is None
+    assert y.shape == (2, 8, 4) and getattr(model.blocks[1], "scale", 0.5) == 0.5
     y.sum().backward()
-    with pytest.raises(ValueError, match="PlainBlock.forward takes no `reset`"):
-        model(ids(), reset=torch.zeros(2, 8, dtype=torch.bool))
-    with pytest.raises(ValueError, match="PlainBlock has no `initial_state`"):
-        model.initial_state(2)
+    states = [(block.conv1d.initial_state(2), None) if name == "Smooth" else None for block in model.blocks]
+    for call, message in [
+        (lambda: model(ids(), reset=reset), ".forward takes no `reset`: documents cannot be packed"),
+        (lambda: model(ids(), return_last_state=True), ".forward takes no `return_last_state`"),
+        (lambda: model.step(ids()[:, 0], states), " has no `step`: it cannot run step by step"),
+        (lambda: model.initial_state(2), " has no `initial_state`: it cannot run step by step"),
+    ]:
+        with pytest.raises(ValueError, match=name + message):
+            call()
 
 
 @pytest.mark.parametrize("settings, x", [
@@ -112,22 +107,17 @@ def test_features_and_scalars_have_steps_too(settings, x):
         torch.testing.assert_close(y, whole[:, t])
 
 
-# --- embeddings ---
-
-
 def test_the_embeddings_standard_deviation_is_a_setting():
-    wide, narrow = (build(vocab_size=2000, d_model=16, embedding_std=std) for std in (None, 0.1))
-    assert wide.embedding.weight.std().item() == pytest.approx(1, rel=0.02)
-    assert narrow.embedding.weight.std().item() == pytest.approx(0.1, rel=0.02)
+    for given, std in ((None, 1), (0.1, 0.1)):
+        weight = build(vocab_size=2000, d_model=16, embedding_std=given).embedding.weight
+        assert weight.std().item() == pytest.approx(std, rel=0.02)
 
 
 def test_sinusoids_are_the_papers():
     table = sinusoids(50, 8)
-    for t in (0, 1, 49):
-        for i in range(4):
-            angle = t / 10_000 ** (2 * i / 8)
-            assert table[t, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
-            assert table[t, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
+    angles = torch.tensor([[t / 10_000 ** (2 * i / 8) for i in range(4)] for t in range(50)])
+    torch.testing.assert_close(table[:, ::2], angles.sin(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(table[:, 1::2], angles.cos(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
@@ -151,30 +141,21 @@ def test_positions_are_added_once_with_the_class_token_in_front(positions, class
     assert all(parameter.grad.abs().sum() > 0 for parameter in embedding.parameters())
 
 
-@pytest.mark.parametrize("kind, head", [(Classifier, None), (DualEncoder, LogitPairHead)])
-def test_a_scalar_embedding_reads_the_number_of_an_id(kind, head):
+def test_a_scalar_embedding_reads_the_number_of_an_id():
     """It is the network of one feature that holds the id, roles included."""
-    settings = {"num_classes": 3, "d_model": 6, "n_layers": 1, "block": PRENORM, "head": head}
-    layer = LayerSpec(S4D, d_state=4)
-    scalars = kind(layer, vocab_size=300, embedding=ScalarEmbedding, **settings)
-    features = kind(layer, d_input=1, **settings)
+    scalars, features = build(vocab_size=300, embedding=ScalarEmbedding), build(vocab_size=None, d_input=1)
     features.load_state_dict(scalars.state_dict())
     assert parameter_roles(scalars) == parameter_roles(features) and width_roles(scalars) == width_roles(features)
-    x = torch.randint(0, 300, (3, 2, 7) if kind is DualEncoder else (3, 7))
-    lengths = torch.full(x.shape[:-1], 5)
-    torch.testing.assert_close(scalars(x, lengths), features(x[..., None].float(), lengths))
-    assert scalars.backbone.embedding.weight.shape == (6, 1)
+    x = torch.randint(0, 300, (2, 8))
+    torch.testing.assert_close(scalars(x, LENGTHS), features(x[..., None].double(), LENGTHS))
+    assert scalars.embedding.weight.shape == (4, 1)
 
 
-class Short(nn.Module):
+class Short(nn.Embedding):
     """An embedding of a user's that loses a position."""
 
-    def __init__(self, vocab_size: int, d_model: int) -> None:
-        super().__init__()
-        self.table = nn.Embedding(vocab_size, d_model)
-
     def forward(self, ids):
-        return self.table(ids[:, 1:])
+        return super().forward(ids[:, 1:])
 
 
 WHOLE = "PositionEmbedding needs whole sequences: with it there are no packed documents"

@@ -45,9 +45,6 @@ def test_the_head_reads_one_position_of_a_prompt_and_the_state_does_not_grow():
     assert len(sizes) == 1 and set(seen) == {(3, 8)}
 
 
-# --- sampling ---
-
-
 def test_padding_of_the_vocabulary_is_never_drawn():
     lm = model(tie_embeddings=False)
     with torch.no_grad():
@@ -82,8 +79,7 @@ def test_tokens_as_probable_as_the_last_are_kept_and_no_more_than_needed():
 
 @pytest.mark.parametrize("V, scale", [(7, 1.0), (2500, 0.1), (3000, 4.0)])  # of flat ones more than are sorted first
 def test_top_k_top_p_and_penalty_are_those_of_transformers(V, scale):
-    reason = "transformers, whose definitions these are, is not installed"
-    transformers = pytest.importorskip("transformers", reason=reason)
+    transformers = pytest.importorskip("transformers", reason="transformers, which is compared, is not installed")
     logits = scale * torch.randn(4, V, generator=torch.Generator().manual_seed(0))
     ids = torch.randint(V, (4, 300), generator=torch.Generator().manual_seed(1))
     seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, True)
@@ -118,9 +114,6 @@ def test_the_order_is_penalty_temperature_top_k_top_p(penalty):
     assert found.unique().numel() > 4
 
 
-# --- seeds ---
-
-
 def test_a_rows_text_only_depends_on_seed_and_row_and_without_a_seed_on_torchs_generator():
     lm, ids = sharp().double(), tokens()
 
@@ -142,10 +135,7 @@ def test_a_rows_text_only_depends_on_seed_and_row_and_without_a_seed_on_torchs_g
     assert text() is not None and torch.equal(state, torch.get_rng_state())
 
 
-# --- where rows end ---
-
-
-def test_a_row_ends_after_a_stop_and_is_padded_with_0():
+def test_a_row_ends_after_a_stop_or_by_the_caller_and_is_padded_with_0():
     lm, ids, lengths = sharp().double(), tokens(length=5), torch.tensor([5, 2, 4])
     free = Generation(lm, ids, 40, temperature=2.0, seed=1, lengths=lengths)
     new = torch.stack(list(free), 1)
@@ -159,19 +149,11 @@ def test_a_row_ends_after_a_stop_and_is_padded_with_0():
         assert not generation.ids[row, lengths[row] + end :].any()
         assert [int(step[row]) for step in steps] == text[:end] + [-1] * (len(steps) - end)
     assert len(steps) == max(generation.lengths - lengths) < 40  # nothing is computed once all have ended
-    assert generation.ids.shape == (3, 45)
-
-
-def test_a_caller_may_end_a_row_and_nothing_new_is_the_prompt():
-    lm, ids = sharp(), tokens()
+    assert generation.ids.shape == (3, 45) and torch.equal(lm.generate(ids, 0), ids)
     generation = Generation(lm, ids, 10)
     for t, _ in enumerate(generation):
-        generation.ended[1] |= t == 3
-    assert generation.lengths.tolist() == [21, 15, 21]
-    assert torch.equal(lm.generate(ids, 0), ids)
-
-
-# --- what is refused ---
+        generation.ended[1] |= t == 3  # by the caller
+    assert (generation.lengths - ids.shape[1]).tolist() == [10, 4, 10]
 
 
 @pytest.mark.parametrize(

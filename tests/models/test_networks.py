@@ -10,13 +10,12 @@ from torch.nn.functional import gelu
 
 from lra_ssm import layers, models
 from lra_ssm.layers import S4D, S6, BlockSpec, LayerSpec, S4Block, mask_padding
-from lra_ssm.models import Classifier, DualEncoder, MeanPooling, MLPHead, PlainNetwork, Pretrained, Regressor
-from tests.helpers import Smooth
+from lra_ssm.models import Classifier, DualEncoder, LanguageModel, MLPHead, PlainNetwork, Regressor
 from tests.layers.cases import ALL
 from tests.models.cases import BOTH_WAYS, IDS, NETWORKS, PAIRS, SIZES, Turn
 
 
-def check_roundtrip(made: Pretrained, inputs: Tensor, folder: Path) -> None:
+def check_roundtrip(made: models.Pretrained, inputs: Tensor, folder: Path) -> None:
     made.train()(inputs)  # norms' statistics are not those of a new network
     made.eval().save_pretrained(folder)
     loaded = models.load_pretrained(folder, nn.Module, trust=[f"{Turn.__module__}.Turn"])
@@ -49,11 +48,8 @@ def test_every_public_layer_block_and_network_is_among_them() -> None:
     stateful = {c for c in classes if isinstance(c, type) and issubclass(c, nn.Module) and hasattr(c, "step")}
     assert stateful - {layers.RecurrentLayer, layers.Block} - used == set()
     classes = [getattr(models, name) for name in models.__all__]
-    networks = {c for c in classes if isinstance(c, type) and issubclass(c, Pretrained)} - {Pretrained}
+    networks = {c for c in classes if isinstance(c, type) and issubclass(c, models.Pretrained)} - {models.Pretrained}
     assert networks == {type(made) for made, _ in NETWORKS.values()}
-
-
-# --- padding and poolings ---
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -63,6 +59,7 @@ def test_an_example_gives_the_same_by_itself_and_positions_matter(name: str) -> 
     at = 2 if isinstance(made, DualEncoder) else 1  # of positions
     lengths = torch.tensor([[7, 3], [2, 5]] if at == 2 else [7, 3])
     y = made(inputs, lengths)
+    assert made(inputs[:0]).shape == y[:0].shape
     for i, own in enumerate(lengths):
         n = int(own.max())
         alone = made(inputs[i : i + 1].narrow(at, 0, n), lengths[i : i + 1])[0]
@@ -71,48 +68,24 @@ def test_an_example_gives_the_same_by_itself_and_positions_matter(name: str) -> 
     assert "positions" not in name or (made(inputs.flip(at)) - made(inputs)).abs().max() > 1e-8
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("language model", "(batch, length) ids, int64"), ("pairs", "(batch, length) ids, int64"),
-    ("plain", "(batch, length, 2) features, floating"),
-])  # fmt: skip
-def test_inputs_of_another_shape_are_one_line_and_an_empty_batch_is_empty(name: str, expected: str) -> None:
-    made, inputs = NETWORKS[name]
-    assert made(inputs[:0]).shape == made(inputs)[:0].shape
-    length = inputs[:, :0] if name != "pairs" else inputs[..., :0]
-    for wrong in (inputs[..., None], inputs.bool(), length, *([inputs[0]] if name != "pairs" else [])):
-        shape = tuple((wrong.flatten(0, 1) if name == "pairs" else wrong).shape)
-        with pytest.raises(ValueError) as error:
-            made(wrong)
-        message = f"inputs: expected {expected}, length at least 1; got shape {shape}, {wrong.dtype}"
-        assert str(error.value) == message
-
-
 @pytest.mark.parametrize("kind", [Classifier, Regressor])
 def test_pooling_leaves_out_padding_that_the_blocks_see(kind):
-    made, lengths = kind(BOTH_WAYS, 3, pooling=MeanPooling, padding="seen", **SIZES), torch.tensor([7, 3])
+    made, lengths = kind(BOTH_WAYS, 3, pooling=models.MeanPooling, padding="seen", **SIZES), torch.tensor([7, 3])
     x = mask_padding(made.backbone(IDS), lengths)  # in training, whose batch norm counts all of the batch
-    torch.testing.assert_close(made(IDS, lengths), made.head(MeanPooling(8)(x, lengths)))
+    torch.testing.assert_close(made(IDS, lengths), made.head(models.MeanPooling(8)(x, lengths)))
 
 
 @pytest.mark.parametrize(
     ("pooling", "expected", "full"),
-    [(MeanPooling, [-1 / 3, -2], -0.25), (models.LastPooling, [3, -2], 0.0), (models.MaxPooling, [3, -2], 3.0)],
+    [(models.MeanPooling, [-1 / 3, -2], -0.25), (models.LastPooling, [3, -2], 0.0), (models.MaxPooling, [3, -2], 3.0)],
 )
-def test_pooling_over_known_values_and_wrong_lengths(pooling, expected, full):
+def test_pooling_over_known_values(pooling, expected, full):
     x = torch.tensor([[[1.0], [-5.0], [3.0], [0.0]], [[-2.0], [0.0], [0.0], [0.0]]])
     pooled = pooling(1)(x, torch.tensor([3, 1]))[:, 0]
     torch.testing.assert_close(pooled, torch.tensor(expected, dtype=x.dtype))
     assert pooling(1)(x, None)[0, 0].item() == pytest.approx(full)
-    made, ids = Classifier(BOTH_WAYS, 3, pooling=pooling, **SIZES), torch.ones(2, 4, dtype=torch.long)
-    for lengths, message in (
-        ([0, 4], "lengths: 0 among them; expected 1 to L = 4"),
-        ([4, 5], "lengths: 5 among them; expected . to L = 4"),
-        ([4], r"lengths: shape \(1,\); expected \(B,\) = \(2,\)"),
-        ([4.0, 3.0], "lengths: dtype torch.float32; expected whole numbers"),
-    ):
-        for module, inputs in ((made, ids), (pooling(1), x)):
-            with pytest.raises(ValueError, match=message):
-                module(inputs, torch.tensor(lengths))
+    with pytest.raises(ValueError, match="lengths: 0 among them; expected 1 to L = 4"):
+        pooling(1)(x, torch.tensor([0, 4]))
 
 
 def test_a_regressor_has_an_output_per_position_or_its_last_one():
@@ -129,17 +102,6 @@ def test_lengths_are_not_read_where_that_costs_something():
     torch.testing.assert_close(compiled(x, lengths), block.layer(x, lengths))
     on_meta = block.to("meta")(x.to("meta"), torch.tensor([9, 9], device="meta"))
     assert on_meta.shape == x.shape and on_meta.is_meta
-
-
-def test_features_and_a_users_layer_built_once_per_block():
-    made = Classifier(LayerSpec(Smooth, width=5), 2, d_input=3, d_model=4, n_layers=2)
-    made(torch.randn(2, 6, 3)).sum().backward()
-    assert all(p.grad is not None for p in made.parameters())
-    first, second = (block.layer for block in made.backbone.blocks)
-    assert first is not second and first.mix.kernel_size == (5,)
-
-
-# --- heads, and the network of theory ---
 
 
 def through(linears, vectors, activation=torch.relu):
@@ -183,6 +145,10 @@ def test_the_network_of_theory_is_the_papers_equation_5():
     torch.testing.assert_close(linear(2 * u[:1] + u[1:]), 2 * linear(u[:1]) + linear(u[1:]))
 
 
+def given(name: str, inputs: Tensor, lengths: list | None = None) -> None:
+    NETWORKS[name][0](inputs, None if lengths is None else torch.tensor(lengths))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -192,9 +158,18 @@ def test_the_network_of_theory_is_the_papers_equation_5():
         (lambda: Regressor(S4D, 0, vocab_size=3), "num_outputs is 0; it must be at least 1"),
         (lambda: PlainNetwork(S4D, 1), "give vocab_size"),
         (lambda: MLPHead(8, 3, width=0), "head width is 0"),
+        (lambda: LanguageModel(S6, 0), "vocab_size is 0; it must be at least 1"),
+        (lambda: LanguageModel(BOTH_WAYS, **SIZES), "B2S6 is bidirectional: a language model's layers only read from"),
+        (lambda: given("language model", IDS.bool()), r"\(batch, length\) ids, int64, .* shape \(2, 7\), torch.bool"),
+        (lambda: given("language model", IDS[0]), r"\(batch, length\) ids, int64, .* shape \(7,\), torch.int64"),
+        (lambda: given("pairs", PAIRS[..., :0]), r"ids, int64, length at least 1; got shape \(4, 0\), torch.int64"),
+        (lambda: given("both directions", IDS, [7, 8]), "lengths: 8 among them; expected 0 to L = 7"),
+        (lambda: given("both directions", IDS, [7]), r"lengths: shape \(1,\); expected \(B,\) = \(2,\)"),
+        (lambda: given("both directions", IDS, [4.0, 3.0]), "lengths: dtype torch.float32; expected whole numbers"),
+        (lambda: given("plain", IDS), r"\(batch, length, 2\) features, floating, .*; got shape \(2, 7\), torch.int64"),
         (lambda: DualEncoder(S6, 2, **SIZES)(IDS), r"inputs \(2, 7\): a dual encoder takes pairs \(batch, 2, length\)"),
     ],
 )
-def test_wrong_settings_are_one_line(call, message):
+def test_wrong_settings_and_inputs_are_one_line(call, message):
     with pytest.raises(ValueError, match=message):
         call()

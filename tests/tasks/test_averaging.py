@@ -107,20 +107,22 @@ def test_averages_are_validated_with_their_buffers_and_remain_after_a_fit_that_t
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize("decay", [None, 0.9])
-def test_a_resumed_fit_continues_the_averages_or_starts_from_the_weights_and_a_test_has_the_averages(decay, tmp_path):
-    first, watch, file = trainer(precision="64-true"), Watch(), tmp_path / "a.ckpt"
+@pytest.mark.parametrize(("decay", "precision"), [(None, "64-true"), (0.9, "64-true"), (0.9, "bf16-true")])
+def test_a_resumed_fit_continues_the_averages_or_starts_from_the_weights(decay, precision, tmp_path):
+    """A test of the checkpoint has the averages; those of bfloat16 weights are continued without rounding."""
+    first, watch, files = trainer(precision=precision), Watch(), (tmp_path / "a.ckpt", tmp_path / "b.ckpt")
     first.fit(task(decay), batches(3))
-    first.save_checkpoint(file)
-    saved = torch.load(file, weights_only=True)
-    resumed = trainer(watch, max_epochs=2, precision="64-true")
-    resumed.fit(module := task(), batches(3), ckpt_path=file, weights_only=True)
+    first.save_checkpoint(files[0])
+    resumed = trainer(watch, max_epochs=2, precision=precision)
+    resumed.fit(task(), batches(3), ckpt_path=files[0], weights_only=True)
+    resumed.save_checkpoint(files[1])
+    saved, again = (torch.load(file, weights_only=True) for file in files)
     assert len(watch.trained) == 3
     assert_close(watch.start, saved["current_model_state"] if decay else saved["state_dict"])
-    assert_close(module.state_dict(), expected(saved["state_dict"], watch.trained, 0.9))
+    assert_close(again["state_dict"], expected(saved["state_dict"], watch.trained, 0.9))
     assert torch.equal(watch.start["network.map.bias"], saved["state_dict"]["network.map.bias"]) == (decay is None)
     scoring = trainer()
-    scoring.test(tested := task(), batches(2), ckpt_path=file, verbose=False)
+    scoring.test(tested := task(), batches(2), ckpt_path=files[0], verbose=False)
     assert_close(tested.state_dict(), saved["state_dict"])
     assert not [c for c in scoring.callbacks if isinstance(c, AverageWeights)]
 

@@ -92,7 +92,8 @@ def test_losses_and_metrics_count_every_example_once_and_hyperparameters_build_t
     f1 = MetricSpec(MulticlassF1Score, num_classes=3, average="macro")
     kappa = {"class_path": "torchmetrics.classification.MulticlassCohenKappa", "init_args": {"num_classes": 3}}
     module, data = Classification(NETWORK, metrics={"f1": f1, "kappa": kappa}), batches()
-    found, (inputs, labels) = scores_of(module, data), (torch.cat([batch[at] for batch in data]) for at in (0, 2))
+    found = scores_of(module, data)
+    inputs, labels = (torch.cat([batch[at] for batch in data]) for at in (0, 2))
     logits = module.network(inputs)
     assert found["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-6)
     assert found["accuracy"] == pytest.approx((logits.argmax(-1) == labels).float().mean().item())

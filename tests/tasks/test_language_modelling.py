@@ -77,7 +77,8 @@ def test_carried_states_make_two_batches_one_unless_they_are_reset():
     lm, whole = task(), draw(2, 9)
     expected, apart = (scores_of(lm, Data(batches))["loss"] for batches in ([whole], cut(whole, 4)))
     carried = scores_of(lm, Data(cut(whole, 4), carries=True))["loss"]  # nothing goes from one evaluation to the next
-    assert carried == pytest.approx(expected, rel=1e-5) != pytest.approx(apart, rel=1e-5)
+    assert carried == pytest.approx(expected, rel=1e-5)
+    assert carried != pytest.approx(apart, rel=1e-5)
     first, (inputs, targets, _, _) = cut(whole, 4)
     reset = torch.zeros_like(inputs, dtype=torch.bool)
     reset[:, 0] = True

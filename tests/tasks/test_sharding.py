@@ -21,7 +21,9 @@ from lra_ssm.tasks.sharding import shard
 from lra_ssm.tasks.state_sync import gather_rows
 from tests.runner import Command, rendezvous
 
-B2S6_MODEL = partial(LanguageModel, LayerSpec(B2S6, num_blocks=2, d_state=4), vocab_size=11, d_model=8, n_layers=2)
+SIZES = {"vocab_size": 11, "d_model": 8, "n_layers": 2}
+B2S6_MODEL = partial(LanguageModel, LayerSpec(B2S6, num_blocks=2, d_state=4), **SIZES)
+TWO_DIRECTIONS = LayerSpec(S6, d_state=4, bidirectional=True)
 BATCH_BLOCK = BlockSpec(S4Block, norm="batch")
 
 
@@ -39,16 +41,13 @@ class Own(nn.Module):
 NETWORKS = {
     "B2S6": B2S6_MODEL,
     "untied, checkpointed": partial(B2S6_MODEL, tie_embeddings=False, activation_checkpointing=True),
-    "S6": partial(LanguageModel, LayerSpec(S6, d_state=4), vocab_size=11, d_model=8, n_layers=2),
-    "StableSSM": partial(LanguageModel, LayerSpec(StableSSM, d_state=4), vocab_size=11, d_model=8, n_layers=1),
-    "two directions, batch norm": partial(
-        Classifier, LayerSpec(S6, d_state=4, bidirectional=True), num_classes=3, vocab_size=11, d_model=8, n_layers=2,
-        block=BATCH_BLOCK,
-    ),
-    "S4D": partial(Classifier, LayerSpec(S4D, d_state=4), num_classes=3, vocab_size=11, d_model=8, n_layers=1),
-    "LRU": partial(LanguageModel, LayerSpec(LRU, d_state=4), vocab_size=11, d_model=8, n_layers=1, block=MambaBlock),
+    "S6": partial(LanguageModel, LayerSpec(S6, d_state=4), **SIZES),
+    "StableSSM": partial(LanguageModel, LayerSpec(StableSSM, d_state=4), **SIZES),
+    "two directions, batch norm": partial(Classifier, TWO_DIRECTIONS, num_classes=3, block=BATCH_BLOCK, **SIZES),
+    "S4D": partial(Classifier, LayerSpec(S4D, d_state=4), num_classes=3, **SIZES),
+    "LRU": partial(LanguageModel, LayerSpec(LRU, d_state=4), block=MambaBlock, **SIZES),
     "own": Own,
-}  # fmt: skip
+}
 
 
 def loss_of(network: nn.Module, ids: torch.Tensor) -> torch.Tensor:
