@@ -39,7 +39,8 @@ class Operator(NamedTuple):
     infinite: bool = True  # infinities before a reset leave what follows as it is
     finite: tuple[str, ...] = ()  # and these gradients finite
     patches: tuple[tuple[Any, str, Any], ...] = ()  # pieces so small that short inputs cross them
-    interpreted: bool = False  # without a GPU: in single precision, and milliseconds a step
+    interpreted: bool = False  # without a GPU, milliseconds a step
+    dtype: torch.dtype = torch.float64
     L: int = 50
     marks: tuple[pytest.MarkDecorator, ...] = ()
 
@@ -52,12 +53,8 @@ class Operator(NamedTuple):
         return self.along[self.read]
 
     @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32 if self.interpreted else torch.float64
-
-    @property
     def rtol(self) -> float:
-        return 3e-6 if self.interpreted else 1e-9
+        return 3e-6 if self.dtype == torch.float32 else 1e-9
 
     def cut(self, inputs: Inputs, start: int, stop: int) -> Inputs:
         """Steps start .. stop-1."""
@@ -255,7 +252,7 @@ CHUNKS = ((eager, "STEPS", 16),)
 SEGMENTS = ((triton_call, "CHUNK", 4), (triton_call, "MIN_SEGMENT", 4), (triton_call, "processors", lambda _: 1000))
 PROGRAMS = tuple((triton_depthwise, *of) for of in (("SEGMENT", 8), ("CHANNELS_LAST", 4), ("CHANNELS_FIRST", 4)))
 DEPTHWISE = dict(patches=PROGRAMS, interpreted=True, L=10)
-TRITON = dict(patches=SEGMENTS, interpreted=True, L=9)
+TRITON = dict(patches=SEGMENTS, interpreted=True, L=9, dtype=torch.float32)
 WITHOUT_CPP = ((cpu_pieces, "supports", lambda *tensors: False),)
 SLOW, COMPILED = (pytest.mark.slow,), (needs_compiled,)
 

@@ -131,7 +131,7 @@ def differentiated(
     out = function(**x)
     parts = out if isinstance(out, tuple) else (out,)
     y, *states = (part for part, use in zip(parts, (True, *used[1:]), strict=False) if use)
-    loss = weighted_sum(y if used[0] else y[..., :0], *states, y_dtype=y_dtype)
+    loss = weighted_sum(*([y] if used[0] else []), *states, y_dtype=y_dtype)
     names = list(x) if of is None else of
     grads = torch.autograd.grad(loss, [x[name] for name in names], materialize_grads=True)
     found = {name: part.detach() for name, part in zip(("y", "last_state"), parts, strict=False)}
