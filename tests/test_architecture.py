@@ -8,6 +8,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from tests.results.made import make_run
+
 ROOT = Path(__file__).parents[1] / "lra_ssm"
 STDLIB = set(sys.stdlib_module_names)
 
@@ -143,20 +145,22 @@ def test_no_cycles_between_files():
 HELPED = "configs coordcheck export generate inspect pull push results score status submit".split()
 
 
-def test_import_and_help_load_neither_torch_nor_lightning():
+def test_help_and_tables_load_neither_torch_nor_lightning(tmp_path):
+    make_run(tmp_path)
     code = f"""
 import sys
 from contextlib import suppress
-import lra_ssm
 from lra_ssm.cli import main
 main(["--help"])
-assert "numpy" not in sys.modules
+assert main(["status", "runs"]) == 0
+assert not {{"numpy", "pandas"}} & set(sys.modules)
+assert main(["results", "runs"]) == 0
 for name in {HELPED}:
     with suppress(SystemExit):
         main([name, "--help"])
-assert not {{"torch", "lightning"}} & set(sys.modules)
+assert not {{"torch", "lightning", "matplotlib"}} & set(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("example") >= len(HELPED), done.stderr
 
 

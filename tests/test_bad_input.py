@@ -143,6 +143,7 @@ COMMANDS = [  # in the folder `workplace`
     ("inspect run --random --data.num_val 3", "--random takes no data: leave it out, or --data.num_val=3"),
     ("inspect run --data.num_vall=3", "did you mean 'num_val'?"),
     ("inspect run --data.batch_size=0", "must be at least 1"),
+    ("inspect run --data=lightning.LightningDataModule", "is a data module of another kind: --random takes"),
     ("inspect run --trainer.max_steps=3", "unknown option --trainer"),
     ("inspect list.ckpt", "checkpoint"),
     ("inspect bare.pt", "names no network"),

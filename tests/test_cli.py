@@ -21,7 +21,7 @@ from lra_ssm.files import sha256
 from lra_ssm.layers import B2S6, BlockSpec, LayerSpec, NetworkSpec, S4Block
 from lra_ssm.models import Classifier
 from lra_ssm.tasks import Classification, OptimizerSettings
-from tests.runner import FIT, SHORT, everything_below, fail, only_run, refused, succeed
+from tests.runner import FIT, SHORT, everything_below, fail, only_run, printed, refused, succeed
 
 
 def rows_of(file):
@@ -117,15 +117,14 @@ def test_the_same_settings_find_the_finished_run_and_others_do_not(trained):
     assert len(paths | {only_run(folder).name}) == 4
 
 
-def test_a_changed_default_is_named_when_a_run_is_resumed(trained, tmp_path):
-    folder = shutil.copytree(trained[0], tmp_path / "copy")
-    config, record = (only_run(folder) / name for name in ("config.yaml", "run.json"))
+def test_a_changed_default_is_named_when_a_run_is_resumed(finished, capsys):
+    config, record = finished / "config.yaml", finished / "run.json"
     config.write_text(config.read_text().replace("padding: masked", "padding: seen"))
     message = "a default has changed since this run was trained: model.network.padding 'seen' there"
-    assert message in succeed([*FIT, *SHORT], folder).out
+    assert message in printed([*FIT, *SHORT], capsys)
     record.write_text(record.read_text().replace('"finished"', '"interrupted"'))
     message = "began with other settings: model.network.padding 'seen' there, 'masked' here"
-    assert message in fail([*FIT, *SHORT], folder)
+    assert message in refused([*FIT, *SHORT], capsys)
 
 
 # --- what a run begins from ---

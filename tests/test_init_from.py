@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 
 from lra_ssm.cli.starting_weights import StartingWeights
@@ -16,39 +15,33 @@ from lra_ssm.layers import B2S6, S4D, S6, LayerSpec, NetworkSpec
 from lra_ssm.models import Classifier, LanguageModel, Regressor
 from lra_ssm.tasks import Classification
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
-from tests.runner import only_run, printed, refused, warning
+from tests.runner import TINY, only_run, printed, refused, warning
 
 pytestmark = pytest.mark.usefixtures("read_once")
 BYTES = {"vocabulary": 257}
-NETWORK = {"vocab_size": 257, "d_model": 12, "n_layers": 2, "pad_vocab_size_multiple": 1,
-           "layer": {"class_path": "lra_ssm.layers.S6", "init_args": {"d_state": 4, "delta_rank": 1}}}  # fmt: skip
-START = ["fit", "--config", "lm.yaml"]
+# Fits two steps on a few bytes, with a rate that moves nothing.
+START = [
+    "fit", f"--config={TINY.with_name('language.yaml')}", "--trainer.max_epochs=-1", "--trainer.max_steps=2",
+    "--trainer.logger=false", "--model.network.vocab_size=257", "--model.network.d_model=12",
+    "--model.network.pad_vocab_size_multiple=1", "--model.network.layer=S6", "--model.network.layer.d_state=4",
+    "--model.network.layer.delta_rank=1", "--model.optimizer.lr=1e-30", "--model.optimizer.roles.recurrent.lr=0",
+    "--model.optimizer.weight_decay=0", "--data=Corpus", "--data.source=text", "--data.tokenizer=bytes",
+    "--data.root=data", "--data.length=16", "--data.batch_size=2",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
-    """A configuration that fits two steps on a few bytes, with a rate that moves nothing."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").mkdir()
     for split in ("train", "val"):
         (tmp_path / f"text/{split}.txt").write_text("some text\n" * 8)
-    network = {"class_path": "lra_ssm.models.LanguageModel", "init_args": NETWORK}
-    still = {"lr": 1e-30, "roles": {"recurrent": {"lr": 0}}, "weight_decay": 0}
-    config = {
-        "experiment": "tiny",
-        "trainer": {"accelerator": "cpu", "max_steps": 2, "logger": False, "num_sanity_val_steps": 0,
-                    "enable_progress_bar": False},
-        "model": {"class_path": "lra_ssm.tasks.LanguageModelling",
-                  "init_args": {"network": network, "optimizer": still}},
-        "data": {"class_path": "lra_ssm.datamodules.Corpus",
-                 "init_args": {"source": "text", "tokenizer": "bytes", "root": "data", "length": 16, "batch_size": 2}},
-        "checkpoint": {"monitor": "val/loss", "mode": "min"},
-    }  # fmt: skip
-    Path("lm.yaml").write_text(yaml.safe_dump(config))
 
 
 def language_model(**settings) -> LanguageModel:
-    return LanguageModel(**{**NETWORK, "layer": LayerSpec(S6, d_state=4, delta_rank=1), **settings})
+    layer = LayerSpec(S6, d_state=4, delta_rank=1)
+    sizes = {"vocab_size": 257, "d_model": 12, "n_layers": 2, "pad_vocab_size_multiple": 1}
+    return LanguageModel(**{"layer": layer, **sizes, **settings})
 
 
 def assert_started_from(model: LanguageModel, *without: str, experiment: str = "tiny") -> None:

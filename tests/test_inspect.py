@@ -23,7 +23,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import S4D, S6, LayerSpec
 from lra_ssm.models import LanguageModel, Regressor
 from tests.datamodules.language.helpers import MadeUp
-from tests.runner import TINY, everything_below, in_process, only_run, printed, refused
+from tests.runner import TINY, everything_below, printed, refused
 
 
 @pytest.fixture(autouse=True)
@@ -53,59 +53,56 @@ def opened(network, config=None, **more):
     return NamedNetwork("it", network, network.specification() if network else {}, config or {}, **more)
 
 
-def test_a_run_is_inspected_on_its_own_data(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(trained[0])
-    run, file = only_run(trained[0]), tmp_path / "of/a run/memory.pdf"  # whose folder is made
-    facts, columns, *rows, _, last = printed(["inspect", str(run), f"--out={file}"], capsys).splitlines()
-    assert facts.startswith(f"tiny {run.name}: ") and facts.endswith("2 validation example(s) of ListOps")
+def test_a_run_is_inspected_on_its_own_data(finished, capsys):
+    file = "of/a run/memory.pdf"  # whose folder is made
+    facts, columns, *rows, _, last = printed(["inspect", str(finished), f"--out={file}"], capsys).splitlines()
+    assert facts.startswith(f"tiny {finished.name}: ") and facts.endswith("2 validation example(s) of ListOps")
     assert columns.startswith("layer ") and rows[0].startswith("1 B2S6, both directions ")
-    assert last == str(file) and file.read_bytes().startswith(b"%PDF")
-    assert everything_below(tmp_path) == ["of", "of/a run", "of/a run/memory.pdf"]
+    assert last == file and Path(file).read_bytes().startswith(b"%PDF") and len(everything_below(Path("of"))) == 2
 
 
-def test_two_are_measured_on_the_same_inputs_or_refused(trained, tmp_path, reported, capsys):
+def test_two_are_measured_on_the_same_inputs_or_refused(finished, reported, capsys):
     for name in ("first", "second"):
-        shutil.copytree(only_run(trained[0]), name)
+        shutil.copytree(finished, name)
     config = yaml.safe_load(Path("second/config.yaml").read_text())
-    config["data"]["init_args"] |= {"num_val": 777, "root": str(tmp_path / "none")}  # its own is not prepared
+    config["data"]["init_args"] |= {"num_val": 777, "root": "none"}  # its own is not prepared
     Path("second/config.yaml").write_text(yaml.safe_dump(config))
-    options = [f"--data.root={trained[0] / 'data'}", "--examples=1"]
-    file, texts = reported("first", "--against=second/checkpoints/last.ckpt", *options)
+    file, texts = reported("first", "--against=second/checkpoints/last.ckpt", "--examples=1")
     assert file == Path("first/inspect.png")
     assert [one.partition(":")[0] for one in texts] == ["tiny first", "tiny second"]
     assert "best.ckpt" in texts[0] and "last.ckpt" in texts[1]
     note = "; trained with other settings of data: num_val 777"
     for text, end in zip(texts, ("", note), strict=True):
         assert text.endswith(f"measured on 1 validation example(s) of ListOps{end}")
-    for more, name in ((options, "ListOps"), (["--random"], "random input for first")):
-        line = refused(["inspect", "first", "--against=mnist-lru", *more], capsys)
+    for more, name in (("--examples=1", "ListOps"), ("--random", "random input for first")):
+        line = refused(["inspect", "first", "--against=mnist-lru", more], capsys)
         assert line == f"mnist-lru: its d_input is 1, but {name} has None"
     words = opened(None, config, recorded={"vocabulary": ["a", "b"]})
-    data = open_data([words], ["--data.num_val=20", options[0]])
+    data = open_data([words], ["--data.num_val=20", "--data.root=data"])
     with pytest.raises(InputError, match="it: was trained on another vocabulary than ListOps has here"):
         check_fits(words, data)
 
 
-def test_data_that_is_not_prepared_is_one_line_whose_command_prepares_it(trained, tmp_path, reported, capsys):
-    run, nowhere = shutil.copytree(only_run(trained[0]), tmp_path / "run"), tmp_path / "nowhere"
+def test_data_that_is_not_prepared_is_one_line_whose_command_prepares_it(finished, tmp_path, reported, capsys):
+    nowhere = tmp_path / "nowhere"
     smaller = [f"--data.root={nowhere}", "--data.num_val=3", "--data.batch_size=5"]
-    line = refused(["inspect", str(run), *smaller], capsys)
+    line = refused(["inspect", str(finished), *smaller], capsys)
     assert line == (
-        f"ListOps is not prepared below {nowhere} with these settings: `lra-ssm prepare --config {run}/config.yaml"
+        f"ListOps is not prepared below {nowhere} with these settings: `lra-ssm prepare --config {finished}/config.yaml"
         f" {' '.join(smaller)}` prepares it, --random takes random inputs"
     )
-    assert not nowhere.exists() and not Path(run, "inspect.png").exists()
+    assert not nowhere.exists() and not (finished / "inspect.png").exists()
     nowhere.mkdir()
-    assert in_process(line.partition("`")[2].partition("`")[0].split()[1:], capsys)[0] == 0
-    _, (text,) = reported(run, *smaller, "--examples=4")
+    printed(line.partition("`")[2].partition("`")[0].split()[1:], capsys)
+    _, (text,) = reported(finished, *smaller, "--examples=4")
     note = "trained with other settings of data: num_val 20"
     assert text.endswith(f"measured on 3 validation example(s) of ListOps; {note}")
 
 
-def test_a_checkpoint_without_a_run_takes_data_or_random_inputs(trained, reported):
-    shutil.copy(only_run(trained[0]) / "checkpoints" / "best.ckpt", "some.ckpt")
+def test_a_checkpoint_without_a_run_takes_data_or_random_inputs(finished, reported):
+    shutil.copy(finished / "checkpoints" / "best.ckpt", "some.ckpt")
     settings = ["--data=ListOps", "--data.length_bounds=[3,20]", "--data.max_depth=3", "--data.num_train=16",
-                "--data.num_val=20", "--data.num_test=20", f"--data.root={trained[0] / 'data'}"]  # fmt: skip
+                "--data.num_val=20", "--data.num_test=20"]  # fmt: skip
     assert "measured on 3 validation example(s) of ListOps" in reported("some.ckpt", *settings, "--examples=3")[1][0]
     first, second = random_examples(named_network("some.ckpt"), 2)
     assert first.inputs.dtype == torch.int64 and 0 < first.inputs.min() < first.inputs.max() < 18
@@ -134,9 +131,6 @@ def test_data_that_needs_no_preparation_is_the_runs_own_and_so_is_its_pretrainin
     for i, each in enumerate(examples):
         assert torch.equal(each.inputs[0], batch.inputs[i]) and torch.equal(each.labels[0], labels[i])
     assert (examples[0].labels == -100).any() == ("pretrain" in settings)
-    other = {"data": {"class_path": "lightning.LightningDataModule"}}
-    with pytest.raises(InputError, match="LightningDataModule is a data module of another kind: --random"):
-        open_data([one._replace(config=other)], [])
 
 
 def test_text_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):

@@ -1,6 +1,6 @@
 """lra-ssm pull and the names of saved models: the Hub, wandb, a folder, the package; verified, whole or not at all.
 
-A server here speaks enough of the Hub's protocol for huggingface_hub; wandb's API is a stand-in object.
+What answers huggingface_hub, and wandb's API, are stand-ins.
 """
 
 import hashlib
@@ -9,17 +9,17 @@ import os
 import pickle
 import re
 import shutil
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import constants
+from huggingface_hub import constants, get_session, set_client_factory
+from huggingface_hub.utils._http import default_client_factory
 
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
@@ -28,74 +28,47 @@ from lra_ssm.models import LanguageModel, save_network
 from tests.runner import printed, refused
 
 IDS = torch.arange(5)[None]
+HTTPX = import_module(type(get_session()).__module__.partition(".")[0])  # httpx, or httpx2 since huggingface_hub 2
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {"config.json", "model.safetensors", "vocabulary.json", "config.yaml", "README.md"}
 
 
-# -- a hub -------------------------------------------------------------------------------------------------------------
-
-
-class Hub(ThreadingHTTPServer):
-    """Repositories: folders by name, each with one commit (main, v1 or COMMIT)."""
-
-    daemon_threads, block_on_close = True, False
+class Hub:
+    """Answers what huggingface_hub asks. Repositories are folders by name, each with one commit (main, v1, COMMIT)."""
 
     def __init__(self, repositories: dict[str, Path]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories = repositories
+        self.reachable = True
         self.downloads = Counter[str]()  # by file
         self.damaged: set[str] = set()  # files whose bytes are not those of their digest
 
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Hub
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def answer(self, status: int, body: bytes = b"{}", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        asked = re.fullmatch(r"(?:/api/models)?/([^/]+/[^/]+)(?:/(revision|tree|resolve)/([^/]+)(?:/(.+))?)?", path)
+    def answer(self, request: Any) -> Any:
+        if not self.reachable:
+            raise HTTPX.ConnectError("no route to the host")
+        asked = re.fullmatch(
+            r"(?:/api/models)?/([^/]+/[^/]+)(?:/(revision|tree|resolve)/([^/]+)(?:/(.+))?)?", request.url.path
+        )
         if asked is None:  # the library asks for its own things now and then
-            return self.answer(404)
+            return HTTPX.Response(404)
         repository, what, revision, file = asked.groups()
-        if (folder := self.server.repositories.get(repository)) is None:
-            return self.answer(401, X_Error_Code="RepoNotFound")
+        if (folder := self.repositories.get(repository)) is None:
+            return HTTPX.Response(401, headers={"X-Error-Code": "RepoNotFound"})
         if revision not in (None, "main", "v1", COMMIT):
-            return self.answer(404, X_Error_Code="RevisionNotFound")
-        if what == "resolve":
-            return self.resolve(folder / file)
-        files = sorted(path.name for path in folder.iterdir())
-        tree = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in files]
-        about = {"id": repository, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
-        content = json.dumps(tree if what == "tree" else about)
-        self.answer(200, content.encode(), Content_Type="application/json")
-
-    do_HEAD = do_GET
-
-    def resolve(self, path: Path) -> None:
-        self.server.downloads[path.name] += self.command == "GET"
-        data = path.read_bytes()
-        large = path.suffix in (".safetensors", ".bin")  # the others are named as git names them
+            return HTTPX.Response(404, headers={"X-Error-Code": "RevisionNotFound"})
+        if what != "resolve":
+            files = sorted(path.name for path in folder.iterdir())
+            tree = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in files]
+            about = {"id": repository, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+            return HTTPX.Response(200, json=tree if what == "tree" else about)
+        data = (folder / file).read_bytes()
+        large = file.endswith((".safetensors", ".bin"))  # the others are named as git names them
         digest = hashlib.sha256(data) if large else hashlib.sha1(b"blob %d\0" % len(data) + data)
-        if path.name in self.server.damaged:
-            data = data[:-1] + bytes([data[-1] ^ 1])
-        self.answer(200, data, ETag=f'"{digest.hexdigest()}"', X_Repo_Commit=COMMIT)
-
-
-def point_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What HF_ENDPOINT does to huggingface_hub before it is imported."""
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template.replace(constants.ENDPOINT, url))
-    monkeypatch.setattr(constants, "ENDPOINT", url)
+        headers = {"ETag": f'"{digest.hexdigest()}"', "X-Repo-Commit": COMMIT, "Content-Length": str(len(data))}
+        if request.method == "HEAD":
+            return HTTPX.Response(200, headers=headers)
+        self.downloads[file] += 1
+        damaged = data[:-1] + bytes([data[-1] ^ 1])
+        return HTTPX.Response(200, headers=headers, content=damaged if file in self.damaged else data)
 
 
 @pytest.fixture(scope="module")
@@ -123,17 +96,13 @@ def hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """A hub that huggingface_hub of this process asks, with an empty cache of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # before huggingface_hub tries again
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache/assets"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "cache/no-token"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # another protocol, which this one does not speak
-    with Hub({"me/lm": saved, "short": saved}) as hub:
-        threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        point_at(f"http://127.0.0.1:{hub.server_address[1]}", monkeypatch)
-        yield hub
-        hub.shutdown()
+    hub = Hub({"me/lm": saved, "short": saved})
+    set_client_factory(lambda: HTTPX.Client(transport=HTTPX.MockTransport(hub.answer), follow_redirects=True))
+    yield hub
+    set_client_factory(default_client_factory)
 
 
 def pulled(capsys, *arguments: str) -> list[str]:
@@ -225,7 +194,7 @@ def test_a_name_that_leads_nowhere_is_one_line(hub: Hub, capsys, monkeypatch: py
     with pytest.raises(ValueError, match="here is not a repository of the Hub: it has no revision 'v1'"):
         ModelFiles("here", revision="v1")
     assert not hub.downloads
-    point_at("http://127.0.0.1:9", monkeypatch)
+    hub.reachable = False
     message = "me/lm: the Hub cannot be reached, and its cache does not have all files of it"
     assert refused(["pull", "me/lm"], capsys) == message
 

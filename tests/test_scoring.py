@@ -1,6 +1,5 @@
 """validate, test and predict: what they score, by which name, what they write, and which scores are a run's own."""
 
-import csv
 import json
 import re
 import shutil
@@ -16,6 +15,7 @@ from lra_ssm.datamodules import ListOps
 from lra_ssm.files import sha256
 from tests.runner import FIT, SHORT, fail, in_process, only_run, refused, run_here, succeed
 from tests.test_callbacks import QUIET, Line
+from tests.test_cli import rows_of
 
 SCORE = [*FIT[1:], *SHORT]
 TEST = ["test", *SCORE]
@@ -24,11 +24,6 @@ TEST = ["test", *SCORE]
 def shown(out):
     """Metrics that a command printed, by name."""
     return dict(line.split() for line in out.splitlines() if line.startswith("  test/"))
-
-
-def rows_of(file):
-    with open(file, newline="") as opened:
-        return list(csv.DictReader(opened))
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from lra_ssm.models import Classifier, LanguageModel
 from tests.cifar_from_jpeg import convert
 from tests.datamodules.helpers import real_data
 from tests.runner import Command, printed
-from tests.test_pull import point_at
 from tests.test_scoring import shown
 
 ROOT = Path(lra_ssm.__file__).parents[1]
@@ -40,7 +39,7 @@ def stated(name: str) -> dict:
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    point_at("http://127.0.0.1:9", monkeypatch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 def test_the_list_has_them(capsys) -> None:

@@ -82,20 +82,6 @@ def test_language_models_beside_their_matrix_products(tmp_path):
     assert notes == {"not measured: it needs an NVIDIA GPU"}
 
 
-def test_a_script_starts_again_so_that_its_threads_sleep(monkeypatch):
-    done = []
-    monkeypatch.setattr(os, "execv", lambda program, words: done.append((program, words[1:])))
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
-        monkeypatch.setenv(name, "1")  # so that it is as before afterwards
-        monkeypatch.delenv(name)
-    bench = import_module("bench")
-    bench.start(lambda: done.append("main"))
-    assert done[0] == (sys.executable, sys.orig_argv[1:]) and os.environ["OMP_WAIT_POLICY"] == "passive"
-    del done[:]
-    bench.start(lambda: done.append("main"))
-    assert done == ["main"]
-
-
 @pytest.mark.parametrize(
     ("script", "options", "message"),
     [

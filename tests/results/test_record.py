@@ -1,8 +1,6 @@
 """RunRecord reads a run's directory, whatever is missing in it, without torch."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -112,13 +110,3 @@ def test_data_is_compared_by_its_files_and_named_in_words(tmp_path):
     assert [run.data[0] for run in runs] == ["generated"] + 2 * ["own files, limit 400"]
     assert len({run.data[1] for run in runs}) == 3
     assert (changed_data(own, own), changed_data(own, changed), changed_data(DATA, own)) == ("", "a differ", "")
-
-
-def test_neither_torch_nor_lightning_is_loaded(tmp_path):
-    make_run(tmp_path)
-    code = "import sys; from lra_ssm.cli import main; assert main(sys.argv[2:]) == 0; " \
-        "assert not set(sys.argv[1].split()) & set(sys.modules)"  # fmt: skip
-    for command, without in (("results", "torch lightning matplotlib"), ("status", "torch lightning numpy pandas")):
-        started = [sys.executable, "-c", code, without, command, "runs"]
-        done = subprocess.run(started, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
