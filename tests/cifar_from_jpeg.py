@@ -6,7 +6,6 @@ Images come by class and file name. JPEG's pixels are not the published ones: no
 """
 
 import io
-import pickle
 import re
 import sys
 import tarfile
@@ -16,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from lra_ssm.datamodules.cifar10 import BATCHES, CLASS_NAMES, FOLDER
+from tests.small_data import cifar_batch, write_files
 
 
 def convert(archive: Path, folder: Path) -> Path:
@@ -28,13 +28,11 @@ def convert(archive: Path, folder: Path) -> Path:
         for member in tar:
             if match := re.search(r"(train|test)/(\w+)/(\d+)\.jpe?g$", member.name):
                 image = Image.open(io.BytesIO(tar.extractfile(member).read())).convert("RGB")  # type: ignore[union-attr]
-                planes = np.asarray(image).transpose(2, 0, 1).reshape(-1)
-                found[match[1]].append((CLASS_NAMES.index(match[2]), match[3], planes))
-    images = [example for split in found.values() for example in sorted(split, key=lambda example: example[:2])]
-    target.mkdir(parents=True, exist_ok=True)
-    for name, part in zip(BATCHES, np.array_split(np.arange(len(images)), len(BATCHES)), strict=True):
-        batch = {"data": np.stack([images[i][2] for i in part]), "labels": [images[i][0] for i in part]}
-        (target / name).write_bytes(pickle.dumps(batch, protocol=2))
+                found[match[1]].append((CLASS_NAMES.index(match[2]), match[3], np.asarray(image)))
+    ordered = [example for split in found.values() for example in sorted(split, key=lambda example: example[:2])]
+    for name, part in zip(BATCHES, np.array_split(np.arange(len(ordered)), len(BATCHES)), strict=True):
+        labels, _, images = zip(*(ordered[i] for i in part), strict=True)
+        write_files(target, {name: cifar_batch(np.stack(images), [*labels], python2=False)})
     return folder
 
 

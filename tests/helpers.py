@@ -49,16 +49,6 @@ class Bag(nn.Module):
         return self.head(self.layer(self.embedding(inputs), lengths).mean(1))
 
 
-class Blowing(Smooth):
-    """Its output is infinite from the third call in training on."""
-
-    calls = 0
-
-    def forward(self, x: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
-        self.calls += self.training
-        return super().forward(x, lengths) * (torch.inf if self.calls > 2 else 1)
-
-
 class BadGradient(Smooth):
     """Its weight's gradient is infinite from the third backward on, while the loss stays finite."""
 

@@ -26,6 +26,10 @@ _context = multiprocessing.get_context("forkserver")  # no copy of the test's pr
 _context.set_forkserver_preload(["lra_ssm.cli.fit"])
 
 
+Env = dict[str, str] | None
+Call = Callable[[list[str]], int] | None
+
+
 class Result(NamedTuple):
     code: int  # negative: the signal that ended it
     out: str
@@ -35,13 +39,7 @@ class Result(NamedTuple):
 class Command:
     """A started command, or another function of a list that gives an exit code; `wait()` gives its result."""
 
-    def __init__(
-        self,
-        arguments: list[str],
-        cwd: Path,
-        env: dict[str, str] | None = None,
-        call: Callable[[list[str]], int] | None = None,
-    ) -> None:
+    def __init__(self, arguments: list[str], cwd: Path, env: Env = None, call: Call = None) -> None:
         self._out, self._err = (tempfile.NamedTemporaryFile("w+", suffix=".txt") for _ in range(2))
         given = (call, arguments, str(cwd), {**os.environ, **(env or {})}, self._out.name, self._err.name)
         self.process = _context.Process(target=_child, args=given)
@@ -56,7 +54,7 @@ class Command:
         return Result(self.process.exitcode, Path(self._out.name).read_text(), Path(self._err.name).read_text())
 
 
-def run(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> Result:
+def run(arguments: list[str], cwd: Path, env: Env = None) -> Result:
     return Command(arguments, cwd, env).wait()
 
 
@@ -70,9 +68,7 @@ def rendezvous() -> Iterator[dict[str, str]]:
            "TORCHELASTIC_RESTART_COUNT": "0"}  # fmt: skip
 
 
-def run_by(
-    devices: int, arguments: list[str], cwd: Path, env: dict[str, str] | None = None, srun: bool = False
-) -> list[Result]:
+def run_by(devices: int, arguments: list[str], cwd: Path, env: Env = None, srun: bool = False) -> list[Result]:
     """Run a command by several processes on CPUs, with what torchrun or srun tells each of them in its environment."""
     line, count = [*arguments, f"--trainer.devices={devices}"], str(devices)
     if srun:
@@ -108,7 +104,7 @@ def run_here(arguments: list[str], cwd: Path) -> Result:
     return Result(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
-def _exit_code(arguments: list[str], call: Callable[[list[str]], int] | None = None) -> int:
+def _exit_code(arguments: list[str], call: Call = None) -> int:
     """Call a command, or another function, in this process as its script does."""
     import torch
     from lightning.pytorch.utilities import rank_zero_only
@@ -140,18 +136,18 @@ def options_of(*configs: dict[str, Any]) -> Any:
         return read_fit_options([f"--config={file}" for file in files])
 
 
-def _result(arguments: list[str], cwd: Path, env: dict[str, str] | None) -> Result:
+def _result(arguments: list[str], cwd: Path, env: Env) -> Result:
     return run_here(arguments, cwd) if env is None else run(arguments, cwd, env)
 
 
-def succeed(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> Result:
+def succeed(arguments: list[str], cwd: Path, env: Env = None) -> Result:
     """A command that ends well: in this process, or with `env` in one of its own."""
     result = _result(arguments, cwd, env)
     assert result.code == 0, f"{arguments} ended with {result.code}:\n{result.out[-2000:]}\n{result.err[-3000:]}"
     return result
 
 
-def fail(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> str:
+def fail(arguments: list[str], cwd: Path, env: Env = None) -> str:
     """The one line on stderr that a command with bad input ends with; in which process, as `succeed`."""
     result = _result(arguments, cwd, env)
     assert result.code > 0, f"{arguments} ended with {result.code}\n{result.out}\n{result.err[-3000:]}"
@@ -165,9 +161,7 @@ def _one_line(err: str) -> str:
     return lines[0].removeprefix("lra-ssm: error: ")
 
 
-def _child(
-    call: Callable[[list[str]], int] | None, arguments: list[str], cwd: str, env: dict[str, str], out: str, err: str
-) -> None:
+def _child(call: Call, arguments: list[str], cwd: str, env: dict[str, str], out: str, err: str) -> None:
     os.chdir(cwd)
     os.environ.clear()  # it has the server's
     os.environ.update(env)

@@ -16,7 +16,6 @@ import numpy as np
 from PIL import Image
 
 from lra_ssm.datamodules.cifar10 import BATCHES
-from lra_ssm.datamodules.pathfinder.settings import HARD
 
 COUNTS = ["--data.num_train=4", "--data.num_val=4", "--data.num_test=4"]
 GENERATED = [*COUNTS, "--data.length_bounds=[3,12]", "--data.max_depth=3"]
@@ -146,21 +145,16 @@ def write_pairs(folder: Path, counts: tuple[int, int, int] = (90, 30, 31)) -> Pa
     return write_files(folder, files)
 
 
-def write_pathfinder(folder: Path, images: np.ndarray, per_file: int = 10) -> Path:
-    """Images (n, size, size, 1) and their metadata."""
+def write_pathfinder(folder: Path, images: np.ndarray | None = None) -> Path:
+    """Images (n, size, size, 1), by default nineteen, and their metadata: a file for ten of them."""
+    images = pictures(19, channels=1) if images is None else images
     files: dict[str, bytes] = {}
-    for number, start in enumerate(range(0, len(images), per_file)):
-        part = images[start : start + per_file]
+    for number, start in enumerate(range(0, len(images), 10)):
+        part = images[start : start + 10]
         rows = [f"imgs/{number} sample_{i}.png {i} {(i + number) % 2} 1.0 14 4 2 0.5 1 1\n" for i in range(len(part))]
         files[f"metadata/{number}.npy"] = "".join(rows).encode()
         files |= {f"imgs/{number}/sample_{i}.png": encoded(image) for i, image in enumerate(part)}
     return write_files(folder, files)
-
-
-def write_hard_pathfinder(folder: Path) -> Path:
-    """Nineteen images below the folder of LRA's difficulty."""
-    write_pathfinder(folder / HARD, pictures(19, channels=1))
-    return folder
 
 
 # -- images ------------------------------------------------------------------------------------------------------------

@@ -33,10 +33,9 @@ def assert_same_after_backward(usual, other, lengths, **tolerance):
         for each in (usual, other):
             torch.manual_seed(length)
             each(inputs, valid).square().sum().backward()
-    for (name, p), q in zip(usual.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, msg=name, **tolerance)
-    for (name, p), q in zip(usual.named_buffers(), other.buffers(), strict=True):
-        torch.testing.assert_close(p, q, msg=name, **tolerance)
+    grads = [[parameter.grad for parameter in each.parameters()] for each in (usual, other)]
+    torch.testing.assert_close(*grads, **tolerance)
+    torch.testing.assert_close([*usual.buffers()], [*other.buffers()], **tolerance)
 
 
 def test_recomputed_blocks_change_nothing():
@@ -78,8 +77,7 @@ def test_within_it_all_computes_so(monkeypatch):
     """The backend on a CPU; on a GPU float32 products in TF32 unless it says otherwise."""
     calls, before = [], torch.get_float32_matmul_precision()
     monkeypatch.setitem(backends.BACKENDS, "eager", backends.Backend(backends.Operation(calls.append)))
-    settings = ComputeSettings(backend="eager")
-    with settings.applied(network(), CPU), suppress(TypeError):  # the stand-in gives no result
+    with ComputeSettings(backend="eager").applied(network(), CPU), suppress(TypeError):  # the stand-in gives no result
         network()(torch.zeros(1, 4, dtype=torch.int64))
     assert len(calls) == 1
     for precision, device in (("high", "cuda"), ("highest", "cpu")):

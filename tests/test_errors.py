@@ -59,15 +59,14 @@ def test_what_can_be_read_stays():
 def failing(monkeypatch):
     """Sets the error of the command doctor."""
 
-    def doctor(error: BaseException) -> None:
-        def fail() -> None:
+    def set_error(error: BaseException) -> None:
+        def doctor() -> None:
             print("prepared", "\ud800 ×")
             raise error
 
-        module = type("Module", (), {"doctor": staticmethod(fail)})
-        monkeypatch.setattr("lra_ssm.cli.import_module", lambda name: module)
+        monkeypatch.setattr("lra_ssm.cli.doctor.doctor", doctor)
 
-    return doctor
+    return set_error
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())

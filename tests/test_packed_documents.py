@@ -8,12 +8,8 @@ from lra_ssm.layers import B2S6, S4D, S6, SSD, Attention, LayerSpec, Mamba2Block
 from lra_ssm.models import LanguageModel
 from lra_ssm.tasks.language_modelling import unpack_tokens
 
-TEXTS = [
-    "A first document.",
-    "Another, of which one letter is changed.",
-    "A third one, longer than the others are.",
-    "End.",
-]
+TEXTS = ["A first document.", "Another, of which one letter is changed.", "A third one, longer than the others are.",
+         "End."]  # fmt: skip
 PACKINGS = {
     "windows": {"order": "shuffled", "evaluation": "windows"},
     "streams": {"order": "streams", "evaluation": "streams", "eval_batch_size": 1},
@@ -54,23 +50,21 @@ def losses(model, data):
                      ([LayerSpec(S6, d_state=4), LayerSpec(Attention, n_heads=2)], MambaBlock),
                      ([LayerSpec(SSD, d_state=4, head_dim=4), LayerSpec(S6, d_state=4)], Mamba2Block)],
 )  # fmt: skip
+@torch.no_grad()
 def test_a_changed_document_changes_nothing_in_the_next(layer, block, packing, tmp_path):
     torch.manual_seed(0)
     model = LanguageModel(layer, vocab_size=257, d_model=8, n_layers=2, block=block).eval()
-    changed = [text.replace("changed", "chanted") for text in TEXTS]
-    with torch.no_grad():
-        before, after = (
-            losses(model, corpus(tmp_path / name, texts, packing, True))
-            for name, texts in (("a", TEXTS), ("b", changed))
-        )
-        assert not torch.equal(before[1], after[1])
-        for n in (0, 2, 3):
-            torch.testing.assert_close(before[n], after[n], rtol=1e-6, atol=1e-7)
-        single = model.score(torch.tensor([[256, *TEXTS[2].encode(), 256]]))[0]
-        if packing == "streams":  # where a window's end cuts nothing off
-            torch.testing.assert_close(-before[2], single, rtol=1e-4, atol=1e-5)
-        leaking = [
-            losses(model, corpus(tmp_path / f"{n}", texts, packing, False))[2]
-            for n, texts in enumerate((TEXTS, changed))
-        ]
-        assert not torch.allclose(*leaking, rtol=1e-6, atol=1e-7)  # not isolated, the next document is told otherwise
+    both = (TEXTS, [text.replace("changed", "chanted") for text in TEXTS])
+    before, after, *leaking = (
+        losses(model, corpus(tmp_path / f"{isolate}{number}", texts, packing, isolate))
+        for isolate in (True, False)
+        for number, texts in enumerate(both)
+    )
+    assert not torch.equal(before[1], after[1])
+    for n in (0, 2, 3):
+        torch.testing.assert_close(before[n], after[n], rtol=1e-6, atol=1e-7)
+    single = model.score(torch.tensor([[256, *TEXTS[2].encode(), 256]]))[0]
+    if packing == "streams":  # where a window's end cuts nothing off
+        torch.testing.assert_close(-before[2], single, rtol=1e-4, atol=1e-5)
+    # Not isolated, the next document is scored otherwise.
+    assert not torch.allclose(*(each[2] for each in leaking), rtol=1e-6, atol=1e-7)

@@ -4,28 +4,19 @@ import re
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 
 from lra_ssm import bars
 from lra_ssm.progress import Bar, LogLines, display_arguments
-from tests.test_callbacks import QUIET, Line, loader
-
-
-def fit(*callbacks, **settings):
-    shows = any(isinstance(callback, RichProgressBar) for callback in callbacks)
-    given = {**QUIET, "max_epochs": 2, "log_every_n_steps": 1, "enable_progress_bar": shows, **settings}
-    trainer = Trainer(callbacks=list(callbacks), **given)
-    trainer.fit(Line(), loader(), loader())
-    return trainer
+from tests.test_callbacks import fit
 
 
 def lines(capsys):
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
 
 
-def test_a_log_has_lines_every_so_many_seconds(capsys):
-    fit(LogLines(every_s=0))
+def test_a_log_has_lines_every_so_many_seconds(tmp_path, capsys):
+    fit(tmp_path, LogLines(every_s=0), max_epochs=2)
     shown = lines(capsys)
     assert [re.match(r"step (\d)/8, epoch [012], train/loss ", line)[1] for line in shown] == [*"12345678", "8"]
     assert "val/loss" not in shown[0] and "val/loss " in shown[-1]
@@ -41,8 +32,8 @@ def test_a_log_has_lines_every_so_many_seconds(capsys):
         ({"max_epochs": -1, "max_time": {"seconds": 1}}, "step "),
     ],
 )
-def test_the_end_is_what_comes_first(settings, end, capsys):
-    fit(LogLines(every_s=1000), **settings)
+def test_the_end_is_what_comes_first(settings, end, tmp_path, capsys):
+    fit(tmp_path, LogLines(every_s=1000), **settings)
     _, last = lines(capsys)
     assert last.startswith(end)
 
@@ -56,9 +47,9 @@ def test_a_users_own_bar_wins(monkeypatch):
     assert kinds({}, []) == [Bar]
 
 
-def test_no_step_waits_for_the_loss_that_the_bar_shows():
+def test_no_step_waits_for_the_loss_that_the_bar_shows(tmp_path):
     bar = Bar()
-    trainer = fit(bar)
+    trainer = fit(tmp_path, bar, enable_progress_bar=True)
     assert trainer.progress_bar_metrics.keys() == {"val/loss"}  # numbers, which Lightning makes of what it shows
     assert isinstance(bar.get_metrics(trainer, None)["loss"], torch.Tensor)
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 from datetime import datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +17,6 @@ from lra_ssm.layers import B2S6, BlockSpec, LayerSpec, NetworkSpec, S4Block
 from lra_ssm.models import Classifier
 from lra_ssm.runs import CheckpointSettings, Run, provenance
 from lra_ssm.runs.directory import RunDirectory
-from lra_ssm.runs.record import read_metrics
 from lra_ssm.tasks import Classification, OptimizerSettings
 
 QUIET = {
@@ -75,18 +73,13 @@ def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(data, cur
     assert list((tmp_path / "own").glob("*.ckpt")) and Path(own[1].last_model_path).parent.name == "own_checkpoints"
     record, (task, module) = run.record, parts(data)
     assert record["status"] == "finished" and record["metrics"] == metrics and "stop" not in record
-    assert 0 <= metrics["best val/accuracy"] <= 1 and record["data"]["dataset"] == "listops"
     assert "train/loss_epoch" in metrics and not {"train/loss", "lr/base"} & metrics.keys()
-    assert record["best"]["file"] == "best.ckpt" and len(record["best"]["sha256"]) == 64
     assert record["parameters"] == sum(p.numel() for p in task.parameters())
     assert record["neutral"] == list(module.neutral_settings) and record["weights"] == {}
-    config = run.began_with
-    assert config["model"]["init_args"]["network"]["init_args"]["d_model"] == 8 and config["seed_everything"] == 1
     network = record["identity"]["model"]["init_args"]["network"]["init_args"]
     assert network["d_model"] == 8 and "padding" not in network  # it has its default
-    assert max(int(row["step"]) for row in read_metrics(run.path / "metrics.csv")) == 11
-    out = capsys.readouterr().out
-    assert "recurrent, delta" in out and f"finished: {run.path}" in out
+    assert run.began_with["model"]["init_args"]["network"]["init_args"]["d_model"] == 8
+    assert f"finished: {run.path}" in capsys.readouterr().out
     before = run.last.stat().st_mtime_ns
     assert fit(data, trainer={"callbacks": own})[1] == metrics and run.last.stat().st_mtime_ns == before
     assert "is finished" in capsys.readouterr().out
@@ -94,12 +87,12 @@ def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(data, cur
 
 def test_a_run_of_other_settings_needs_another_name(data):
     fit(data)
-    for changed, message in (
+    for changed, difference in (
         ({"lr": 0.02}, "model.optimizer.lr 0.01 there, 0.02 here"),
         ({"trainer": {"max_epochs": 3}}, "trainer.max_epochs 2 there, 3"),
         ({"seed": 2}, "seed_everything 1 there, 2 here"),
     ):
-        line = f"runs/mine/a began with other settings: {message}.*; give this one another name"
+        line = f"runs/mine/a began with other settings: {difference}.*; give this one another name"
         with pytest.raises(InputError, match=line):
             fit(data, **changed)
 
@@ -168,14 +161,11 @@ def test_a_held_run_names_its_holder(tmp_path):
 
 
 def test_the_code_version_is_of_what_computes(tmp_path, monkeypatch):
-    files = ("ops/a.py", "ops/backends/native/a.cpp", "callbacks.py", "tables.py", "cli/help.py", "runs/run.py")
     monkeypatch.setattr(provenance, "_ROOT", tmp_path)
-    for name in files:
+    computes = ("ops/a.py", "ops/backends/native/a.cpp", "callbacks.py")
+    versions = {provenance.code_version.__wrapped__()}
+    for name in (*computes, "tables.py", "cli/help.py", "runs/run.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
-    versions = [provenance.code_version.__wrapped__()]
-    for name in files:
-        (tmp_path / name).write_text("2")
-        versions.append(provenance.code_version.__wrapped__())
-    changed = {name for name, (one, other) in zip(files, pairwise(versions), strict=True) if one != other}
-    assert changed == {"ops/a.py", "ops/backends/native/a.cpp", "callbacks.py"}
+        versions.add(provenance.code_version.__wrapped__())
+    assert len(versions) == 1 + len(computes)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lra_ssm.cli.write_predictions import WritePredictions
 from lra_ssm.datamodules import ListOps
 from lra_ssm.files import sha256
-from tests.runner import FIT, SHORT, fail, in_process, only_run, refused, run_here, succeed
+from tests.runner import FIT, SHORT, fail, only_run, printed, refused, run_here, succeed
 from tests.test_callbacks import QUIET, Line
 from tests.test_cli import rows_of
 
@@ -160,14 +160,10 @@ def copy(pushed, tmp_path, monkeypatch):
 
 
 def test_lightnings_own_callbacks_need_no_trust(pushed, copy, capsys):
-    callback, profiler = (
-        "lightning.pytorch.callbacks.EMAWeightAveraging",
-        "lightning.pytorch.profilers.PassThroughProfiler",
-    )
-    trainer = {"callbacks": [{"class_path": callback}], "profiler": {"class_path": profiler}}
-    copy(lambda config: config["trainer"].update(trainer))
-    code, out, errors = in_process(["test", "model"], capsys)
-    assert code == 0 and shown(out) == pushed[1], errors
+    callback = {"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging"}
+    profiler = {"class_path": "lightning.pytorch.profilers.PassThroughProfiler"}
+    copy(lambda config: config["trainer"].update(callbacks=[callback], profiler=profiler))
+    assert shown(printed(["test", "model"], capsys)) == pushed[1]
 
 
 @pytest.mark.parametrize("path", ["lra_ssm.files.os.system", "torch.hub.load", "lightning.pytorch.cli.LightningCLI"])
@@ -213,6 +209,7 @@ def test_a_score_has_the_digest_of_its_checkpoint_and_its_batches(here):
         (["--ckpt_path={best}", "--trainer.precision=bf16-mixed"], "trainer.precision None there, 'bf16-mixed' here"),
         (["--ckpt_path={own}"], None),  # a file in another folder is not a checkpoint of the run
         (["--ckpt_path={best}", "--data.num_test=12"], "other data than the run's"),
+        (["--ckpt_path={best}", "--model.network.padding=seen"], "other settings (model.network.padding None there"),
     ],
 )
 def test_other_scores_do_not_count_as_the_runs(flags, why, here):

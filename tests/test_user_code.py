@@ -155,7 +155,6 @@ TRACEBACKS = {  # before a run begins: the line of the file, and the error
         ("return eval(self.what)", "RuntimeError: mat1 and mat2 shapes"),
     "model.network.layer=own.BadRoles": ("return self.roles", "AttributeError: 'BadRoles' object has no"),
     "model.network.layer=own_syntax.Mine": ("def a(self:", "SyntaxError: '(' was never closed"),
-    "trainer.callbacks=own_syntax.Mine": ("def a(self:", "SyntaxError: '(' was never closed"),
 }  # fmt: skip
 TRAINING = {  # what shows only once the run has begun
     "model.network.layer=own.Later": ('raise KeyError("later")', "KeyError: 'later'"),

@@ -29,10 +29,10 @@ def of_nobody(monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "nobody/netrc"))
 
 
-def logger_of(path, experiment="mine", record=None, **given):
+def logger_of(path, record=None, **given):
     """A logger's arguments to wandb.init in a run of that directory."""
     logger = WandbLogger(project="lra", **given)
-    identify([logger], path, record or {"experiment": experiment, "starts": [{"time": "noon"}]})
+    identify([logger], path, {"experiment": "mine", "starts": [{"time": "noon"}], **(record or {})})
     return logger._wandb_init
 
 
@@ -41,37 +41,31 @@ def test_an_id_is_of_one_run_and_stays(tmp_path, monkeypatch):
     first = logger_of(path)
     assert logger_of(path) == first and first["id"].startswith("0123456789-") and first["resume"] == "allow"
     assert (first["dir"], first["group"], first["name"]) == (str(path), "mine", "mine/0123456789")
-    # the same settings in another experiment, trained anew, and beside the first
-    others = [logger_of(path, experiment="other")["id"], logger_of(path.with_name("0123456789-2"))["id"]]
-    others.append(logger_of(path, record={"experiment": "mine", "starts": [{"time": "later"}]})["id"])
-    assert len({first["id"], *others}) == 4
-    assert logger_of(path, record={"wandb": {"id": "as before"}})["id"] == "as before"
-    given = {"id": "x", "name": "y", "group": "z", "save_dir": "elsewhere", "resume": "never"}
-    assert {**given, "dir": "elsewhere"}.items() - {("save_dir", "elsewhere")} <= logger_of(path, **given).items()
+    # the same settings in another experiment, trained anew, and in a directory next to the first
+    others = [logger_of(path, {"experiment": "other"}), logger_of(path, {"starts": [{"time": "later"}]}),
+              logger_of(path.with_name("0123456789-2"))]  # fmt: skip
+    assert len({each["id"] for each in (first, *others)}) == 4
+    before = {"wandb": {"id": "as before"}}
+    assert logger_of(path, before)["id"] == "as before"
+    given = {"id": "x", "name": "y", "group": "z", "resume": "never"}
+    assert {**given, "dir": "elsewhere"}.items() <= logger_of(path, save_dir="elsewhere", **given).items()
     for name in ("RUN_ID", "NAME", "RUN_GROUP"):
         monkeypatch.setenv(f"WANDB_{name}", "chosen")
-    chosen = logger_of(path, record={"wandb": {"id": "as before"}})
+    chosen = logger_of(path, before)
     assert (chosen["id"], chosen["name"], chosen.get("group")) == ("chosen", None, None)  # wandb reads them
 
 
-@pytest.mark.slow
-def test_the_sweep_is_one_whose_commands_train(tmp_path):
-    """As wandb's agent starts a trial: its command with arguments filled in, and the run's id in the environment."""
+def test_the_sweep_is_one_whose_commands_are_fits():
+    """As wandb's agent starts a trial: its command with arguments filled in."""
     sweep = yaml.safe_load((ROOT / "slurm/wandb-sweep.yaml").read_text())
     assert sweep["metric"] == {"name": "val/accuracy", "goal": "maximize"} and sweep["method"] == "bayes"
     values = {"lr": 0.002, "weight_decay": 0.01, "num_blocks": 2, "seed_everything": 0}
     filled = {"${env}": [], "${args}": [f"--{name}={values[name.rpartition('.')[2]]}" for name in sweep["parameters"]]}
     line = [word for part in sweep["command"] for word in filled.get(part, [part])]
-    assert line[:3] == ["python", "-m", "lra_ssm"]
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    small = ["--data.num_train=64", "--data.num_val=32", "--data.num_test=32", "--data.length_bounds=[3,20]",
-             "--data.max_depth=3", "--model.network.n_layers=1", "--model.network.d_model=8", "--trainer.max_steps=2",
-             "--trainer.accelerator=cpu", "--data.num_workers=0"]  # fmt: skip
-    agent = {"WANDB_RUN_ID": "trial7", "WANDB_SWEEP_ID": "abc", "WANDB_PROJECT": "lra", "WANDB_DIR": str(tmp_path)}
-    succeed([*line[3:], *small], tmp_path, {**OFFLINE, **agent})
-    path = only_run(tmp_path, "wandb-sweep")
-    assert json.loads((path / "run.json").read_text())["wandb"] == {"id": "trial7"}
-    assert list(path.glob("wandb/offline-run-*-trial7/run-trial7.wandb"))
+    assert line[:4] == ["python", "-m", "lra_ssm", "fit"]
+    config = yaml.safe_load(succeed([*line[3:], "--print_config"], ROOT).out)
+    assert config["experiment"] == "wandb-sweep" and config["trainer"]["logger"]["class_path"].endswith("WandbLogger")
+    assert config["model"]["init_args"]["optimizer"]["lr"] == 0.002 and config["seed_everything"] == 0
 
 
 def test_without_an_account_one_line_says_what_needs_none(tmp_path):

@@ -6,6 +6,8 @@ Sources: Lahoti et al. 2026, "Mamba-3: Improved Sequence Modeling using State Sp
 its public code (state-spaces/mamba, modules/mamba3.py).
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,8 +30,8 @@ class Mamba3(RecurrentLayer):
 
     With α = exp(Δ A), every head has a state P × N, of which R_k rotates R pairs by Δ_k θ_k:
     S_k = α_k R_k S_{k-1} + (1 - λ_k) Δ_k α_k R_k x_{k-1} B_{k-1}ᵀ + λ_k Δ_k x_k B_kᵀ, y_k = S_k C_k + D x_k
-    (`ops.mamba3_scan`). All depend on the input: Δ = softplus(projection + b), A = -h(projection) with h(a) = 1 + a
-    for a >= 0 and 1 / (1 - a) otherwise, λ = sigmoid(projection), θ = π tanh(projection). B and C are projections,
+    (`ops.mamba3_scan`). All depend on the input: Δ = softplus(projection + b), A = -f(projection), λ =
+    sigmoid(projection), θ = π tanh(projection). B and C are projections,
     normalized (RMSNorm over N, shared by the groups), plus a bias for every head.
 
     By default the layer projects its own input to all of them; in a `Mamba3Block` the block does
@@ -43,6 +45,8 @@ class Mamba3(RecurrentLayer):
         rope_fraction: the share of the N states that rotate, in pairs.
         chunk_size: how many positions the scan combines by matrix products; None takes what is fast. It only changes
             rounding.
+        A_function: f. "heavy_tail" is 1 + a for a >= 0 and 1 / (1 - a) otherwise; the public code has it since June
+            2026, because it trains more stably. "softplus" was there when the paper appeared.
         A_min: least -A.
         delta_min: least softplus(b) at initialization, where it is log-uniform.
         delta_max: greatest softplus(b) at initialization.
@@ -50,7 +54,7 @@ class Mamba3(RecurrentLayer):
             `Mamba3Block` both directions read the same projections.
 
     Raises:
-        ValueError: sizes that do not divide each other, or a rope_fraction outside of [0, 1].
+        ValueError: sizes that do not divide each other, a rope_fraction outside of [0, 1], or an unknown A_function.
     """
 
     zero_preserving = True  # x Bᵀ is 0 where x is
@@ -63,6 +67,7 @@ class Mamba3(RecurrentLayer):
         n_groups: int = 1,
         rope_fraction: float = 0.5,
         chunk_size: int | None = None,
+        A_function: Literal["heavy_tail", "softplus"] = "heavy_tail",
         A_min: float = 1e-4,
         delta_min: float = 1e-3,
         delta_max: float = 1e-1,
@@ -78,7 +83,10 @@ class Mamba3(RecurrentLayer):
             )
         if not 0 <= rope_fraction <= 1:
             raise ValueError(f"Mamba3 rope_fraction is {rope_fraction}; it must be from 0 to 1")
-        self.d_model, self.n_groups, self.chunk_size, self.A_min = D, n_groups, chunk_size, A_min
+        if A_function not in ("heavy_tail", "softplus"):
+            raise ValueError(f"Mamba3 A_function is {A_function!r}; it must be heavy_tail or softplus")
+        self.d_model, self.n_groups, self.chunk_size = D, n_groups, chunk_size
+        self.A_function, self.A_min = A_function, A_min
         self.state_shape = (H, head_dim + 1, N + 1)
         self.n_angles = int(N * rope_fraction) // 2
         # Public code: torch's default for the projections, ones for the biases of B and C.
@@ -132,7 +140,8 @@ class Mamba3(RecurrentLayer):
         x, B, C, A, trapezoid, angles, delta = self._project(x)
         work = torch.promote_types(x.dtype, torch.float32)
         A = A.to(work)
-        A = -(A.clamp(min=0) + 1 / (1 - A.clamp(max=0))).clamp(min=self.A_min)
+        rate = F.softplus(A) if self.A_function == "softplus" else A.clamp(min=0) + 1 / (1 - A.clamp(max=0))
+        A = -rate.clamp(min=self.A_min)
         B = self._by_heads(B, self.B_norm, self.B_bias)
         C = self._by_heads(C, self.C_norm, self.C_bias)
         angles = torch.pi * angles.to(work).tanh()

@@ -122,6 +122,8 @@ def test_evaluate_agrees_with_values_by_hand_and_with_the_published_data() -> No
 
 
 def test_generated_splits_are_disjoint_and_right(tmp_path: Path) -> None:
+    lra = ListOps(root=str(tmp_path))
+    assert TreeSettings(*lra.length_bounds, lra.max_depth, lra.max_args) == TreeSettings() == (500, 2000, 10, 10)
     assert VOCABULARY == tuple("<pad> <unk> <eos> 0 1 2 3 4 5 6 7 8 9 [MIN [MAX [MED [SM ]".split())
     data = listops(tmp_path, **SMALL)
     assert (data.vocab_size, data.num_classes, data.longest) == (18, 10, 2048)

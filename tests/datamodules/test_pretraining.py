@@ -73,6 +73,7 @@ def test_pixels_have_a_mask_channel_and_classes_or_values_as_targets():
 def test_the_causal_form_predicts_the_next_position_of_each_sequence():
     batch = hide(TOKENS, LENGTHS, objective="causal")
     assert torch.equal(batch.inputs, TOKENS)
+    assert Pretraining(objective="causal").describe().startswith("pretraining: each position predicts the next")
     for row, length in enumerate(LENGTHS.tolist()):
         assert torch.equal(batch.targets[row, : length - 1], TOKENS[row, 1:length])
         assert (batch.targets[row, length - 1 :] == NOT_SCORED).all()

@@ -66,7 +66,7 @@ LAYOUTS: dict[Any, list[tuple[str, str, Callable[[Path], Path]]]] = {
     ],
     dm.Retrieval: [("lra", place, small_data.write_pairs) for place in (f"{INNER}/tsv_data", "aan", "retrieval")],
     dm.Pathfinder: [
-        ("lra", place, lambda path: small_data.write_pathfinder(path, pictures(20, channels=1)))
+        ("lra", place, small_data.write_pathfinder)
         for place in (f"{INNER}/pathfinder32/{HARD}", f"pathfinder/pathfinder32/{HARD}", HARD)
     ],
     dm.Text: [
@@ -113,10 +113,33 @@ def test_every_layout_gives_the_same_data(tmp_path: Path, cls: Any) -> None:
     assert all(each == found[0] for each in found)
 
 
+@pytest.mark.parametrize(
+    ("cls", "write", "place", "source"),
+    [
+        (dm.Text, small_data.write_imdb, "aclImdb", "."),
+        (dm.Retrieval, small_data.write_pairs, "tsv_data", "."),
+        (dm.SCIFAR, small_data.write_cifar10, ".", "cifar-10-batches-py"),
+        (dm.SCIFAR, cifar_archive, "cifar-10-python.tar.gz", "."),
+        (dm.Pathfinder, small_data.write_pathfinder, f"pathfinder32/{HARD}", "."),
+        (dm.Pathfinder, small_data.write_pathfinder, f"pathfinder32/{HARD}", "pathfinder32"),
+        (dm.WikiText, small_data.write_wikitext, "wikitext-2", "."),
+    ],
+)
+def test_a_user_may_name_the_folder_above_or_within(
+    tmp_path: Path, cls: Any, write: Any, place: str, source: str
+) -> None:
+    written = write(tmp_path / "mine" / place)
+    data, other = (
+        made(cls, tmp_path / f"{number}", source=str(path))
+        for number, path in enumerate((written, tmp_path / "mine" / source))
+    )
+    assert digests(prepared(data)) == digests(prepared(other))
+
+
 WRITERS: dict[Any, Callable[[Path], Path]] = {
     dm.ListOps: small_data.write_listops,
     dm.Retrieval: small_data.write_pairs,
-    dm.Pathfinder: small_data.write_hard_pathfinder,
+    dm.Pathfinder: small_data.write_pathfinder,
     dm.Text: small_data.write_imdb,
     dm.SCIFAR: small_data.write_cifar10,
     dm.MNIST: small_data.write_mnist,
@@ -264,12 +287,11 @@ def test_a_damaged_file_is_one_line_and_leaves_nothing(
     name, change, message = DAMAGE[cls][number]
     monkeypatch.chdir(tmp_path)
     source = WRITERS[cls](tmp_path / "mine")
-    folder = source / HARD if (source / HARD).is_dir() else source
-    path = folder / name
+    path = source / name
     if change is None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     else:
-        write_files(folder, {name: change if isinstance(change, bytes) else change(path.read_bytes())})
+        write_files(source, {name: change if isinstance(change, bytes) else change(path.read_bytes())})
     with pytest.raises(InputError, match=message) as error:
         made(cls, tmp_path / "root", source=str(source)).prepare_data()
     assert "\n" not in str(error.value) and [entry.name for entry in tmp_path.iterdir()] == ["mine"]
@@ -284,7 +306,8 @@ def zip_damaged(path: Path) -> None:
 @pytest.mark.parametrize(
     ("cls", "source", "write", "message"),
     [
-        (dm.Image, "empty", lambda path: path.mkdir(), "empty: holds no files of Image; see data/README.md"),
+        (dm.Image, "empty", Path.mkdir, "empty: holds no files of Image; see data/README.md"),
+        (dm.Retrieval, "empty", Path.mkdir, "empty: no files of .*`lra-ssm prepare retrieval --source=lra"),
         (dm.SCIFAR, "hub", lambda path: (CIFAR_HUB(path) / "test-00000-of-00001.parquet").unlink(),
          "has no parquet files of test"),
         (dm.MNIST, "small", partial(MNIST_HUB, images=pictures(60, size=20, channels=1)),
@@ -298,7 +321,7 @@ def zip_damaged(path: Path) -> None:
         (dm.Pathfinder, f"other/{HARD.replace('14', '9')}", small_data.write_listops,
          f"is named after another difficulty than {HARD}; set it to curv_contour_length_9"),
     ],
-    ids=["nothing", "half", "small digits", "one document", "damaged zip", "level", "no metadata", "difficulty"],
+    ids=["images", "pairs", "half", "small", "one document", "damaged zip", "level", "no metadata", "difficulty"],
 )  # fmt: skip
 def test_files_of_something_else(tmp_path: Path, cls: Any, source: str, write: Any, message: str) -> None:
     write(tmp_path / source)

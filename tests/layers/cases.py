@@ -54,7 +54,7 @@ LAYERS: dict[str, Case] = {
     "ssd": of("SSD", d_state=4, head_dim=2, A_max=8, **STEPS),
     "ssd-groups": of("SSD", d_state=3, head_dim=1, n_groups=3, chunk_size=4, **STEPS),
     "mamba3": of("Mamba3", d_state=4, head_dim=2, **STEPS),
-    "mamba3-groups": of("Mamba3", d_state=8, head_dim=1, n_groups=3, rope_fraction=1.0, chunk_size=4, **STEPS),
+    "mamba3-groups": of("Mamba3", d_state=8, head_dim=1, n_groups=3, rope_fraction=1.0, A_function="softplus", **STEPS),
     "b2s6": of("B2S6", num_blocks=3, d_state=8, **STEPS),
     "b2s6-one-block": of("B2S6", num_blocks=1, d_state=4, init="lin", **STEPS),
     "b2s6-no-bias": of("B2S6", num_blocks=2, d_state=4, bias=False, **STEPS),

@@ -142,7 +142,8 @@ def mamba3(unit, x: Tensor) -> Tensor:
         x = torch.cat([x, *(x @ getattr(unit, name).T for name in names)], -1)
     x, B, C, A, trap, angle, delta = x.split([D, G * N, G * N, H, H, unit.n_angles, H], -1)
     delta, trap = softplus(delta + unit.delta_bias), 1 / (1 + torch.exp(-trap))
-    rate = torch.where(A >= 0, 1 + A, 1 / (1 - A)).clamp(min=unit.A_min)
+    rate = torch.log(1 + A.exp()) if unit.A_function == "softplus" else torch.where(A >= 0, 1 + A, 1 / (1 - A))
+    rate = rate.clamp(min=unit.A_min)
     angle = torch.cat([math.pi * torch.tanh(angle), x.new_zeros(len(x), L, N // 2 - unit.n_angles)], -1)
     heads = []
     for h in range(H):

@@ -126,6 +126,7 @@ DIVIDES = "d_model 4 it must be a positive whole number"
     ("Mamba3", 8, {"head_dim": 3}, "Mamba3 d_model 8 is not divisible by head_dim 3"),
     ("Mamba3", 8, {"head_dim": 2, "n_groups": 3}, r"Mamba3 has 4 heads .*, no multiple of n_groups 3"),
     ("Mamba3", 8, {"head_dim": 2, "rope_fraction": 1.5}, "rope_fraction is 1.5; it must be from 0 to 1"),
+    ("Mamba3", 8, {"head_dim": 2, "A_function": "exp"}, "A_function is 'exp'; it must be heavy_tail or softplus"),
     ("RGLRU", 8, {"num_blocks": 3}, "RGLRU d_model 8 is not divisible by num_blocks 3"),
     ("RGLRU", 8, {"r_max": 1.0}, "r_min 0.9, r_max 1.0: expected 0 < r_min <= r_max < 1"),
     ("S4D", 8, {"d_state": 5}, "d_state 5 is odd"),

@@ -1,7 +1,9 @@
-"""Triton's interpreter, in which kernels run without a GPU."""
+"""Triton's interpreter, in which kernels run without a GPU, and the backends of the selective scan."""
 
 import pytest
 import torch
+
+from tests.ops.scan_cases import BACKENDS
 
 
 @pytest.fixture
@@ -33,3 +35,12 @@ def interpreter(monkeypatch):
         return self.rewrite()(*args, **kwargs)
 
     monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
+
+
+@pytest.fixture(params=[*BACKENDS, "triton"])
+def backend(request):
+    """Each fast backend of the selective scan, ready to run here."""
+    if request.param == "triton":
+        pytest.importorskip("triton")
+        request.getfixturevalue("interpreter")
+    return request.param

@@ -9,91 +9,67 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lra_ssm.ops import (
-    hippo_legs_normal,
-    initialize_A,
-    inverse_softplus,
-    log_uniform_delta,
-    s4d_inv,
-    s4d_legs,
-    s4d_lin,
-    s4d_real,
-)
+from lra_ssm import ops
 
 
-def test_lin():
+def test_lin_real_and_inv():
+    """inv: M = 2N = 64 real states: the first frequency is (64/pi) 63, the last is (64/pi) (64/63 - 1) > 0."""
     expected = torch.tensor([-0.5 + 1j * math.pi * n for n in range(5)], dtype=torch.complex64)
-    assert s4d_lin(5).dtype == torch.complex64
-    torch.testing.assert_close(s4d_lin(5), expected)
-
-
-def test_inv():
-    """M = 2N = 64 real states: the first frequency is (64/pi) 63, the last is (64/pi) (64/63 - 1) > 0."""
-    A = s4d_inv(32)
-    assert A.dtype == torch.complex64 and A.shape == (32,)
-    assert A.imag[0].item() == pytest.approx(64 / math.pi * 63)
-    assert A.imag[1].item() == pytest.approx(64 / math.pi * (64 / 3 - 1))
-    assert A.imag[31].item() == pytest.approx(64 / math.pi * (64 / 63 - 1), rel=1e-5)
-    assert (A.real == -0.5).all()
+    torch.testing.assert_close(ops.s4d_lin(5), expected)
+    assert torch.equal(ops.s4d_real(4), torch.tensor([-1.0, -2.0, -3.0, -4.0]))
+    A = ops.s4d_inv(32)
+    assert A.dtype == torch.complex64 and A.shape == (32,) and (A.real == -0.5).all()
+    for n, expected in ((0, 63), (1, 64 / 3 - 1), (31, 64 / 63 - 1)):
+        assert A.imag[n].item() == pytest.approx(64 / math.pi * expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("N", [1, 2, 16, 32])
 def test_legs(N):
     """The eigenvalues of HiPPO-LegS plus its rank-one term, by a general eigenvalue solver."""
     M = 2 * N
-    hippo = np.zeros((M, M))
-    for n in range(M):
-        for k in range(M):
-            if n > k:
-                hippo[n, k] = -math.sqrt(2 * n + 1) * math.sqrt(2 * k + 1)
-            elif n == k:
-                hippo[n, k] = -(n + 1)
+    n = np.arange(M)
+    hippo = -np.tril(np.sqrt(np.outer(2 * n + 1, 2 * n + 1)), -1) - np.diag(n + 1)
     p = np.sqrt(np.arange(M) + 0.5)
     eigenvalues = np.linalg.eigvals(hippo + np.outer(p, p))
     assert np.allclose(eigenvalues.real, -0.5)
     expected = np.sort(eigenvalues.imag[eigenvalues.imag > 0])
-    A = s4d_legs(N)
+    A = ops.s4d_legs(N)
     assert A.dtype == torch.complex64 and A.shape == (N,)
     assert (A.real == -0.5).all()
     np.testing.assert_allclose(A.imag.numpy(), expected, rtol=1e-5)
-    values, V = hippo_legs_normal(N)  # and what they are the eigenvalues of, from one half of the pairs
+    values, V = ops.hippo_legs_normal(N)  # and what they are the eigenvalues of, from one half of the pairs
     torch.testing.assert_close(values.imag, torch.tensor(expected), rtol=1e-9, atol=1e-12)
     whole = 2 * (V @ torch.diag(values) @ V.mH).real
     torch.testing.assert_close(whole, torch.tensor(hippo + np.outer(p, p)), rtol=0, atol=1e-10)
 
 
-def test_real():
-    assert torch.equal(s4d_real(4), torch.tensor([-1.0, -2.0, -3.0, -4.0]))
-
-
-@pytest.mark.parametrize("name, function", [("lin", s4d_lin), ("inv", s4d_inv), ("legs", s4d_legs), ("real", s4d_real)])
-def test_by_name(name, function):
-    assert torch.equal(initialize_A(name, 6), function(6))
+@pytest.mark.parametrize("name", ["lin", "inv", "legs", "real"])
+def test_by_name(name):
+    function = getattr(ops, f"s4d_{name}")
+    assert torch.equal(ops.initialize_A(name, 6), function(6))
     with pytest.raises(ValueError, match="N: 0; expected at least 1"):
         function(0)
 
 
-def test_unknown_name():
-    with pytest.raises(ValueError, match="name: 'linear'; expected one of 'lin', 'inv', 'legs', 'real'"):
-        initialize_A("linear", 4)
-
-
 def test_delta_is_log_uniform():
-    delta = log_uniform_delta(20_000, 1e-3, 1e-1, generator=torch.Generator().manual_seed(0))
+    delta = ops.log_uniform_delta(20_000, 1e-3, 1e-1, generator=torch.Generator().manual_seed(0))
     assert delta.shape == (20_000,) and delta.dtype == torch.float32
     assert delta.min() >= 1e-3 and delta.max() <= 1e-1
     quantiles = torch.quantile(delta.log10(), torch.tensor([0.25, 0.5, 0.75]))
     torch.testing.assert_close(quantiles, torch.tensor([-2.5, -2.0, -1.5]), atol=0.03, rtol=0)
-    again = log_uniform_delta(20_000, 1e-3, 1e-1, generator=torch.Generator().manual_seed(0))
+    again = ops.log_uniform_delta(20_000, 1e-3, 1e-1, generator=torch.Generator().manual_seed(0))
     assert torch.equal(delta, again)
 
 
-@pytest.mark.parametrize("low, high", [(0.0, 0.1), (0.1, 0.01), (-1.0, 1.0)])
-def test_delta_errors(low, high):
-    with pytest.raises(ValueError, match="delta_min, delta_max"):
-        log_uniform_delta(4, low, high)
+@pytest.mark.parametrize("function, arguments, message", [
+    (ops.initialize_A, ("linear", 4), "name: 'linear'; expected one of 'lin', 'inv', 'legs', 'real'"),
+    *((ops.log_uniform_delta, (4, *ends), "delta_min, delta_max") for ends in ((0.0, 0.1), (0.1, 0.01), (-1.0, 1.0))),
+])  # fmt: skip
+def test_errors(function, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        function(*arguments)
 
 
 def test_inverse_softplus():
     x = torch.logspace(-8, 1.5, 200, dtype=torch.float64)
-    torch.testing.assert_close(F.softplus(inverse_softplus(x), threshold=100), x, rtol=1e-12, atol=0)
+    torch.testing.assert_close(F.softplus(ops.inverse_softplus(x), threshold=100), x, rtol=1e-12, atol=0)

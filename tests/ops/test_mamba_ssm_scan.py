@@ -4,26 +4,90 @@ from __future__ import annotations
 
 import re
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
 
 from lra_ssm.layers import S6, LayerSpec, MambaBlock
-from lra_ssm.ops import record_backends, scan_backends, selective_scan
-from lra_ssm.ops.backends import AUTO, BACKENDS, mamba_ssm_scan
-from tests.ops.mamba_stand_in import StandIn
-from tests.ops.scan_cases import assert_close, leaves, make_inputs, run, widened
+from lra_ssm.ops import record_backends, selective_scan, selective_scan_reference
+from lra_ssm.ops.backends import AUTO, BACKENDS, mamba_ssm_scan, mamba_ssm_ssd
+from tests.ops.scan_cases import check_scan, leaves, make_inputs
 
 SUPPORTED = ("D", "z", "delta_bias")
 FORMS = [("constant", "constant"), ("constant", "no group real"), ("no group real", "constant"), ("3 real", "3 real"),
          ("3 real", "constant")]  # fmt: skip
 
-gpu = pytest.mark.gpu
-needs_the_kernel = pytest.mark.skipif(
-    not torch.cuda.is_available() or find_spec("selective_scan_cuda") is None,
-    reason="needs an NVIDIA GPU and mamba-ssm's extension",
-)
+
+def check_rows(x: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """What the kernel needs of a tensor that it reads along time, whether it checks that or not."""
+    assert tuple(x.shape) == shape and not x.is_neg()
+    assert x.stride(-1) == 1 or x.shape[-1] == 1  # checked by the kernel; mamba-ssm's function sees to it for most
+    assert torch.empty_like(x).stride(-1) == 1 or x.shape[-1] == 1  # results are written so, unchecked
+    if x.shape[-1] % 128 == 0:  # vectors of 16 bytes
+        strides = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
+        assert x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in strides)
+
+
+class KernelGraph(torch.autograd.Function):
+    """The kernel's place in the graph: its backward takes y's gradient and passes over that of the last state."""
+
+    @staticmethod
+    def forward(ctx, y, state):
+        return y.clone(), state.clone()
+
+    @staticmethod
+    def backward(ctx, dy, dstate):
+        check_rows(dy, tuple(dy.shape))
+        return dy, None
+
+
+class StandIn:
+    """mamba-ssm's selective_scan_fn: what it takes, checks and gives, written as the reference in float64."""
+
+    def __init__(self):
+        self.launches = []  # the shapes of u
+
+    def __call__(self, u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False,
+                 return_last_state=False):  # fmt: skip
+        self.launches.append(tuple(u.shape))
+        assert not torch.is_autocast_enabled(u.device.type)
+        (batch, channels, L), N = u.shape, A.shape[1]
+        assert u.dtype in (torch.float32, torch.float16, torch.bfloat16) and A.dtype == torch.float32
+        assert A.shape == (channels, N) and N <= 256 and batch > 0
+        for x in (u, delta) if z is None else (u, delta, z):
+            check_rows(x, (batch, channels, L))
+        groups = B.shape[1] if B.dim() > 2 else 1
+        assert channels % groups == 0
+        for x in (B, C):
+            if x.dim() == 2:
+                assert x.dtype == A.dtype and x.shape == (channels, N)
+            else:
+                assert x.dtype == u.dtype
+                check_rows(x, (batch, groups, N, L))
+        assert all(x is None or x.dtype == u.dtype for x in (delta, z))
+        for x in (D, delta_bias):
+            assert x is None or (x.dtype == torch.float32 and x.shape == (channels,) and x.is_contiguous())
+        wide = [None if x is None else x.double() for x in (u, delta, A, B, C, D, z, delta_bias)]
+        y, state = selective_scan_reference(*wide, delta_softplus, True)
+        if B.dim() == 2:
+            state = state / B  # the kernel's lacks it
+        y, state = KernelGraph.apply(torch.empty_like(delta).copy_(y), state.to(A.dtype))
+        return (y, state) if return_last_state else y
+
+
+class Kernel(NamedTuple):
+    """Where mamba-ssm's function runs, and how exactly."""
+
+    device: str
+    launches: list[tuple[int, ...]] | None
+    rtol: float
+    halves: float
+
+
+KERNEL = Kernel("cuda", None, 1e-3, 2)  # compiled with fast math; it sums gradients in any order
+missing = not torch.cuda.is_available() or find_spec("selective_scan_cuda") is None
+needs_the_kernel = [pytest.mark.gpu, pytest.mark.skipif(missing, reason="needs an NVIDIA GPU and mamba-ssm's kernel")]
 
 
 @pytest.fixture
@@ -34,39 +98,41 @@ def stand_in(monkeypatch):
     return function
 
 
-def make(B="3 real", C="3 real", **options):
+@pytest.fixture(params=["stand-in", pytest.param("kernel", marks=needs_the_kernel)])
+def kernel(request):
+    if request.param == "kernel":
+        return KERNEL
+    return Kernel("cpu", request.getfixturevalue("stand_in").launches, 1e-6, 1)
+
+
+def make(B="3 real", C="3 real", device="cpu", **options):
     """float32 inputs whose steps are positive without softplus too: states that grow would magnify any rounding."""
     inputs = make_inputs(False, B, C, **{"D": 6, "optional": SUPPORTED, "dtype": torch.float32, **options})
     if "delta_bias" in inputs:
         inputs["delta_bias"] = inputs["delta_bias"].abs()
-    return inputs
+    return {name: x.to(device) for name, x in inputs.items()}
 
 
-def compare(inputs, rtol=1e-6, **flags):
+def check(kernel, inputs, **flags):
     """The backend in float32 against the reference in float64: y, the last state, every gradient of y."""
-    actual = run(inputs, "mamba_ssm", use_state=False, y_weights=inputs["u"].dtype, **flags)
-    assert {name: x.dtype for name, x in inputs.items()} == {name: actual[name].dtype for name in inputs}
-    expected = run(widened(inputs), "reference", use_state=False, y_weights=inputs["u"].dtype, **flags)
-    assert actual["last_state"].dtype == torch.float32
-    for name, want in expected.items():
-        tolerance = {torch.bfloat16: 8e-3, torch.float16: 1e-3}.get(actual[name].dtype, rtol)
-        assert_close({name: actual[name].cpu().to(want.dtype)}, {name: want}, rtol=tolerance)
-    return actual
+    found = check_scan("mamba_ssm", inputs, kernel.rtol, (True, False), kernel.halves, **flags)
+    assert found["last_state"].dtype == torch.float32
+    return found
 
 
 @pytest.mark.parametrize("softplus", [False, True])
 @pytest.mark.parametrize("optional", [(), ("D",), ("z",), ("delta_bias",), SUPPORTED])
 @pytest.mark.parametrize(("B", "C"), FORMS)
-def test_forms_take_one_launch(B, C, optional, softplus, stand_in):
-    compare(make(B, C, optional=optional, tied_A=softplus), delta_softplus=softplus)
-    assert stand_in.launches == [(2, 6, 37)]
+def test_forms_take_one_launch(B, C, optional, softplus, kernel):
+    check(kernel, make(B, C, kernel.device, optional=optional, tied_A=softplus), delta_softplus=softplus)
+    assert kernel.launches in (None, [(2, 6, 37)])
 
 
 SEQUENCES = ("u", "delta", "B", "C", "z")
 
 
 @pytest.mark.parametrize("sizes, dtypes", [
-    *((dict(L=L), {}) for L in (1, 2, 63, 128, 257)),
+    *((dict(L=L), {}) for L in (1, 2, 63, 128, 257, 2500)),
     (dict(B="1 real", C="1 real", N=256, L=3, optional=()), {}),  # the kernel's most
     # One dtype goes to the kernel as it is; mixed ones meet in float32, and lose nothing on the way.
     *((dict(optional=optional), dict.fromkeys(SEQUENCES, dtype))
@@ -75,59 +141,58 @@ SEQUENCES = ("u", "delta", "B", "C", "z")
        dict(u=torch.bfloat16, B=torch.float16, z=torch.float16, D=torch.bfloat16))
       for optional in (("D", "z"), SUPPORTED)),
 ])  # fmt: skip
-def test_sizes_and_dtypes(sizes, dtypes, stand_in):
-    inputs = make(**sizes)
+def test_sizes_and_dtypes(sizes, dtypes, kernel):
+    inputs = make(device=kernel.device, **sizes)
     inputs |= {name: inputs[name].to(dtype) for name, dtype in dtypes.items() if name in inputs}
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not dtypes):  # which does not reach the kernel
-        compare(inputs, delta_softplus=True)
+    with torch.autocast(kernel.device, dtype=torch.bfloat16, enabled=not dtypes):  # which does not reach the kernel
+        check(kernel, inputs, delta_softplus=True)
+
+
+def misaligned(x):
+    """A view that begins in the middle of 16 bytes."""
+    return x.new_zeros(x.numel() + 1)[1:].view(x.shape).copy_(x)
 
 
 @pytest.mark.parametrize("L", [40, 128])
-def test_strides(L, stand_in):
+def test_strides(L, kernel):
     """Transposed, expanded, overlapping, misaligned and negated inputs; y keeps u's memory order."""
-    original = make(L=L)
+    original = make(L=L, device=kernel.device)
     inputs = dict(original)
     for name in ("u", "B"):
         inputs[name] = inputs[name].transpose(1, -1).contiguous().transpose(1, -1)
     inputs["C"] = torch.complex(inputs["C"], -inputs["C"]).conj().imag
     assert inputs["C"].is_neg()
-    actual = compare(inputs)
+    actual = check(kernel, inputs)
     assert actual["y"].stride() == inputs["u"].stride() and not actual["y"].is_contiguous()
 
     inputs = dict(original)
     inputs["delta"] = inputs["delta"][:, :1].expand_as(inputs["u"])
-    inputs["u"] = torch.linspace(-1, 1, 6 + L - 1).unfold(0, L, 1).expand(2, 6, L)  # overlapping rows
-    compare(inputs)
-    compare({name: torch.complex(x, -x).conj().imag for name, x in make("3 real", "constant", L=1, N=1).items()})
-    inputs["u"] = original["u"][:1, :, :1].expand(2, 6, L)
-    compare(inputs)
-    for name in ("u", "delta", "B"):  # views that begin in the middle of 16 bytes
-        x = original[name]
-        buffer = x.new_zeros(x.numel() + 1)
-        inputs[name] = buffer[1:].view(x.shape).copy_(x)
-    compare(inputs)
+    rows = torch.linspace(-1, 1, 6 + L - 1, device=kernel.device)
+    check(kernel, inputs | {"u": rows.unfold(0, L, 1).expand(2, 6, L)})  # which overlap
+    check(kernel, inputs | {"u": original["u"][:1, :, :1].expand(2, 6, L)})
+    check(kernel, original | {name: misaligned(original[name]) for name in ("u", "delta", "B", "z")})
+    one = make("3 real", "constant", kernel.device, L=1, N=1)
+    check(kernel, {name: torch.complex(x, -x).conj().imag for name, x in one.items()})
 
 
 @pytest.mark.parametrize("shape", ["transposed", "expanded", "part of a longer one"])
-def test_strides_of_the_incoming_gradient(shape, stand_in):
-    inputs = leaves(make(L=128, optional=("D",)))
-    y = selective_scan(**inputs, backend="mamba_ssm")
-    expected = selective_scan(**inputs, backend="reference")
-    weights = torch.randn(2, 6, 128)
+def test_strides_of_the_incoming_gradient(shape, kernel):
+    """And y, which may be changed in place."""
+    inputs = leaves(make(L=128, device=kernel.device, optional=("D",)))
+    weights = torch.randn(2, 6, 128, device=kernel.device)
     weights = {
         "transposed": weights.transpose(1, 2).contiguous().transpose(1, 2),
         "expanded": weights[:1, :1, :1].expand(2, 6, 128),
         "part of a longer one": torch.cat([weights[..., :1], weights], dim=-1)[..., 1:],
     }[shape]
-    for x, want in zip(
-        torch.autograd.grad(y, list(inputs.values()), weights),
-        torch.autograd.grad(expected, list(inputs.values()), weights),
-        strict=True,
-    ):
-        torch.testing.assert_close(x, want, rtol=1e-4, atol=1e-4)
+    grads = []
+    for backend in ("mamba_ssm", "reference"):
+        y = selective_scan(**inputs, backend=backend).mul_(2)
+        grads.append(torch.autograd.grad(y, list(inputs.values()), weights))
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4 if kernel.device == "cpu" else 1e-2)
 
 
-def test_gradient_through_the_last_state_raises(stand_in):
+def test_no_gradient_through_the_last_state_and_no_second_one(stand_in):
     inputs = make()
     x = leaves(inputs)
     y, state = selective_scan(**x, return_last_state=True, backend="mamba_ssm")
@@ -135,30 +200,14 @@ def test_gradient_through_the_last_state_raises(stand_in):
         (y.sum() + state.abs().sum()).backward()
     assert "\n" not in str(error.value)
     y, state = selective_scan(**x, return_last_state=True, backend="mamba_ssm")
-    (y.sum() + state.detach().abs().sum()).backward()
-    assert all(v.grad is not None for v in x.values())
+    with pytest.raises(RuntimeError, match="'mamba_ssm' gives first derivatives only"):
+        torch.autograd.grad(y.sum(), [x["u"]], create_graph=True)
     state_free = {name: v.detach().requires_grad_(name in ("C", "D", "z")) for name, v in inputs.items()}
     y, state = selective_scan(**state_free, return_last_state=True, backend="mamba_ssm")
     assert y.requires_grad and not state.requires_grad
     with torch.no_grad():
         y, state = selective_scan(**x, return_last_state=True, backend="mamba_ssm")
     assert not y.requires_grad and not state.requires_grad
-
-
-def test_second_derivatives_raise(stand_in):
-    inputs = leaves(make())
-    y = selective_scan(**inputs, backend="mamba_ssm")
-    with pytest.raises(RuntimeError, match="'mamba_ssm' gives first derivatives only"):
-        torch.autograd.grad(y.sum(), [inputs["u"]], create_graph=True)
-
-
-def test_y_may_be_changed_in_place(stand_in):
-    x = leaves(make(optional=()))
-    y = selective_scan(**x, backend="mamba_ssm")
-    y.mul_(2)
-    (grad,) = torch.autograd.grad(y.sum(), [x["u"]])
-    (want,) = torch.autograd.grad(2 * selective_scan(**x, backend="reference").sum(), [x["u"]])
-    torch.testing.assert_close(grad, want, rtol=1e-4, atol=1e-4)
 
 
 def vast(batch, D, N, L):
@@ -201,99 +250,43 @@ def test_refused_inputs(change, match, stand_in, monkeypatch):
     assert re.search(match, reason)
 
 
-def test_refused_devices(monkeypatch):
-    assert scan_backends("cpu")["mamba_ssm"] == "runs tensors on a CUDA device only; u is on cpu"
+@pytest.mark.parametrize("module", [mamba_ssm_scan, mamba_ssm_ssd])
+def test_installations_that_cannot_be_used(module, monkeypatch):
     cuda = torch.device("cuda")
-    refuse = mamba_ssm_scan._refuse_installation.__wrapped__  # without the cache
-    monkeypatch.setattr(mamba_ssm_scan, "_refuse_installation", refuse)
-    monkeypatch.setattr(mamba_ssm_scan, "find_spec", lambda name: None)
-    assert "selective_scan_cuda, is not installed" in mamba_ssm_scan.unsupported_reason(cuda, None)
+    monkeypatch.setattr(module, "_refuse_installation", module._refuse_installation.__wrapped__)  # without the cache
+    if find_spec("mamba_ssm") is None:
+        assert module.unsupported_reason(cuda, None).endswith("not installed")
+    monkeypatch.setattr(mamba_ssm_scan, "find_spec", lambda name: name)
 
     def fail():
         raise ImportError("undefined symbol: _ZN3c10\nmore")
 
-    monkeypatch.setattr(mamba_ssm_scan, "find_spec", lambda name: name)
-    monkeypatch.setattr(mamba_ssm_scan, "_kernel", fail)
-    reason = mamba_ssm_scan.unsupported_reason(cuda, None)
+    monkeypatch.setattr(module, "_kernel", fail)
+    reason = module.unsupported_reason(cuda, None)
     assert reason == "mamba-ssm is installed but cannot be imported: ImportError: undefined symbol: _ZN3c10"
-    monkeypatch.setattr(mamba_ssm_scan, "_kernel", lambda: None)
-    assert mamba_ssm_scan.unsupported_reason(cuda, None) is None
+    monkeypatch.setattr(module, "_kernel", lambda: None)
+    assert module.unsupported_reason(cuda, None) is None
 
 
-# The kernel itself.  It is compiled with fast math, so its exponential is good to about 1e-6 of its argument, and it
-# sums gradients in any order: the tolerance is that of mamba-ssm's own tests.
-
-
-@gpu
-@needs_the_kernel
-@pytest.mark.parametrize(("B", "C"), FORMS)
-@pytest.mark.parametrize("L", [37, 128, 2500])
-def test_forms_on_the_kernel(L, B, C):
-    compare({name: x.cuda() for name, x in make(B, C, L=L).items()}, rtol=1e-3, delta_softplus=True)
-
-
-@gpu
-@needs_the_kernel
-@pytest.mark.parametrize("optional", [("z",), SUPPORTED])
-def test_half_precision_on_the_kernel(optional):
-    """bfloat16: a build of mamba-ssm may lack float16."""
-    inputs = make(optional=optional)
-    inputs |= {name: inputs[name].bfloat16() for name in SEQUENCES}
-    compare({name: x.cuda() for name, x in inputs.items()}, rtol=2e-2, delta_softplus=True)
-
-
-@gpu
-@needs_the_kernel
-@pytest.mark.parametrize("L", [128, 2048])
-def test_misaligned_inputs_and_gradients_on_the_kernel(L):
-    inputs = make("2 real", "2 real", L=L, optional=("z",))
-    for name in ("u", "delta", "B", "z"):
-        x = inputs[name]
-        inputs[name] = torch.zeros(x.numel() + 1, device="cuda")[1:].view(x.shape).copy_(x)
-    inputs = {name: x.cuda() for name, x in inputs.items()}
-    compare(inputs, rtol=1e-3)
-    x = leaves(inputs)
-    y = selective_scan(**x, backend="mamba_ssm")
-    torch.cat([y[..., :1].detach(), y], dim=-1).square().sum().backward()
-    torch.cuda.synchronize()
-
-
-@pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("block", [None, MambaBlock])
-def test_auto_trains_and_validates_s6_by_this_kernel(block, bidirectional, stand_in, monkeypatch):
+def test_auto_trains_and_validates_s6_by_this_kernel(block, stand_in, monkeypatch):
     """As on a GPU; a state with a gradient, which the kernel lacks, comes from another backend."""
     assert AUTO["cuda"] == ("mamba_ssm", "triton", "eager")
     monkeypatch.setitem(AUTO, "cpu", ("mamba_ssm", "cpu", "eager"))
     torch.manual_seed(0)
-    spec = LayerSpec(S6, d_state=4, bidirectional=bidirectional)
+    spec = LayerSpec(S6, d_state=4)
     module = spec(6) if block is None else block(6, spec)
-    x, lengths, launches = torch.randn(2, 9, 6), torch.tensor([9, 5]), 1 + bidirectional
+    x, lengths = torch.randn(2, 9, 6), torch.tensor([9, 5])
     with record_backends() as used:
         loss = module(x, lengths).square().sum()
-        loss.backward()
-    assert used == {"selective scan": {"mamba_ssm": None}} and len(stand_in.launches) == launches
-    gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
+    gradients = torch.autograd.grad(loss, list(module.parameters()))
+    assert used == {"selective scan": {"mamba_ssm": None}} and len(stand_in.launches) == 1
+    module(x, lengths, return_last_state=True)
+    assert len(stand_in.launches) == 1
     with torch.no_grad():
         module(x, lengths)
-    assert len(stand_in.launches) == 2 * launches
-    if not bidirectional:
-        y, state = module(x, lengths, return_last_state=True)
-        (y.square().sum() + sum(part.square().sum() for part in tree_leaves(state))).backward()
-        assert len(stand_in.launches) == 2 * launches
-        with torch.no_grad():
-            module(x, lengths, return_last_state=True)
-        assert len(stand_in.launches) == 3 * launches
+        module(x, lengths, return_last_state=True)
+    assert len(stand_in.launches) == 3
     monkeypatch.setitem(AUTO, "cpu", ("cpu", "eager"))
-    module.zero_grad()
-    module(x, lengths).square().sum().backward()
-    for name, p in module.named_parameters():
-        torch.testing.assert_close(p.grad, gradients[name], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("form", ["complex", "zoh", "B_bias"])
-def test_auto_takes_another_backend_for_other_forms(form, stand_in, monkeypatch):
-    monkeypatch.setitem(AUTO, "cpu", ("mamba_ssm", "cpu", "eager"))
-    inputs = make_inputs(form == "complex", "1 real", "1 real", optional=("B_bias",) if form == "B_bias" else ())
-    inputs = {name: x.to(torch.complex64 if x.is_complex() else torch.float32) for name, x in inputs.items()}
-    selective_scan(**inputs, discretization="zoh" if form == "zoh" else "euler")
-    assert not stand_in.launches
+    wanted = torch.autograd.grad(module(x, lengths).square().sum(), list(module.parameters()))
+    torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-5)

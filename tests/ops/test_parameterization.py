@@ -62,13 +62,17 @@ def test_gradient_bounds_are_table_5(key):
 
 
 @every_form
-def test_every_value_is_in_the_range_and_the_inverse_finds_a_weight_for_it(p):
-    values = p.f(WEIGHTS)
-    low, high = p.range
+def test_values_fill_the_range_and_the_inverse_finds_a_weight_for_each(p):
+    values, (low, high) = p.f(WEIGHTS), p.range
     assert (values >= low).all() and (values <= high).all()
     torch.testing.assert_close(p.f(p.inverse(values)), values, rtol=1e-9, atol=1e-12)
     if p.name not in ("relu", "best", "clip"):  # these are not one to one
         torch.testing.assert_close(p.inverse(values), WEIGHTS, rtol=1e-9, atol=1e-9)
+    if p.row.stable == "always":
+        assert (values < 0).all() if p.time == "continuous" else (values.abs() < 1).all()
+    far = p.f(torch.tensor([-1e9, -30, -1.0, 0.0, 1.0, 30, 1e9], dtype=torch.float64))
+    for end, reached in ((low, far.min()), (high, far.max())):
+        assert reached.abs() > 1e8 if math.isinf(end) else (reached - end).abs() < 1e-8
 
 
 # Facts of the paper: best with b = 0.1 reaches -10, with b = 0.5 only -2; tanh (-1, 1), …
@@ -109,27 +113,10 @@ def test_best_reaches_as_far_as_its_b_says():
     assert Parameterization("best", "discrete").f(torch.zeros(())) == -1
 
 
-@every_form
-def test_the_ends_of_the_range_are_approached(p):
-    """What the range says is no wider than what f reaches."""
-    far = torch.tensor([-1e9, -30, -1.0, 0.0, 1.0, 30, 1e9], dtype=torch.float64)
-    values, (low, high) = p.f(far), p.range
-    for end, reached in ((low, values.min()), (high, values.max())):
-        assert reached.abs() > 1e8 if math.isinf(end) else (reached - end).abs() < 1e-8
-
-
-@pytest.mark.parametrize("p", [p for p in ALL if p.row.stable == "always"])
-def test_what_is_called_stable_is(p):
-    values = p.f(WEIGHTS)
-    assert (values < 0).all() if p.time == "continuous" else (values.abs() < 1).all()
-
-
-@pytest.mark.parametrize("time", ["continuous", "discrete"])
-def test_all_forms_start_from_the_same_eigenvalues(time):
-    values = torch.tensor([-1.9, -0.5, -1e-3] if time == "continuous" else [0.1, 0.5, 0.999], dtype=torch.float32)
-    for p in ALL:
-        if p.time == time:
-            torch.testing.assert_close(p.f(p.inverse(values)), values, rtol=1e-6, atol=1e-7)
+@pytest.mark.parametrize("p", ALL)
+def test_all_forms_start_from_the_same_eigenvalues(p):
+    values = torch.tensor([-1.9, -0.5, -1e-3] if p.time == "continuous" else [0.1, 0.5, 0.999], dtype=torch.float32)
+    torch.testing.assert_close(p.f(p.inverse(values)), values, rtol=1e-6, atol=1e-7)
 
 
 def test_eigenvalues_take_the_form_and_are_exp_without_one():

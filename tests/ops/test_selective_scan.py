@@ -1,104 +1,83 @@
-"""Every backend of the selective scan against the reference: values, last state and every gradient."""
+"""The selective scan by every backend: forms of the call, precision, memory, and the choice among backends."""
 
 from __future__ import annotations
 
-from unittest import mock
+import re
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lra_ssm.ops import causal_convolution, s4d_kernel, selective_scan
-from lra_ssm.ops.backends import eager
-from tests.ops.scan_cases import BACKENDS, FAST, OPTIONAL, Case, assert_close, make_inputs, random_reset, run
+from lra_ssm.ops import causal_convolution, prefer_backend, s4d_kernel, scan_backends, selective_scan
+from lra_ssm.ops.backends import eager, triton_call
+from tests.ops.scan_cases import (
+    BACKENDS,
+    OPTIONAL,
+    Case,
+    assert_close,
+    check_scan,
+    differentiated,
+    leaves,
+    make_inputs,
+    narrowed,
+    needs_compiled,
+    scan,
+    weighted_sum,
+    widened,
+)
 
 # A covering set: every form of B and C and every option in some combination, different groups for B and C.
 CASES = [
-    Case(B="constant", C="constant"),
-    Case(B="constant", C="2 real", softplus=True, reset=True, optional=OPTIONAL),
-    Case(B="2 real", C="constant", softplus=True, optional=("D", "B_bias"), tied_A=True),
-    Case(B="no group real", C="no group real", softplus=True, optional=("D", "z", "delta_bias")),
-    Case(B="1 real", C="4 real", softplus=True, reset=True, optional=("B_bias", "initial_state")),
-    Case(B="4 real", C="2 real", reset=True, optional=OPTIONAL, tied_A=True),
-    Case(B="constant", C="constant", zoh=True, softplus=True, reset=True, optional=OPTIONAL, tied_A=True),
-    Case(B="no group real", C="2 real", zoh=True, optional=("initial_state",)),
-    Case(B="2 real", C="no group real", zoh=True, softplus=True, reset=True, optional=OPTIONAL),
-    Case(B="2 real", C="constant", zoh=True, softplus=True, optional=("z", "B_bias")),
-    Case(B="4 real", C="1 real", zoh=True, softplus=True, optional=("D", "z", "delta_bias"), tied_A=True),
-    Case(complex_A=True, B="constant", C="constant", tied_A=True),
-    Case(complex_A=True, B="constant real", C="2 complex", softplus=True, reset=True, optional=OPTIONAL),
-    Case(complex_A=True, B="constant", C="4 interleaved", softplus=True, optional=("delta_bias", "B_bias")),
-    Case(complex_A=True, B="2 interleaved", C="constant", softplus=True, reset=True, optional=OPTIONAL),
-    Case(
-        complex_A=True,
-        B="no group interleaved",
-        C="no group interleaved",
-        softplus=True,
-        optional=("D", "z", "delta_bias"),
-    ),
-    Case(complex_A=True, B="1 real", C="2 complex", reset=True, optional=("B_bias",)),
-    Case(complex_A=True, B="4 complex", C="no group real", softplus=True, reset=True, optional=OPTIONAL, tied_A=True),
-    Case(
-        complex_A=True,
-        B="2 interleaved",
-        C="4 real",
-        zoh=True,
-        softplus=True,
-        optional=OPTIONAL,
-        tied_A=True,
-    ),
-    Case(
-        complex_A=True,
-        B="2 real",
-        C="constant real",
-        zoh=True,
-        softplus=True,
-        reset=True,
-        optional=("D", "z", "delta_bias", "initial_state"),
-    ),
-    Case(complex_A=True, B="constant", C="constant", zoh=True, softplus=True, reset=True, optional=OPTIONAL),
-    Case(
-        complex_A=True,
-        B="constant real",
-        C="1 interleaved",
-        zoh=True,
-        optional=("B_bias", "initial_state"),
-        tied_A=True,
-    ),
-    Case(
-        complex_A=True,
-        B="no group complex",
-        C="2 interleaved",
-        zoh=True,
-        softplus=True,
-        reset=True,
-        optional=OPTIONAL,
-    ),
-    Case(complex_A=True, B="4 interleaved", C="4 complex", zoh=True, reset=True, optional=("z",)),
+    Case("constant", "constant"),
+    Case("constant", "2 real", "softplus reset", OPTIONAL),
+    Case("2 real", "constant", "softplus tied_A", ("D", "B_bias")),
+    Case("no group real", "no group real", "softplus", ("D", "z", "delta_bias")),
+    Case("1 real", "4 real", "softplus reset", ("B_bias", "initial_state")),
+    Case("4 real", "2 real", "reset tied_A", OPTIONAL),
+    Case("constant", "constant", "zoh softplus reset tied_A", OPTIONAL),
+    Case("no group real", "2 real", "zoh", ("initial_state",)),
+    Case("2 real", "no group real", "zoh softplus reset", OPTIONAL),
+    Case("2 real", "constant", "zoh softplus", ("z", "B_bias")),
+    Case("4 real", "1 real", "zoh softplus tied_A", ("D", "z", "delta_bias")),
+    Case("constant", "constant", "complex_A tied_A"),
+    Case("constant real", "2 complex", "complex_A softplus reset", OPTIONAL),
+    Case("constant", "4 interleaved", "complex_A softplus", ("delta_bias", "B_bias")),
+    Case("2 interleaved", "constant", "complex_A softplus reset", OPTIONAL),
+    Case("no group interleaved", "no group interleaved", "complex_A softplus", ("D", "z", "delta_bias")),
+    Case("1 real", "2 complex", "complex_A reset", ("B_bias",)),
+    Case("4 complex", "no group real", "complex_A softplus reset tied_A", OPTIONAL),
+    Case("2 interleaved", "4 real", "complex_A zoh softplus tied_A", OPTIONAL),
+    Case("2 real", "constant real", "complex_A zoh softplus reset", ("D", "z", "delta_bias", "initial_state")),
+    Case("constant", "constant", "complex_A zoh softplus reset", OPTIONAL),
+    Case("constant real", "1 interleaved", "complex_A zoh tied_A", ("B_bias", "initial_state")),
+    Case("no group complex", "2 interleaved", "complex_A zoh softplus reset", OPTIONAL),
+    Case("4 interleaved", "4 complex", "complex_A zoh reset", ("z",)),
 ]
+# Interpreted, a case takes seconds: every option by default, with `pytest -m slow` every form of B and C too, and all
+# others with `-m trials`.
+BY_DEFAULT, SLOW = (1, 8, 16, 21), (4, 5, 7, 12, 13, 15, 18, 19, 20, 22, 23)
+INTERPRETED = [
+    pytest.param("triton", case, marks=() if i in BY_DEFAULT else pytest.mark.slow if i in SLOW else pytest.mark.trials)
+    for i, case in enumerate(CASES)
+]
+BY_CASE = [pytest.param("cpu", case, marks=needs_compiled) for case in CASES] + [("eager", case) for case in CASES]
 
 
-def compare(inputs, **flags):
-    """Every fast backend with the reference; eager in chunks of 16 steps, so that short inputs cross chunks."""
-    expected = run(inputs, "reference", **flags)
-    with mock.patch.object(eager, "STEPS", 16):
-        for backend in FAST:
-            assert_close(run(inputs, backend, **flags), expected, by=f"by {backend}")
+@pytest.mark.parametrize("backend, case", [*BY_CASE, *INTERPRETED], indirect=["backend"], ids=str)
+def test_forms_and_options(backend, case, monkeypatch):
+    """In pieces so short that the inputs cross them."""
+    if backend != "triton":
+        monkeypatch.setattr(eager, "STEPS", 16)
+        check_scan(backend, case.inputs(batch=3), **case.flags(batch=3))
+        return
+    for name, value in (("CHUNK", 4), ("MIN_SEGMENT", 4), ("processors", lambda device: 1000)):
+        monkeypatch.setattr(triton_call, name, value)
+    # random_reset's first item starts anew, the second goes on from the initial state
+    sizes = dict(L=6, batch=2 if "reset" in case.options else 1)
+    check_scan(backend, narrowed(case.inputs(**sizes)), 3e-6, **case.flags(**sizes))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_forms_and_options(case):
-    compare(case.inputs(batch=3), **case.flags(batch=3))
-
-
-@pytest.mark.parametrize("complex_A", [False, True])
-@pytest.mark.parametrize("L", [1, 2, 16, 63, 128, 257, 1024])
-def test_lengths(L, complex_A):
-    form = "2 interleaved" if complex_A else "2 real"
-    inputs = make_inputs(complex_A, form, "1 real", batch=1, D=2, N=2, L=L)
-    compare(inputs, discretization="zoh" if complex_A else "euler", delta_softplus=True, reset=random_reset(1, L))
-
-
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"], indirect=True)
 def test_by_hand(backend):
     """Two steps, one channel, one state, computed by hand."""
     ln2 = torch.log(torch.tensor(2.0, dtype=torch.float64))
@@ -116,28 +95,37 @@ def test_by_hand(backend):
 
 @pytest.mark.parametrize("discretization", ["euler", "zoh"])
 @pytest.mark.parametrize("complex_A", [False, True])
-@pytest.mark.parametrize("magnitude", [0.0, 1e-200, 1e-30, 1e-12, 1e-6, 1e-3])
-def test_small_A(magnitude, complex_A, discretization):
-    """Values and gradients stay right as A -> 0, and at A == 0."""
-    inputs = make_inputs(complex_A, "2 real", "1 real", L=21)
-    inputs["A"] = magnitude * inputs["A"]
-    inputs["A"][0, 0] = -0.5
-    compare(inputs, discretization=discretization)
+def test_small_A(complex_A, discretization, backend):
+    """From A = 0 and 1e-12 to 1; A's gradient entry by entry, where a naive (delta A_bar - B_bar)/A has no digit."""
+    batch, L = (1, 8) if backend == "triton" else (2, 200)
+    inputs = make_inputs(complex_A, "2 real", "1 real", N=8, batch=batch, L=L, optional=("B_bias",))
+    sizes = torch.cat([torch.zeros(1), torch.logspace(-12, 0, 31)]).view(4, 8)
+    inputs["A"] = sizes * inputs["A"] / inputs["A"].abs()
+    if backend != "triton":
+        check_scan(backend, inputs, discretization=discretization)
+    narrow = narrowed(inputs)
+    error = check_scan(backend, narrow, 3e-6, discretization=discretization)["A"]
+    truth = differentiated(scan("reference", discretization=discretization), widened(narrow))["A"]
+    error = (error - truth).abs()
+    assert (truth != 0).all() and (error <= 3e-5 * truth.abs()).all()
 
 
 @pytest.mark.parametrize("discretization", ["euler", "zoh"])
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"], indirect=True)
 def test_errors_of_phases_do_not_add_up(backend, discretization):
     """An impulse, 2,048 steps of different sizes later, in float32: a frequency that was rounded once, or a sine with
     an error of the same sign everywhere, would leave 7e-5 of it at some frequency."""
     generator = torch.Generator().manual_seed(0)
-    delta = 0.1 + 0.9 * torch.rand(1, 64, 2048, generator=generator)
-    A = torch.complex(torch.full((64, 1), -1e-4), 0.1 + 3 * torch.rand(64, 1, generator=generator))
-    u, one = torch.eye(2048)[:1].expand(1, 64, 2048), torch.ones(64, 1, dtype=torch.complex64)
-    flags = dict(discretization=discretization, return_last_state=True)
-    _, state = selective_scan(u, delta, A, one, one, backend=backend, **flags)
-    wide = [x.to(torch.complex128 if x.is_complex() else torch.float64) for x in (u, delta, A, one, one)]
-    _, truth = selective_scan(*wide, backend="reference", **flags)
+    one = torch.ones(64, 1, dtype=torch.complex64)
+    inputs = {
+        "u": torch.eye(2048)[:1].expand(1, 64, 2048),
+        "delta": 0.1 + 0.9 * torch.rand(1, 64, 2048, generator=generator),
+        "A": torch.complex(torch.full((64, 1), -1e-4), 0.1 + 3 * torch.rand(64, 1, generator=generator)),
+        "B": one,
+        "C": one,
+    }
+    _, state = scan(backend, discretization=discretization)(**inputs)
+    _, truth = scan("reference", discretization=discretization)(**widened(inputs))
     assert (state / truth - 1).abs().max() < 3e-5
 
 
@@ -150,3 +138,72 @@ def test_kernel_and_convolution_agree_with_the_scan(complex_A):
     y = selective_scan(**inputs, discretization="zoh")
     kernel = s4d_kernel(delta, inputs["A"], inputs["B"], inputs["C"], 300)
     torch.testing.assert_close(y, causal_convolution(inputs["u"], kernel), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"], indirect=True)
+@pytest.mark.parametrize("softplus", [False, True])
+def test_one_delta_for_all_steps(softplus, backend):
+    """delta (D,), and its bias's and softplus's gradients, are those of the same delta at every step."""
+    inputs = make_inputs(True, "2 interleaved", "1 complex", L=50)
+    inputs["delta"] = delta = inputs["delta"][0, :, 0].clone()
+    inputs["delta_bias"] = inputs["delta_bias"].abs()
+    call = scan(backend, discretization="zoh", delta_softplus=softplus)
+    expected = differentiated(call, {**inputs, "delta": delta[:, None].expand(2, 4, 50)})
+    expected["delta"] = expected["delta"].sum((0, 2))
+    assert_close(differentiated(call, inputs), expected, rtol=1e-10)
+
+
+def test_interleaved_equals_complex():
+    inputs, call = make_inputs(True, "2 complex", "1 complex"), scan("reference", discretization="zoh")
+    expected = differentiated(call, inputs)
+    for name in "BC":
+        inputs[name] = torch.view_as_real(inputs[name]).flatten(-2)
+        expected[name] = torch.view_as_real(expected[name].resolve_conj()).flatten(-2)
+    assert_close(differentiated(call, inputs), expected)
+
+
+class _LargestAllocation(TorchDispatchMode):
+    def __init__(self, ignore):
+        super().__init__()
+        self.bytes, self.ignore = 0, {x.untyped_storage().data_ptr() for x in ignore}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in self.ignore:
+                self.bytes = max(self.bytes, x.untyped_storage().nbytes())
+        return out
+
+
+@pytest.mark.parametrize("fast", BACKENDS)
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_memory(complex_A, fast):
+    """Nothing of B D L N elements is ever allocated, forward or backward; the reference shows that the test sees it."""
+    form = "1 interleaved" if complex_A else "1 real"
+    share = {}
+    for backend, L in ((fast, 1024), ("reference", 64)):
+        x = leaves(make_inputs(complex_A, form, form, D=32, N=32, L=L, dtype=torch.float32))
+        with _LargestAllocation(x.values()) as mode:
+            y, state = scan(backend, discretization="zoh")(**x)
+            assert mode.bytes >= y.numel() * 4
+            if backend == fast:
+                torch.autograd.grad(weighted_sum(y, state), list(x.values()))
+        share[backend] = mode.bytes / (2 * 32 * L * 32 * (8 if complex_A else 4))
+    assert share["reference"] >= 1
+    assert share[fast] <= 1 / 8
+
+
+def test_the_choice_among_backends():
+    inputs = make_inputs(False, "1 real", "1 real", dtype=torch.float32, optional=())
+    support = scan_backends()
+    assert set(support) == {"triton", "mamba_ssm", "cpu", "eager", "reference"}
+    assert support["eager"] is support["reference"] is None
+    best = "eager" if support["cpu"] else "cpu"
+    assert torch.equal(selective_scan(**inputs), selective_scan(**inputs, backend=best))
+    assert "on a CPU only" in scan_backends("cuda")["cpu"]
+    with pytest.raises(ValueError, match="backend: 'cpu' cannot run this call.*meta"):
+        selective_scan(**{name: x.to("meta") for name, x in inputs.items()}, backend="cpu")
+    reason = re.escape(f"'mamba_ssm' cannot run this call: {support['mamba_ssm']}")
+    with prefer_backend("mamba_ssm"), pytest.raises(ValueError, match=reason):  # which "auto" then means
+        selective_scan(**inputs)
+    selective_scan(**inputs)

@@ -8,55 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lra_ssm.ops import prefer_backend, selective_scan, ssd_scan, ssd_scan_reference, ssd_step
-from lra_ssm.ops.backends import eager_ssd, mamba_ssm_ssd
-from tests.ops.scan_cases import assert_close, differentiated, narrowed, random_reset, weighted_sum, widened
-from tests.pairwise import pairwise
+from lra_ssm.ops import prefer_backend, selective_scan, ssd_scan, ssd_scan_reference
+from lra_ssm.ops.backends import mamba_ssm_ssd
+from tests.ops.operators import make_ssd as make
+from tests.ops.scan_cases import assert_close, compare, differentiated, narrowed, random_reset
 
 OPTIONAL = ("D", "initial_state")
 
 
-def make(*, batch=2, L=63, H=4, P=3, G=2, N=5, optional=OPTIONAL, decay=1.0, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def randn(*shape):
-        return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype)
-
-    inputs = {
-        "x": randn(batch, L, H, P),
-        "delta": 0.3 * randn(batch, L, H).abs() + 0.01,
-        "A": -decay * (randn(H).abs() + 0.2),
-        "B": randn(batch, L, G, N),
-        "C": randn(batch, L, G, N),
-        "D": randn(H),
-        "initial_state": randn(batch, H, P, N),
-    }
-    return {name: x for name, x in inputs.items() if name not in OPTIONAL or name in optional}
-
-
-def run(inputs, backend, **flags):
-    """y, the last state and every gradient, by name."""
-    return differentiated(partial(ssd_scan, return_last_state=True, backend=backend, **flags), inputs)
-
-
-def agree(inputs, rtol=1e-9, **flags):
-    expected = run(inputs, "reference", **{name: x for name, x in flags.items() if name != "chunk_size"})
-    assert_close(run(inputs, "eager", **flags), expected, rtol)
-
-
-@pairwise(
-        L=[1, 2, 63, 64, 257], chunk_size=[None, 1, 16], G=[1, 2, 4], with_reset=[False, True],
-        optional=[(), ("D",), OPTIONAL], rest=False,
-    )  # fmt: skip
-def test_against_the_loop(L, chunk_size, G, with_reset, optional, monkeypatch):
-    monkeypatch.setattr(eager_ssd, "CHUNKS", 3)
-    inputs = make(L=L, G=G, optional=optional)
-    agree(inputs, chunk_size=chunk_size, reset=random_reset(2, L) if with_reset else None)
-
-
-@pytest.mark.parametrize("with_reset", [False, True])
-def test_long(with_reset):
-    agree(make(L=1024), reset=random_reset(2, 1024) if with_reset else None)
+def scan(backend, **flags):
+    return partial(ssd_scan, return_last_state=True, backend=backend, **flags)
 
 
 def test_is_the_selective_scan_with_one_rate_and_step_for_a_head():
@@ -100,26 +61,13 @@ def test_what_is_not_finite_reaches_what_it_reaches_in_the_loop(name, bad):
     assert all(tensor.grad.isfinite().all() for tensor in inputs.values())
 
 
-@pytest.mark.parametrize("optional", [("initial_state",), OPTIONAL])
-def test_steps_are_the_scan(optional):
-    x = {name: value.requires_grad_() for name, value in make(L=6, optional=optional).items()}
-    y, last = ssd_scan(**x, return_last_state=True)
-    state, outputs = x["initial_state"], []
-    for k in range(6):
-        y_k, state = ssd_step(x["x"][:, k], x["delta"][:, k], x["A"], x["B"][:, k], x["C"][:, k], x.get("D"), state)
-        outputs.append(y_k)
-    losses = [weighted_sum(*pair) for pair in ((y, last), (torch.stack(outputs, 1), state))]
-    grads = [torch.autograd.grad(loss, list(x.values())) for loss in losses]
-    assert_close(dict(zip(x, grads[1], strict=True)), dict(zip(x, grads[0], strict=True)))
-
-
 @pytest.mark.parametrize("decay", [1e-6, 1e3, 1e8])
 def test_any_decay_is_finite_and_right_in_float32(decay):
     """No exponential of a positive number, and nothing of 0 times infinity, in either direction."""
     inputs = make(L=300, decay=decay)
-    wide = run(inputs, "reference")
+    wide = differentiated(scan("reference"), inputs)
     assert all(x.isfinite().all() for x in wide.values())
-    low = run(narrowed(inputs), "eager")
+    low = differentiated(scan("eager"), narrowed(inputs))
     rtol = 1e-4 if decay < 1 else 2e-6  # states that never forget add 300 rounded terms
     for name, expected in wide.items():
         if expected.abs().max() > 1e-30:  # of A, where no state is left to decay
@@ -129,54 +77,7 @@ def test_any_decay_is_finite_and_right_in_float32(decay):
 def test_a_strong_decay_takes_no_precision_from_what_follows_it():
     inputs = make(L=64, optional=())
     inputs["delta"][:, ::16] = 1e4
-    wide, low = run(inputs, "reference"), run(narrowed(inputs), "eager")
-    assert_close(widened(low), wide, 5e-6)
-
-
-def test_dtypes_and_autocast():
-    wide = make(L=70)
-    low = {name: x.bfloat16() if name in ("x", "B", "C") else x.float() for name, x in wide.items()}
-    rounded = widened(low)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = run(low, "auto")
-    expected = run(rounded, "reference")
-    dtypes = {name: x.dtype for name, x in got.items()}
-    assert dtypes == {"y": torch.bfloat16, "last_state": torch.float32} | {name: x.dtype for name, x in low.items()}
-    for name, want in expected.items():
-        assert_close({name: got[name].double()}, {name: want}, 1e-2)
-    assert_close({"s": got["last_state"].double()}, {"s": expected["last_state"]}, 1e-6)
-    assert ssd_scan(**(low | {"delta": wide["delta"]}), return_last_state=True)[1].dtype == torch.float64
-
-
-def test_the_meta_device():
-    assert ssd_scan(**{name: x.to("meta") for name, x in make(L=33).items()}).shape == (2, 33, 4, 3)
-
-
-WRONG = [
-    ({"x": torch.zeros(2, 5, 4)}, r"x: shape \(2, 5, 4\); expected \(batch, L, H, P\)"),
-    ({"B": torch.zeros(2, 5, 3, 5)}, r"B: shape \(2, 5, 3, 5\); expected \(batch, L, G, N\) with G dividing H = 4"),
-    ({"C": torch.zeros(2, 5, 1, 5)}, r"C: shape \(2, 5, 1, 5\); expected \(batch, L, G, N\) = \(2, 5, 2, 5\)"),
-    ({"A": torch.zeros(4, 5)}, r"A: shape \(4, 5\); expected \(H,\) = \(4,\)"),
-    ({"delta": None}, "delta: None; expected a tensor"),
-    ({"D": 3.0}, "D: float; expected a tensor"),
-    ({"x": torch.zeros(2, 5, 4, 3, dtype=torch.int64)}, "x: dtype torch.int64; expected a real floating dtype"),
-    (
-        {"initial_state": torch.zeros(2, 4, 5, 3)},
-        r"initial_state: shape .*expected \(batch, H, P, N\) =",
-    ),
-    ({"reset": torch.zeros(2, 5)}, "reset: torch.float32; expected a bool tensor"),
-    ({"chunk_size": 0}, "chunk_size: 0; expected at least 1"),
-    ({"A": torch.zeros(4, device="meta")}, "A: on meta; expected cpu, where x is"),
-    ({"backend": "cpu"}, "backend: 'cpu'; expected 'auto' or one of 'eager', 'mamba_ssm', 'reference'"),
-    ({"backend": "mamba_ssm"}, "backend: 'mamba_ssm' cannot run this call: runs tensors on a CUDA device only"),
-]
-
-
-@pytest.mark.parametrize("wrong, message", WRONG)
-def test_what_does_not_fit_is_one_line(wrong, message):
-    with pytest.raises(ValueError, match=message) as error:
-        ssd_scan(**(make(L=5) | wrong))
-    assert "\n" not in str(error.value)
+    compare(scan("eager"), scan("reference"), narrowed(inputs), 5e-6)
 
 
 def test_a_preferred_backend_without_it_leaves_the_choice():
@@ -217,20 +118,14 @@ def stand_in(monkeypatch):
 @pytest.mark.parametrize("optional", [(), OPTIONAL])
 @pytest.mark.parametrize("with_reset", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_mamba_ssm_by_a_stand_in(optional, with_reset, dtype, stand_in):
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        inputs = make(L=37, optional=optional, dtype=torch.float32)
-        inputs["x"] = inputs["x"].to(dtype)  # B and C are brought to its dtype
-        reset = random_reset(2, 37) if with_reset else None
-        got = run(inputs, "mamba_ssm", reset=reset)
-        expected = run(widened(inputs), "reference", reset=reset)
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert {name: x.dtype for name, x in inputs.items()} == {name: got[name].dtype for name in inputs}
-    for name, want in expected.items():
-        assert_close({name: got[name].double()}, {name: want}, 1e-6 if dtype == torch.float32 else 2e-2)
+def test_mamba_ssm_by_a_stand_in(optional, with_reset, dtype, stand_in, monkeypatch):
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    inputs = make(L=37, optional=optional, dtype=torch.float32)
+    inputs["x"] = inputs["x"].to(dtype)  # B and C are brought to its dtype, in which their values are here
+    inputs |= {name: inputs[name].to(dtype).float() for name in "BC"}
+    reset = random_reset(2, 37) if with_reset else None
+    rtol = 1e-6 if dtype == torch.float32 else 2e-2
+    compare(scan("mamba_ssm", reset=reset), scan("reference", reset=reset), inputs, rtol)
     assert vars(stand_in.calls[-1]) == {"chunk_size": 256, "dtype": dtype}
     ssd_scan(**inputs | {"x": inputs["x"].bfloat16()}, backend="mamba_ssm", chunk_size=64)
     assert stand_in.calls[-1].chunk_size == 64
@@ -238,7 +133,7 @@ def test_mamba_ssm_by_a_stand_in(optional, with_reset, dtype, stand_in):
 
 def test_mamba_ssm_is_refused_where_it_would_be_wrong(stand_in):
     wide = make(L=5)
-    single = {name: x.float() for name, x in wide.items()}
+    single = narrowed(wide)
     empty = {name: x[:0].bfloat16() if x.dim() > 1 else x for name, x in single.items()}
     for inputs, said in ((wide, "float64: "), (single, "float32: .*TF32"), (empty, "batch = 0")):
         with pytest.raises(ValueError, match=f"backend: 'mamba_ssm' cannot run this call: {said}"):
@@ -248,9 +143,3 @@ def test_mamba_ssm_is_refused_where_it_would_be_wrong(stand_in):
     (grad,) = torch.autograd.grad(y.float().square().sum(), x["x"], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.float().sum().backward()
-
-
-def test_the_device_and_the_installation_are_looked_at():
-    assert "runs tensors on a CUDA device only" in str(mamba_ssm_ssd.unsupported_reason(torch.device("cpu"), None))
-    reason = mamba_ssm_ssd.unsupported_reason(torch.device("cuda"), None)
-    assert reason is None or reason.startswith("mamba-ssm is ")

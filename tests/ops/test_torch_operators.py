@@ -13,10 +13,10 @@ from lra_ssm.ops.backends import (
     triton_s4d_kernel,
     triton_scan,
 )
-from tests.ops import test_convolution, test_depthwise_convolution
-from tests.ops.scan_cases import make_inputs, narrowed, needs_compiled, random_reset
+from tests.ops.operators import make_depthwise, make_linear
+from tests.ops.scan_cases import DEVICE, make_inputs, narrowed, needs_compiled, random_reset
+from tests.ops.test_convolution import kernel_inputs
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("u", "delta", "A", "B", "C", "B_bias", "D", "z", "delta_bias", "initial_state")
 
 
@@ -25,8 +25,8 @@ def scan_inputs(x, reset=None):
 
 
 def linear():
-    a, b = torch.rand(3, dtype=torch.complex128), torch.randn(2, 9, 3, dtype=torch.complex128)
-    return a, b, b[:, 0], random_reset(2, 9)
+    a, b, initial = make_linear(L=9).values()
+    return a, b.transpose(1, 2), initial, random_reset(2, 9)
 
 
 def in_the_layers_layout():
@@ -42,46 +42,35 @@ def small(complex_A):
 
 
 def depthwise():
-    return *test_depthwise_convolution.make(6, 3, batch=1, D=2).values(), torch.zeros(1, 6, dtype=torch.bool), True
+    return *make_depthwise(6, 3, batch=1, D=2).values(), torch.zeros(1, 6, dtype=torch.bool), True
 
 
-CPU = {
-    "linear scan": (cpu_linear_scan.constant_scan, linear),
-    "selective scan, complex": (
+OPERATORS = {
+    "C++, linear scan": (cpu_linear_scan.constant_scan, linear),
+    "C++, selective scan, complex": (
         cpu_scan.operator.scan,
         lambda: scan_inputs(make_inputs(True, "2 interleaved", "constant", L=9), random_reset(2, 9)),
     ),
-    "S4D": (cpu_s4d_kernel.s4d_kernel_zoh, lambda: (*test_convolution.kernel_inputs(True, several=2), 70, False)),
+    "C++, selective scan, real": (cpu_scan.operator.scan, lambda: scan_inputs(in_the_layers_layout())),
+    "C++, S4D": (cpu_s4d_kernel.s4d_kernel_zoh, lambda: (*kernel_inputs(True, several=2), 70, False)),
+    "Triton, selective scan, complex": (triton_scan.operator.scan, lambda: scan_inputs(small(True))),
+    "Triton, selective scan, real": (triton_scan.operator.scan, lambda: scan_inputs(small(False))),
+    "Triton, S4D": (triton_s4d_kernel.s4d_kernel_zoh, lambda: (*kernel_inputs(True, several=2), 70, True)),
+    "Triton, depthwise": (triton_depthwise.convolution, depthwise),
 }  # fmt: skip
-SLOW_CPU = {"selective scan, real": (cpu_scan.operator.scan, lambda: scan_inputs(in_the_layers_layout()))}
-TRITON = {"selective scan, complex": (triton_scan.operator.scan, lambda: scan_inputs(small(True)))}
-SLOW_TRITON = {
-    "selective scan, real": (triton_scan.operator.scan, lambda: scan_inputs(small(False))),
-    "S4D": (triton_s4d_kernel.s4d_kernel_zoh, lambda: (*test_convolution.kernel_inputs(True, several=2), 70, True)),
-    "depthwise": (triton_depthwise.convolution, depthwise),
-}
+SLOW = ("C++, selective scan, real", "Triton, selective scan, real", "Triton, S4D", "Triton, depthwise")
+NAMES_AND_COSTS = [
+    pytest.param(name, marks=[*([needs_compiled] * ("C++" in name)), *([pytest.mark.slow] * (name in SLOW))])
+    for name in OPERATORS
+]
 
 
-def cases(table, slow):
-    return [pytest.param(*of, id=name) for name, of in table.items()] + [
-        pytest.param(*of, id=name, marks=pytest.mark.slow) for name, of in slow.items()
-    ]
-
-
-def check(operator, arguments, device="cpu"):
-    arguments = [x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments]
+@pytest.mark.parametrize("name", NAMES_AND_COSTS)
+def test_operators(name, interpreter):
+    operator, arguments = OPERATORS[name]
+    device = DEVICE if "Triton" in name else "cpu"
+    arguments = [x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments()]
     for x in arguments:
         if isinstance(x, torch.Tensor) and x.dtype != torch.bool:
             x.requires_grad_()
     torch.library.opcheck(operator, tuple(arguments))
-
-
-@needs_compiled
-@pytest.mark.parametrize("operator, arguments", cases(CPU, SLOW_CPU))
-def test_operators_in_cpp(operator, arguments):
-    check(operator, arguments())
-
-
-@pytest.mark.parametrize("operator, arguments", cases(TRITON, SLOW_TRITON))
-def test_operators_in_triton(operator, arguments, interpreter):
-    check(operator, arguments(), DEVICE)

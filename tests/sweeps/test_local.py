@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from itertools import accumulate
@@ -11,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lra_ssm.sweeps.local import run_local
 from lra_ssm.sweeps.submit import SweepFolder
-
-CHECKOUT = Path(__file__).parents[2]
+from tests.runner import Command
 
 # An interpreter that knows only fit and test, and trains nothing: what a run with seed N does is in the file seedN.
 INTERPRETER = """#!/bin/bash
@@ -36,20 +35,13 @@ touch ready$seed
 while true; do sleep 0.05; done
 """
 SAVES = 'record interrupted; echo "lra-ssm: stopped by SIGTERM at step 7, saved"; echo stopped >> calls; exit 143'
-CODE = """
-import sys
-from pathlib import Path
-from lra_ssm.sweeps import local, submit
-sys.executable = "./python"
-folder = submit.SweepFolder(Path("runs/sweeps/mine-01234567"))
-sys.exit(local.run_local([run for run in folder.runs if run.record.missing], int(sys.argv[1])))
-"""
+SWEEP = Path("runs/sweeps/mine-01234567")
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A sweep of four seeds of one config."""
-    path = tmp_path / "runs/sweeps/mine-01234567"
+    path = tmp_path / SWEEP
     path.mkdir(parents=True)
     lines = [f"mine/{i:010d} --config=mine.yaml --seed_everything={i}\n" for i in range(1, 5)]
     (path / "runs.txt").write_text("".join(lines))
@@ -58,19 +50,13 @@ def folder(tmp_path):
     return SweepFolder(path)
 
 
-def start(base: Path, at_a_time: int, **env: str) -> subprocess.Popen:
-    """`run_local` in its own process, with the interpreter above."""
-    given = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    return subprocess.Popen(
-        [sys.executable, "-c", CODE, str(at_a_time)], cwd=base, env={**given, "PYTHONPATH": str(CHECKOUT), **env},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-
-
-def end(process: subprocess.Popen) -> tuple[int, str]:
-    """The exit code and what was printed."""
-    out, _ = process.communicate(timeout=60)
-    return process.returncode, out
+def train(arguments: list[str]) -> int:
+    """Run what is missing of that sweep with the interpreter above: so many at a time, with so many threads."""
+    sys.executable = "./python"
+    os.environ.pop("OMP_NUM_THREADS")
+    if arguments[1:]:
+        os.environ["OMP_NUM_THREADS"] = arguments[1]
+    return run_local([run for run in SweepFolder(SWEEP).runs if run.record.missing], int(arguments[0]))
 
 
 def wait_for(*files: Path) -> None:
@@ -87,7 +73,7 @@ def calls(base: Path) -> list[str]:
 def test_each_run_is_trained_and_tested_so_many_at_a_time(tmp_path, folder):
     for seed in (1, 2, 3):
         (tmp_path / f"seed{seed}").write_text("echo 1 >> times; sleep 0.3; echo -1 >> times")
-    code, out = end(start(tmp_path, 2))
+    code, out, _ = Command(["2"], tmp_path, call=train).wait()
     assert code == 0, out
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     assert sorted(calls(tmp_path)) == sorted(f"{c} {i} {threads}" for c in ("fit", "test") for i in (1, 2, 3, 4))
@@ -101,13 +87,13 @@ def test_a_failed_run_stops_no_other_and_the_same_command_goes_on(tmp_path, fold
     (tmp_path / "seed1").write_text("echo 'lra-ssm: error: no data root'; exit 2")
     (tmp_path / "seed2").write_text("[ $command = fit ] || { echo 'lra-ssm: error: the disk is full'; exit 2; }")
     (tmp_path / "seed3").write_text("record started; kill -KILL $$")
-    code, out = end(start(tmp_path, 1))
+    code, out, _ = Command(["1"], tmp_path, call=train).wait()
     assert code == 1 and "run 4 done" in out
     log = folder.runs[0].log.relative_to(tmp_path)
     for number, reason in enumerate((rf"no data root \({log}\)", "the disk is full", ""), 1):
         assert re.search(rf"run {number} not done after [\d.]+ s: {reason}", out)
         (tmp_path / f"seed{number}").unlink()
-    assert end(start(tmp_path, 4, OMP_NUM_THREADS="3"))[0] == 0  # the user's own number of threads stays
+    assert Command(["4", "3"], tmp_path, call=train).wait().code == 0  # the user's own number of threads stays
     assert sum(line.startswith("fit 4 ") for line in calls(tmp_path)) == 1 and "test 1 3" in calls(tmp_path)
 
 
@@ -115,12 +101,11 @@ def test_a_failed_run_stops_no_other_and_the_same_command_goes_on(tmp_path, fold
 def test_a_signal_is_passed_on_once_and_waited_for(tmp_path, folder, signum):
     for seed in (1, 2):
         (tmp_path / f"seed{seed}").write_text(WORKS.format(SAVES))
-    process = start(tmp_path, 2)
+    command = Command(["2"], tmp_path, call=train)
     wait_for(tmp_path / "ready1", tmp_path / "ready2")
-    process.send_signal(signum)
-    if signum == signal.SIGTERM:
-        process.send_signal(signum)  # as `timeout` does, which signals a process and its group
-    code, out = end(process)
+    for _ in range(2 if signum == signal.SIGTERM else 1):  # twice as of `timeout`: to a process and to its group
+        os.kill(command.process.pid, signum)
+    code, out, _ = command.wait()
     assert code == 128 + signum, out
     assert calls(tmp_path).count("stopped") == 2 and "test 1" not in out and "run 3 begins" not in out
     assert re.search(r"run 1 not done after [\d.]+ s: stopped by SIGTERM at step 7, saved", out)
@@ -128,10 +113,9 @@ def test_a_signal_is_passed_on_once_and_waited_for(tmp_path, folder, signum):
 
 def test_a_second_ctrl_c_kills_all(tmp_path, folder):
     (tmp_path / "seed1").write_text(WORKS.format("touch asked$seed"))
-    process = start(tmp_path, 1)
-    wait_for(tmp_path / "ready1")
-    process.send_signal(signal.SIGINT)
-    wait_for(tmp_path / "asked1")
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    assert end(process)[0] == 130 and SweepFolder(folder.path).runs[0].record.record["status"] == "started"
+    command = Command(["1"], tmp_path, call=train)
+    for file in ("ready1", "asked1"):
+        wait_for(tmp_path / file)
+        assert command.process.is_alive()
+        os.kill(command.process.pid, signal.SIGINT)
+    assert command.wait().code == 130 and SweepFolder(folder.path).runs[0].record.record["status"] == "started"

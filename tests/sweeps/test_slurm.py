@@ -77,7 +77,7 @@ def states(folder, name):
 
 def assert_same_weights(path, other):
     ours, theirs = (torch.load(p / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for p in (path, other))
-    assert ours.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 def assert_undisturbed(runs, folder):

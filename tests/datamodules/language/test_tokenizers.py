@@ -1,14 +1,10 @@
 """Tokenizers: published rules on texts small enough to do by hand; files of `tokenizers`; what a setting may name."""
 
 import json
-import os
 import pickle
 import random
 import re
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,11 +68,8 @@ def test_words_are_those_of_the_public_code():
     assert tokens(tokenizer, "the  new\r\n") == tokens(tokenizer, "the new") == [2, 5, 0]
     assert tokenizer.decode([1, 4, 1, 0, 0, 2, 3, 0, 0, 0, 2]) == "= A =\n\nthe a\n\n\nthe"
     ends = {"": [0], "\n": [0], "a": [3, 0], "a\n": [3, 0], "a\n\n": [3, 0, 0]}  # every text ends once
-    assert {text: tokens(tokenizer, text) for text in ends} == ends and tokens(tokenizer, "a\na", last=False) == [
-        3,
-        0,
-        3,
-    ]
+    assert {text: tokens(tokenizer, text) for text in ends} == ends
+    assert tokens(tokenizer, "a\na", last=False) == [3, 0, 3]
     forged = made("words", "b a a <eos> <eos> <eos>")  # no <unk> in the texts: it comes last; no word ends a line
     assert words(forged) == ["<eos>", "a", "b", "<unk>"] and tokens(forged, "a <eos> c") == [2, 1, 4, 0]
     assert words_of(["a", "<unk>"]).unknown("a b\nc <unk> b <eos>") == ["b", "c", "<eos>"]
@@ -298,7 +291,6 @@ def test_texts_that_become_the_end_or_no_token_are_refused():
         ("[" * 100_000, None, "is not a tokenizer: not JSON"),
         ("\udcff", None, "is not a tokenizer: not JSON"),
         ("[1]", None, "is not a tokenizer: JSON, but not an object"),
-        ("{}", None, "is not a tokenizer.json that `tokenizers` reads (Cannot instantiate Tokenizer from buffer"),
         ('{"model": 3}', None, "is not a tokenizer.json that `tokenizers` reads"),
         (word_level("[UNK]", "a"), None, "which token ends a text is not known; give end_of_text; special are [UNK]"),
         (word_level("</s>", "a"), "</S>", "end_of_text '</S>' is not one of its tokens; did you mean '</s>'?"),
@@ -313,23 +305,10 @@ def test_what_is_not_a_tokenizer_is_refused_in_a_line(content, given, message, t
     assert "tokenizer.json: " in str(error.value) and len(str(error.value)) < 400
 
 
-def test_a_bpe_is_the_same_however_it_is_made(tmp_path):
-    """With other numbers of threads, in other processes, whose strings have other hashes."""
-    (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
-    code = (
-        "import json, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from lra_ssm.datamodules.language.tokenizer_spec import parse_tokenizer, train_tokenizer\n"
-        "print(train_tokenizer(parse_tokenizer('bpe:500'), json.load(open('texts.json'))).digest)"
-    )
-    command = [sys.executable, "-c", code, str(Path(__file__).parents[3])]
-    digests = set()
-    for number in "14":
-        environment = {**os.environ, "RAYON_NUM_THREADS": number, "PYTHONHASHSEED": number}
-        digests.add(subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True).stdout)
-    assert len(digests) == 1
-    tokenizer = made("bpe:257", "abab")  # all bytes and an end
+def test_a_bpe_has_all_bytes_an_end_and_at_most_so_many_tokens():
+    tokenizer = made("bpe:257", "abab")
     assert (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.end_of_text_name) == (257, 0, END)
-    assert made("bpe:5000", "abab").vocab_size == 259  # at most: ab, abab
+    assert made("bpe:5000", "abab").vocab_size == 259  # ab, abab
 
 
 @pytest.mark.network
