@@ -167,12 +167,13 @@ def test_any_strides(of, request):
 
 
 @pytest.mark.parametrize("of, autocast", less_interpreted([True, False]), indirect=["of"])
-def test_mixed_dtypes(of, autocast):
+def test_mixed_dtypes(of, autocast, request):
     """Arithmetic and state are in single precision, autocast or not; y and gradients in that of what they belong to."""
     inputs = of.make(L=of.L, dtype=torch.float32)
     inputs |= {name: inputs[name].to(dtype) for name, dtype in of.low.items()}
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        found = compare(of.call, of.slow, inputs, 4e-6, halves=1 + of.interpreted)  # the interpreter truncates
+        truncates = of.interpreted and "depthwise" in request.node.name  # as Triton's interpreter rounds to bfloat16
+        found = compare(of.call, of.slow, inputs, 2e-6, halves=1 + truncates)
     assert found["y"].dtype == inputs[of.read].dtype
     single = torch.promote_types(inputs[of.state].dtype, torch.float32)
     assert found["last_state"].dtype == (single if of.state != "initial" else inputs[of.read].dtype)
