@@ -145,7 +145,10 @@ def ssd(**more: Any) -> Operator:
     return Operator(
         partial(ssd_scan, return_last_state=True, backend="eager"), ssd_loop, make_ssd,
         dict.fromkeys(("x", "delta", "B", "C"), 1), low=dict.fromkeys(("x", "B", "C"), bf16),
-        forms=[(dict(G=G), dict(chunk_size=size)) for G in (1, 2, 4) for size in (None, 1, 16)],
+        forms=[
+            *((dict(G=G), dict(chunk_size=size)) for G in (1, 2, 4) for size in (None, 1, 16)),
+            *((dict(G=G), dict(chunk_size=size, delayed=True)) for G, size in ((1, None), (4, 16))),
+        ],
         optional=("D", "initial_state"), infinite=False, **more,
     )  # fmt: skip
 
