@@ -94,7 +94,7 @@ class Mamba3(RecurrentLayer):
         rows = dict(zip(PROJECTIONS, [*self.sizes, H], strict=True))
         for name, n in rows.items():
             self.register_parameter(name, nn.Parameter(torch.empty(n, D).uniform_(-1, 1) * D**-0.5))
-        self.delta_bias = nn.Parameter(inverse_softplus(log_uniform_delta(H, delta_min, delta_max).clamp(min=1e-4)))
+        self.delta_bias = nn.Parameter(inverse_softplus(log_uniform_delta(H, delta_min, delta_max)))
         self.B_norm, self.C_norm = nn.Parameter(torch.ones(N)), nn.Parameter(torch.ones(N))
         self.B_bias, self.C_bias = nn.Parameter(torch.ones(H, N)), nn.Parameter(torch.ones(H, N))
         self.D = nn.Parameter(torch.ones(H))

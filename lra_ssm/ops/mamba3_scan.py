@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lra_ssm.ops.ssd_scan import ssd_scan
-from lra_ssm.ops.tensors import is_nonfinite, without_nonfinite
+from lra_ssm.ops.tensors import is_nonfinite, without_autocast, without_nonfinite
 
 
 def mamba3_scan(
@@ -73,7 +73,8 @@ def mamba3_scan(
     if valid is not None:
         delta = delta.masked_fill(~valid.unsqueeze(-1), 0)
     turn = delta.double().unsqueeze(-1) * angles.double().unsqueeze(2)  # (batch, L, H, R)
-    phase = without_nonfinite(turn).cumsum(1).remainder(2 * math.pi).to(work)
+    finite = turn if reset is None else without_nonfinite(turn)
+    phase = finite.cumsum(1).remainder(2 * math.pi).to(work)
     if reset is not None:  # an inf or NaN counts at its position; the state brings it to the rest of its document
         phase = phase.masked_fill(is_nonfinite(turn), torch.nan)
     keys, queries = (rotate_pairs(t.to(work), phase) for t in (B, C))
@@ -90,9 +91,8 @@ def mamba3_scan(
     state = before + next_[:, 0, :, None, None] * _outer(last_x, last_B)
     wide = x.to(work)
     y, state = ssd_scan(
-        wide * (own + late).unsqueeze(-1), -delta * A, -torch.ones_like(A[0, 0]) if batch else A.new_empty(H), keys,
-        queries, delayed=True, chunk_size=chunk_size, initial_state=state, reset=reset, return_last_state=True,
-        backend=backend,
+        wide * (own + late).unsqueeze(-1), -delta * A, A.new_full((H,), -1), keys, queries, delayed=True,
+        chunk_size=chunk_size, initial_state=state, reset=reset, return_last_state=True, backend=backend,
     )  # fmt: skip
     own = own * (keys * queries).sum(-1)
     y = y + (own if D is None else own + D.to(work)).unsqueeze(-1) * wide
@@ -124,7 +124,8 @@ def mamba3_step(
     phase = -delta.unsqueeze(-1) * angles.unsqueeze(1)  # (batch, H, R)
     decayed = (delta * A).exp()[..., None, None] * rotate_pairs(before, phase.unsqueeze(2))
     after = decayed + (trapezoid * delta)[..., None, None] * _outer(x, B)
-    y = (after @ C.unsqueeze(-1)).squeeze(-1)
+    with without_autocast(x.device):
+        y = (after @ C.unsqueeze(-1)).squeeze(-1)
     if D is not None:
         y = y + D.to(work).unsqueeze(-1) * x
     return y.to(dtype), _join_state(after, x, B)

@@ -105,7 +105,7 @@ class _VaryingScan(torch.autograd.Function):
         grad_a = None
         if needs_a:
             grad_a = torch.empty_like(a)
-            torch.mul(x[..., :-1], g[..., 1:], out=grad_a[..., 1:])
+            grad_a[..., 1:].copy_(x[..., :-1]).mul_(g[..., 1:])
             grad_a[..., 0] = 0 if initial is None else initial * g[..., 0]
             if reset is not None:
                 grad_a.masked_fill_(reset.unsqueeze(1), 0)

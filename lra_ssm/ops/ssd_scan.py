@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lra_ssm.ops.backends import run_ssd
 from lra_ssm.ops.ssd_inputs import check_ssd_inputs, keep_nonfinite_apart
+from lra_ssm.ops.tensors import without_autocast
 
 
 def ssd_scan(
@@ -79,7 +80,8 @@ def ssd_step(
     decay = torch.exp(delta * A)[..., None, None]
     added = (delta.unsqueeze(-1) * x).view(grouped[:3]).unsqueeze(-1) * B.unsqueeze(2)
     state = torch.addcmul(added.view(state.shape), decay, state)
-    y = (state.view(grouped) @ C.unsqueeze(-1)).view(x.shape)
+    with without_autocast(x.device):
+        y = (state.view(grouped) @ C.unsqueeze(-1)).view(x.shape)
     if D is not None:
         y = torch.addcmul(y, D.to(work).unsqueeze(-1), x)
     return y.to(own), state

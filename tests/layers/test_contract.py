@@ -219,7 +219,9 @@ def test_it_can_be_built_on_the_meta_device_and_its_roles_name_its_parameters(na
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["s4block", "mamba", "mamba2", "hyena", "transformer", "plain"])
+@pytest.mark.parametrize(
+    "name", ["s4block", "mamba", "mamba2", "mamba3block", "griffin", "hyena", "transformer", "plain"]
+)
 def test_a_block_compiles_as_one_graph(name):
     torch._dynamo.reset()
     block, x = build(name), of(name)

@@ -23,6 +23,14 @@ def test_eulers_rule_without_rotation_is_the_scan_of_mamba2():
     torch.testing.assert_close(y, ssd_scan(x["x"], x["delta"], A, x["B"], x["C"], x["D"]), rtol=1e-9, atol=1e-11)
 
 
+def test_a_nan_angle_reaches_all_that_follows():
+    x = make_mamba3(optional=("D",))
+    x["angles"][0, 5] = torch.nan
+    y, state = mamba3_scan(**x, return_last_state=True)
+    assert y[0, 5:].isnan().all() and state[0, :, :2, :4].isnan().all()
+    assert y[1].isfinite().all() and state[1].isfinite().all()
+
+
 @pytest.mark.parametrize("decay", [1e-6, 1e3])
 def test_float32(decay):
     wide = make_mamba3(L=300, decay=decay, optional=("D",))

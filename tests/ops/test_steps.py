@@ -44,6 +44,17 @@ def test_steps_are_the_scan(step, name):
         compare(in_steps, of.slow, of.make(L=6, optional=optional))
 
 
+@pytest.mark.parametrize("step, name", [(ssd_step, "Mamba-2's"), (mamba3_step, "Mamba-3's")])
+def test_autocast_does_not_reach_a_step(step, name):
+    of = OPERATORS[name]
+    x = of.make(L=1, optional=("D", "initial_state"), dtype=torch.float32)
+    x["state"] = x.pop("initial_state")
+    x = {name: v[:, 0] if name in of.along else v for name, v in x.items()}
+    expected = step(**x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(torch.equal(*pair) for pair in zip(step(**x), expected, strict=True))
+
+
 @needs_compiled
 @pytest.mark.parametrize("R", range(1, 10))
 @pytest.mark.parametrize(("rows", "D"), [(128, 512), (129, 509), (4099, 16), (13109, 5)])
