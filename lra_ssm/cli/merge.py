@@ -36,8 +36,7 @@ CHOICES: dict[str, tuple[type, ...]] = {
         models.Classifier, models.DualEncoder, models.Regressor, models.LanguageModel,
     ),
     "--model.network.layer": (
-        layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.RGLRU,
-        layers.DeepLinearSSM,
+        layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.RGLRU, layers.DeepLinearSSM,
         layers.LocalConvolution, layers.S5, layers.SSD, layers.Mamba3, layers.Attention,
     ),
     "--model.network.block": (
