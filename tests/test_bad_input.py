@@ -10,7 +10,7 @@ import torch
 
 from lra_ssm.datamodules.language.tokenizer import ByteTokenizer
 from lra_ssm.datamodules.retrieval import NAMES
-from tests.runner import FIT, SHORT, TINY, everything_below, fail, in_process, only_run, refused, succeed
+from tests.runner import FIT, SHORT, TINY, everything_below, fail, in_process, only_run, printed, refused, succeed
 from tests.small_data import pictures, write_cifar10, write_image_parquet, write_imdb, write_mnist, write_pairs
 from tests.test_text import CHARACTERS, WORDS, checkpoint
 
@@ -307,6 +307,9 @@ def test_what_a_language_model_and_its_data_do_not_have_in_common_is_one_line(tm
     assert "Smooth.forward takes no `reset`: documents cannot be packed" in refused([*command, layer], capsys)
     line = refused([*command, layer, "--data.isolate=false"], capsys)
     assert "(Smooth) looks ahead: its outputs change with the future; --check_layer=false trains it" in line
+    for dry_run in ("1", "false"):
+        told = ["--check_layer=false", f"--trainer.fast_dev_run={dry_run}", "--trainer.max_epochs=1"]
+        printed([*command, layer, "--data.isolate=false", *told], capsys)
 
 
 @pytest.mark.parametrize(

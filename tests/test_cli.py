@@ -94,6 +94,7 @@ def test_the_run_directory_has_what_the_design_says(trained):
     assert [row["step"] for row in rows] == ["0", "1", "1", "1"]
     assert all(row["train/loss"] and float(row["train/samples_per_s"]) > 0 for row in rows[:2])
     assert [row["lr/base"] for row in rows] == ["0.0", "0.005", "", ""]  # a warm-up of two steps to 0.01
+    assert "lr/recurrent-delta" in rows[0]  # loggers refuse commas
     losses = [float(row["train/loss"]) for row in rows[:2]]
     assert float(rows[3]["train/loss_epoch"]) == pytest.approx(sum(losses) / 2, abs=1e-6)
     assert record["metrics"]["val/accuracy"] == pytest.approx(float(rows[2]["val/accuracy"]))
@@ -195,7 +196,7 @@ def test_a_logger_whose_package_is_missing_says_what_to_install(tmp_path, monkey
 # --- a loss that is not finite; Lightning's ways to run less ---
 
 
-def test_what_is_not_finite_stops_the_run_before_the_weights_are_touched_and_says_where(tmp_path):
+def test_what_is_not_finite_stops_the_run_before_the_weights_are_touched_and_says_where(tmp_path, curves):
     """A loss likewise: test_callbacks.py."""
     flags = ["--trainer.max_epochs=1", "--checkpoint.every_n_steps=1"]
     message = fail([*FIT, "--model.network.layer=tests.helpers.BadGradient", *flags], tmp_path)
@@ -204,6 +205,7 @@ def test_what_is_not_finite_stops_the_run_before_the_weights_are_touched_and_say
     assert record_of(tmp_path)["status"] == "failed" and record_of(tmp_path)["reason"] == message
     last = torch.load(only_run(tmp_path) / "checkpoints/last.ckpt", weights_only=True)
     assert last["global_step"] == 2 and all(torch.isfinite(w).all() for w in last["state_dict"].values())
+    assert (only_run(tmp_path) / "curves.png").is_file()  # of a run that did not finish, too
 
 
 def test_max_time_stops_a_run_that_is_not_finished(tmp_path):

@@ -158,7 +158,8 @@ def test_a_repository_gets_one_commit_that_replaces_an_older_model(run: Path, ca
         assert_holds(Path("me/tiny"), state_of(run))
         assert 'from_pretrained("me/tiny")' in Path("me/tiny/README.md").read_text()
         done(capsys, "push", str(run), "hf://me/secret", "--private")
-        assert [call.kwargs["private"] for call in create.call_args_list] == [None, True]
+        given = [{"private": private, "exist_ok": True} for private in (None, True)]
+        assert [call.kwargs for call in create.call_args_list] == given
         uploading.side_effect = ValueError("Invalid metadata in README.md.\nmore")
         line = refused(["push", str(run), "you/tiny"], capsys)
         assert line == "you/tiny: cannot be pushed (Invalid metadata in README.md. more)"

@@ -168,7 +168,7 @@ def _dry_run(config: Config) -> None:
     trainer = make_trainer(_without_checkpoints(trainer_arguments(built.trainer, callbacks, False)))
     with built.compute.applied(built.task, trainer.strategy.root_device):
         validate_setup(trainer, built.task, built.data, prepare=_make_prepare(config, built.data))
-        check_before_fit(trainer, built.task, built.data)
+        check_before_fit(trainer, built.task, built.data, config.given.check_layer)
         trainer.fit(built.task, datamodule=built.data)
 
 

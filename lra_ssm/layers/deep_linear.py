@@ -98,7 +98,8 @@ class DeepLinearSSM(RecurrentLayer):
             y = (states.unflatten(-1, (D, N)) * C[k]).sum(-1)
             if end is not None:
                 last.append(end.unflatten(-1, (D, N)))
-        return y, torch.stack(last, 1) if last else None
+        dtype = torch.promote_types(x.dtype, C.dtype)  # a state in float32 is not to be seen in y
+        return y.to(dtype), torch.stack(last, 1) if last else None
 
     def roles(self) -> dict[str, Role]:
         return {"eigenvalue_weight": "recurrent"}

@@ -86,9 +86,9 @@ def test_a_panel_without_values_says_so_and_delta_is_left_out(measured):
         assert texts(found[title][0]) == ["no layer has eigenvalues"]
     both = panels(draw([measured[S6], measured[Smooth]]))
     assert texts(both["Step size Δ"][1]) == texts(both["Δ along the sequence"][1]) == ["no layer has a Δ"]
-    layer = measured[Smooth].layers[0]
-    layers = replace(layer, ratios={}), replace(layer, gradient=torch.tensor([torch.nan]))
-    bare, diverged = (panels(draw([replace(measured[Smooth], layers=[layer])])) for layer in layers)
+    network, diverged = replace(measured[Smooth], layers=[replace(measured[Smooth].layers[0], ratios={})]), tokens(S6)
+    next(diverged.head.parameters()).data.fill_(torch.nan)
+    bare, diverged = (panels(draw([one])) for one in (network, measure(diverged, examples(20), "", [])))
     assert texts(bare["Gradient over weight"][0]) == ["no layer has parameters"]
     for title in ("Gradient over weight", "Gradient along the sequence"):
         assert texts(diverged[title][0])[0].startswith("gradients are not finite")

@@ -13,6 +13,8 @@ from compare import (
     compare,
     draw_again,
     load_weights,
+    our_peer,
+    perturb,
     read_csv,
     relative_distance,
     run_case,
@@ -22,6 +24,9 @@ from compare import (
     smaller,
     translate,
 )
+from lra_ssm.layers import LRU
+from lra_ssm.models import Classifier
+from lra_ssm.tasks.optim import OptimizerSettings
 
 NAMES = {"weight": From("W", lambda W: -W.T), "bias": From(("b", "c"), lambda b, c: b + c)}
 ABOUT = {"source": "by hand", "commit": "none", "sizes": "3 × 2", "about": "two ways"}
@@ -96,6 +101,18 @@ def test_another_rate_or_clipping_is_seen_and_is_in_the_files(rate, clip, batche
     (row,) = csv.DictReader((tmp_path / "summary.csv").open(newline=""))
     assert (row["case"], row["source"], row["steps"]) == ("other", "second", "10")
     assert float(row["largest"]) == pytest.approx(difference.max(), rel=0.05)
+
+
+def test_a_network_of_ours_against_itself_with_a_control():
+    def peer(size: float = 0.0) -> TorchPeer:
+        torch.manual_seed(0)
+        network = perturb(Classifier(LRU, num_classes=3, vocab_size=5, d_model=6, n_layers=1), size)
+        return our_peer(network, OptimizerSettings(lr=0.01, warmup_steps=2), 20, lambda name: "all")
+
+    batch = torch.arange(36).view(4, 9) % 5, torch.tensor([9, 3, 4, 9]), torch.tensor([0, 1, 2, 1])
+    found = compare(peer(), peer(), [batch], steps=4, control=peer(1e-4))
+    assert not found.differences["ours"].any() and set(found.weights.values()) == {0.0}
+    assert 1e-7 < found.differences["control"].max() < 1e-1
 
 
 def test_the_table_of_names_is_complete_on_both_sides():

@@ -124,6 +124,7 @@ def test_samples_and_the_largest_batch(tmp_path: Path) -> None:
     ):
         batch = tokens.largest_batch()
         assert batch.inputs.shape == batch.targets.shape == (3, tokens.length)
+        assert (batch.reset is not None) == isinstance(tokens, dm.WikiText)  # which isolates documents
 
 
 def test_workers_end_with_the_stage(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
-"""Pathfinder as a dataset: drawn in parts, read from LRA's files, split, scaled."""
+"""Pathfinder as a dataset: drawn in parts that survive a kill, read from LRA's files, split, scaled."""
 
+import os
+import signal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules import Pathfinder
+from lra_ssm.datamodules import Pathfinder, parts
 from lra_ssm.datamodules.download import LRA
-from lra_ssm.datamodules.pathfinder import module
+from lra_ssm.datamodules.pathfinder import generator, module
 from lra_ssm.datamodules.pathfinder.generator import generate_block
 from lra_ssm.datamodules.pathfinder.reader import read_images, read_listing
 from lra_ssm.datamodules.pathfinder.settings import HARD, settings_for
 from tests.datamodules.helpers import contents, prepared
+from tests.runner import Command
 from tests.small_data import pictures, write_pathfinder, write_tar
 
 IMAGES = pictures(120, channels=1)  # 12 metadata files of 10 images: 10.npy comes after 9.npy, not after 1.npy
@@ -66,6 +70,26 @@ def test_a_limit_draws_no_more_than_it_takes(tmp_path: Path, small_blocks: None)
     data = generated(tmp_path, num_images=200_000, limit=12)
     assert (data.num_images, data.num_drawn) == (200_000, 15)
     assert prepared(data).provenance()["examples"] == {"train": 12, "val": 1, "test": 1}
+
+
+def draw_until_killed(arguments: list[str]) -> int:
+    """Run in a process of its own, which is killed when the second of three parts has its arrays and no record yet."""
+    Pathfinder.block_size, module.available_cores = 8, lambda: 1
+    write, written = parts.write_json, count()
+    parts.write_json = lambda *given: os.kill(os.getpid(), signal.SIGKILL) if next(written) else write(*given)
+    generated(Path(arguments[0])).prepare_data()
+    return 0
+
+
+def test_a_killed_preparation_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None) -> None:
+    prepared(generated(tmp_path / "whole"))
+    assert Command([str(tmp_path / "killed")], tmp_path, call=draw_until_killed).wait().code == -signal.SIGKILL
+    (left,) = tmp_path.glob("killed/pathfinder/.parts-*")
+    assert sorted(path.name[:12] for path in left.iterdir()) == [".unfinished-", "000000"]
+    drawn = list[int]()
+    monkeypatch.setattr(generator, "generate_block", lambda *block: drawn.append(block[2]) or generate_block(*block))
+    prepared(generated(tmp_path / "killed"))
+    assert drawn == [1, 2] and contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
 def test_the_page_exports_what_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,9 @@ def test_every_kind_of_dataset(case, tmp_path):
     assert found == expected
 
 
-@pytest.mark.parametrize("case", ["listops in buckets", "image as integers", "teacher, other examples in every epoch"])
+@pytest.mark.parametrize(
+    "case", ["listops in buckets", "text", "image as integers", "teacher, other examples in every epoch"]
+)
 def test_workers_change_no_batch(case, tmp_path):
     assert loaded(CASES[case](tmp_path, num_workers=2)).items() <= EXPECTED[case].items()
 

@@ -259,6 +259,7 @@ DAMAGE: dict[Any, list[tuple[str, Change, str]]] = {
     ],
     dm.MNIST: [
         (NAMES[0], gzip.compress(idx(DIGITS)[:-1]), "is not an idx file of 3 dimensions, or was cut off"),
+        (NAMES[0], gzip.compress(idx(DIGITS, 0x801)), "is not an idx file of 3 dimensions, or was cut off"),
         (NAMES[0], gzip.compress(idx(DIGITS[:39])), "holds 40 labels for 39 images"),
         (NAMES[0], gzip.compress(idx(DIGITS[:, :27])), r"holds images of \(27, 28\) pixels"),
         (NAMES[0], lambda whole: whole[:-9], "cannot be read"),

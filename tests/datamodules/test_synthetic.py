@@ -51,6 +51,8 @@ def equal(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_depends_only_on_seed_split_and_number(name: str) -> None:
     data, other, fresh = (made(name, **how) for how in ({"resample": False}, {"generator_seed": 1}, {"resample": True}))
+    neutral = made(name, resample=False, num_workers=3, eval_batch_size=5)
+    assert neutral.record() == data.record() != made(name, resample=False, generator_seed=1).record()
     whole, ten = batch(data, list(range(20))), list(range(10))
     assert equal(batch(made(name), [7, 19, 0]), type(whole)(whole.inputs[[7, 19, 0]], None, whole.labels[[7, 19, 0]]))
     assert equal(batch(data, [11]), type(whole)(whole.inputs[11:12], None, whole.labels[11:12]))

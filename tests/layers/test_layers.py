@@ -187,6 +187,7 @@ def test_all_parameterizations_start_from_the_same_system_and_train(name, form):
     rates = ("A_log", "A_weight", "eigenvalue_weight", "modulus_weight")
     grads = {key: p.grad for key, p in layer.named_parameters() if key.rpartition(".")[2] in rates}
     assert len(grads) == (1 if name in ("s4d", "s5") else 2) and all(grad.abs().sum() > 0 for grad in grads.values())
+    assert {part.parameterization.name for part in layer.modules() if hasattr(part, "parameterization")} == {form}
 
 
 def test_initial_values_are_the_documented_ones():
@@ -205,8 +206,9 @@ def test_initial_values_are_the_documented_ones():
     real = StableSSM(4, d_state=3, form="real").system
     timescales = 1 / (1 - real.parameterization.f(real.eigenvalue_weight))
     torch.testing.assert_close(timescales, torch.tensor([2, 2000**0.5, 1000]), rtol=1e-3, atol=0)
-    w = StableSSM(8, d_state=8).system.A_log
-    torch.testing.assert_close(w.square(), torch.full((8, 4), 1.9))  # -1/(w² + 0.1) = -1/2
+    stable = StableSSM(8, d_state=8).system
+    torch.testing.assert_close(stable.A_log.square(), torch.full((8, 4), 1.9))  # -1/(w² + 0.1) = -1/2
+    assert torch.equal(stable.A_imag, S4D(8, d_state=8, init="lin").A_imag)
     s4d = S4D(64)
     torch.testing.assert_close(torch.view_as_complex(s4d.C).abs().square().mean(), torch.tensor(1.0), rtol=0.1, atol=0)
 

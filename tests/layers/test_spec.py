@@ -144,6 +144,7 @@ def test_parts_in_lists_dicts_and_options_and_defaults_that_are_not_plain_values
         (lambda: Classifier([], 3, vocab_size=5), "layer is an empty list; give one, or several that are repeated"),
         (lambda: import_object("shutil:os.system"), "is not an import path"),
         (lambda: import_object("S4D"), "is not an import path"),
+        (lambda: import_object("lra_ssm.layers.S4D()"), "is not an import path"),
     ],
 )
 def test_wrong_specifications_are_one_line(call, message):

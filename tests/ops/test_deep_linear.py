@@ -71,19 +71,28 @@ def test_one_layer_is_equation_8_where_b_and_c_are_1():
 
 
 def test_equations_10_and_11_with_their_signs_put_right():
-    """P_ik = Π_{m>i} (λ_k - λ_m)/λ_k for i >= k, else 0; and P⁻¹ in print is P⁻¹ S with S = diag(1, -1, 1, 1)."""
+    """P_ik = Π_{m>i} (λ_k - λ_m)/λ_k for i >= k, else 0. In print are S P, but for one entry, and P⁻¹ S with
+    S = diag(1, -1, 1, 1)."""
     a, b, c, d = values = torch.tensor([0.9, 0.5, -0.3, 0.7], dtype=torch.float64)
     ones = torch.ones(4, 1, dtype=torch.float64)
     P, S = eigenvectors(values[:, None], ones, ones), torch.diag(torch.tensor([1.0, -1, 1, 1], dtype=torch.float64))
     for i in range(4):
         assert_equal(P[i], ((values - values[i + 1 :, None]) / values).prod(0) * (torch.arange(4) <= i))
-    printed = [
+    printed_P = [
+        [(a - b) * c * (d - a) / a**3 - (a * a - a * b - a * d + b * d) / a**2, 0, 0, 0],
+        [-(a * a - a * c - a * d + c * d) / a**2, -(b * b - b * c - b * d + c * d) / b**2, 0, 0],
+        [-(d - a) / a, -(d - b) / b, -(d - c) / c, 0],
+        [1, 1, 1, 1],
+    ]
+    differs = (torch.tensor(printed_P, dtype=torch.float64) - S @ P).abs() > 1e-9
+    assert differs.nonzero().tolist() == [[0, 0]]
+    printed_inverse = [
         [a**3 / ((a - b) * (a - c) * (a - d)), 0, 0, 0],
         [-a * b**2 / ((a - b) * (b - c) * (b - d)), -(b**2) / ((b - c) * (b - d)), 0, 0],
         [-a * c**2 / ((a - c) * (c - b) * (c - d)), b * c / ((b - c) * (c - d)), c / (c - d), 0],
         [-a * d**2 / ((a - d) * (d - b) * (d - c)), b * d / ((b - d) * (d - c)), -c / (c - d), 1],
     ]
-    assert_equal(torch.tensor(printed, dtype=torch.float64), torch.linalg.inv(P) @ S)
+    assert_equal(torch.tensor(printed_inverse, dtype=torch.float64), torch.linalg.inv(P) @ S)
 
 
 def test_the_weights_of_the_modes():
