@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, S6, SSD, BlockSpec, LayerSpec, Mamba2Block, MambaBlock, S4Block
 from lra_ssm.models import Classifier, LanguageModel
+from lra_ssm.models.mamba_kinds import KINDS, Kind
 from tests.models.public_mamba import Sizes, hf_folder, logits, sizes, sizes2, state_spaces_folder
 
 IDS = torch.randint(20, (2, 19), generator=torch.Generator().manual_seed(3))
@@ -140,6 +141,16 @@ def test_tensors_that_do_not_fit_are_named_as_in_the_file(tmp_path: Path) -> Non
 
 TINY = {"vocab_size": 9, "d_model": 8, "n_layers": 1}
 HEADS = LayerSpec(SSD, head_dim=4)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.model_type)
+def test_what_a_config_leaves_out_is_transformers_default(kind: Kind) -> None:
+    """time_step_rank is "auto" in a file, and transformers resolves it to a number at once."""
+    transformers = pytest.importorskip("transformers", reason="transformers, which is compared, is not installed")
+    defaults = getattr(transformers, kind.hf_class.replace("ForCausalLM", "Config"))()
+    for name, value in kind.hf.items():
+        if name != "time_step_rank":
+            assert json.dumps(getattr(defaults, name)) == json.dumps(value), name
 
 
 @pytest.mark.parametrize("build, reason", [
