@@ -88,8 +88,9 @@ def draw_all(rows: list[dict[str, Any]]) -> None:
         for axis, (group, title) in zip(axes, GROUPS.items(), strict=True):
             chosen = [row for row in tracking if row["setting"] == group]
             axis.axvspan(0, 64, color="gray", alpha=0.15, label="trained length")
-            draw(axis, curves(chosen, by_length), title, "positions up to")
-            axis.axhline(100 / (2 if group == "Z2" else 6), color="gray", ls=":", lw=1)
+            draw(axis, curves(chosen, by_length), title, "position (a point is the mean of the 64 positions up to it)")
+            axis.axhline(100 / (2 if group == "Z2" else 6), color="gray", ls=":", lw=1, label="guessing")
+            axis.legend(fontsize=8)
         save(figure, "state-tracking")
     mqar = [row for row in rows if row["question"] == "mqar"]
     if mqar:

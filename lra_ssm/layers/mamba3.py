@@ -251,7 +251,6 @@ class Mamba3Block(MLPBlock):
 
     def width_roles(self) -> dict[str, WidthRole]:
         """in_proj's rows for states are scaled as its rows for channels."""
-        maps: dict[str, tuple[nn.Module | None, WidthRole]] = {
-            name: (getattr(self, name), "hidden") for name in ("in_proj", "delta_proj", "out_proj")
-        }
-        return linear_roles(**maps)
+        return linear_roles(
+            in_proj=(self.in_proj, "hidden"), delta_proj=(self.delta_proj, "hidden"), out_proj=(self.out_proj, "hidden")
+        )
