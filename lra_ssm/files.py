@@ -1,6 +1,5 @@
 """Files and folders that are written whole or not at all, their digests, and a lock for several processes."""
 
-import errno
 import hashlib
 import json
 import logging
@@ -17,7 +16,6 @@ from lra_ssm.errors import InputError
 log = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished-"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def unused(path: Path) -> Path:
@@ -28,16 +26,13 @@ def unused(path: Path) -> Path:
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError of the block that writes it and, if the disk is full, the space that is left."""
+    """Name `path` in an OSError of the block that writes it."""
     try:
         yield
     except OSError as error:
         if error.errno is None or error.filename is not None and UNFINISHED not in str(error.filename):
             raise  # it is about another file
-        reason = error.strerror
-        if error.errno in _FULL:
-            reason = f"{reason}: {shutil.disk_usage(path.parent).free / 1e6:.3g} MB free"
-        raise type(error)(error.errno, reason, str(path)) from error
+        raise type(error)(error.errno, error.strerror, str(path)) from error
 
 
 @contextmanager

@@ -102,23 +102,20 @@ class SaveBest(ModelCheckpoint):
         super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the best score from the best.ckpt next to last.ckpt.
+        """Load the best score so far, for the best.ckpt in this run's directory.
 
         Lightning (2.6) knows the file by its absolute path and forgets it when a run is moved or copied; any score
         would then count as the best.
         """
         path = Path(str(self.dirpath)) / f"{self.filename}.ckpt"
-        if state_dict.get("best_model_score") is None:
+        if (score := state_dict.get("best_model_score")) is None:
             return
         if not path.is_file():
             print(f"warning: {path} is missing; the next validation counts as the best")
             return
-        best_state = load_checkpoint(path).get("callbacks", {}).get(self.state_key, state_dict)
-        score = torch.as_tensor(best_state["best_model_score"]).clone()  # it is mapped from the file
         name = str(path)
-        here = {"dirpath": self.dirpath, "best_model_path": name, "kth_best_model_path": name, "last_model_path": ""}
-        values = {"best_model_score": score, "kth_value": score, "best_k_models": {name: score}}
-        super().load_state_dict({**state_dict, **here, **values})
+        paths = {"best_model_path": name, "kth_best_model_path": name, "best_k_models": {name: score}}
+        super().load_state_dict({**state_dict, **paths, "dirpath": self.dirpath, "last_model_path": ""})
 
 
 def _check_monitor(what: str, name: str | None, trainer: Trainer) -> None:

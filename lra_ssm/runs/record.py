@@ -164,14 +164,12 @@ class RunRecord:
         return dict((self.record.get("starts") or [{}])[-1])
 
     @cached_property
-    def seconds(self) -> tuple[float, bool] | None:
-        """Wall time of all attempts, and whether it is a lower bound: a killed attempt counts to its last progress."""
-        took = [_between(start.get("time"), start.get("ended")) for start in self.record.get("starts", [])]
-        is_bound = None in took
-        if took and took[-1] is None:
-            took[-1] = max(0.0, _between(self.last_start.get("time"), self.progress.get("time")) or 0.0)
-        total = sum(filter(None, took))
-        return (total, is_bound) if total > 0 or (took and not is_bound) else None
+    def seconds(self) -> float | None:
+        """Wall time of all attempts; a killed attempt counts to its last progress. None if nothing was timed."""
+        ends = [(start.get("time"), start.get("ended")) for start in self.record.get("starts", [])]
+        ends += [(self.last_start.get("time"), self.progress.get("time"))] * ("ended" not in self.last_start)
+        took = [seconds for seconds in (_between(*each) for each in ends) if seconds is not None and seconds >= 0]
+        return sum(took) if took else None
 
     @cached_property
     def code(self) -> str:
@@ -256,16 +254,12 @@ def read_metrics(file: Path) -> list[dict[str, str]]:
 
 
 def find_runs(path: Path) -> Iterator[Path]:
-    """Yield the run directories at or below a folder, following links, each directory once."""
-    seen = set()
+    """Yield the run directories at or below a folder, following links."""
     for folder, below, files in os.walk(path, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen or "run.json" in files:
-            below.clear()
-        if real not in seen and "run.json" in files:
-            yield Path(folder)
-        seen.add(real)
         below.sort()
+        if "run.json" in files:
+            below.clear()
+            yield Path(folder)
 
 
 def flatten(node: Any, path: str = "") -> dict[str, Any]:
