@@ -235,7 +235,7 @@ class LogEpochMeans(Callback):
         # A checkpoint without this state may have been in the middle of the epoch.
         if self._batches == trainer.fit_loop.epoch_loop.batch_progress.current.completed:
             for name, (total, examples) in self._sum_over_devices().items():
-                pl_module.log(f"{name}_epoch", total / examples, sync_dist=True)  # else Lightning warns
+                pl_module.log(f"{name}_epoch", (total / examples).float(), sync_dist=True)  # else Lightning warns
         self._sums, self._batches = {}, 0
 
     def _sum_over_devices(self) -> dict[str, Tensor]:

@@ -11,8 +11,6 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-from lra_ssm.errors import InputError
-
 log = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished-"
@@ -95,24 +93,18 @@ def locked(path: Path, what: str, keep: bool = False) -> Iterator[None]:
         path: the lock file.
         what: what the other process does, for the message of a process that waits.
         keep: leave the file; else it is removed, and a process that waited for it locks a new one.
-
-    Raises:
-        InputError: the file cannot be locked.
     """
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)
-    try:
-        while not lock.is_locked:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # the holder of the lock has removed the folder
-                try:
-                    lock.acquire(timeout=0)
-                except Timeout:
-                    log.warning("%s: waiting for another process that %s", path, what)
-                    lock.acquire()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be locked ({error.strerror})") from error
+    while not lock.is_locked:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # the holder of the lock has removed the folder
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                log.warning("%s: waiting for another process that %s", path, what)
+                lock.acquire()
     try:
         yield
     finally:

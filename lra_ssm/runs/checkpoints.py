@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import lightning
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
@@ -53,11 +52,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         torch.save(checkpoint, buffer)  # on a full disk, torch would raise several errors at once
         with replacing(Path(path), "wb") as file:
             file.write(buffer.getbuffer())
-
-    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        state = super().load_checkpoint(path, *args, **options)
-        state.setdefault("pytorch-lightning_version", lightning.__version__)  # a file with only weights may be scored
-        return state
 
 
 def load_checkpoint(path: Path, resuming: bool = False) -> dict[str, Any]:

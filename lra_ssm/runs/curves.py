@@ -21,10 +21,10 @@ def draw_curves(run: Path, monitor: str = "", mode: Literal["min", "max"] = "max
     import pandas as pd
     from matplotlib.figure import Figure  # without pyplot, no display is needed
 
-    frame = pd.DataFrame(read_metrics(run / "metrics.csv"))
+    frame = pd.DataFrame(read_metrics(run / "metrics.csv"), dtype=object)
     if frame.empty:
         return
-    frame = frame.apply(pd.to_numeric).replace([math.inf, -math.inf], math.nan).groupby("step").last()
+    frame = frame.replace("", math.nan).astype(float).replace([math.inf, -math.inf], math.nan).groupby("step").last()
     logged = frame.columns[frame.notna().any()]
     metrics = {name.partition("/")[2].removesuffix("_epoch") for name in logged if name.startswith(("train/", "val/"))}
     panels = {}
@@ -46,7 +46,7 @@ def draw_curves(run: Path, monitor: str = "", mode: Literal["min", "max"] = "max
             marker, alpha = "o" if len(curve) <= _MAX_MARKED else None, 0.25 if f"{name}_epoch" in names else 1.0
             axes.plot(curve.index, curve, marker=marker, markersize=3.5, color=color, alpha=alpha, label=name)
         if best is not None:
-            axes.axvline(best, color="#555555", linewidth=0.8, linestyle=":", label=f"best.ckpt, step {best:,}")
+            axes.axvline(best, color="#555555", linewidth=0.8, linestyle=":", label=f"best.ckpt, step {best:,.0f}")
         axes.set_ylabel(title)
         axes.legend(frameon=False, fontsize=9)
         axes.grid(color="#e5e5e5", linewidth=0.6)

@@ -6,7 +6,7 @@
 import csv
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lra_ssm.errors import InputError
-from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, neutral_names, result_settings
+from lra_ssm.runs.identity import SEED, result_settings
 
 
 @dataclass(eq=False)
@@ -74,13 +74,8 @@ class RunRecord:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings that differ from the defaults and can change the result, by dotted name, without the seed."""
-        identity = self.record.get("identity") or result_settings(self.config, self.neutral)
+        identity = self.record.get("identity") or result_settings(self.config)
         return {name: value for name, value in flatten(identity).items() if name not in (SEED, "experiment")}
-
-    @property
-    def neutral(self) -> dict[str, Sequence[str]]:
-        """Names that cannot change a result, by section of the configuration."""
-        return neutral_names(self.record.get("neutral") or DATA_NEUTRAL)
 
     @cached_property
     def all_settings(self) -> dict[str, Any]:
@@ -245,11 +240,11 @@ def read_metrics(file: Path) -> list[dict[str, str]]:
     try:
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
         reader = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
-        rows, columns = [*reader], reader.fieldnames or ()
+        rows = [*reader]
+        if text and not {"step", "epoch"} <= set(reader.fieldnames or ()):
+            raise csv.Error("it has no columns step and epoch")
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file} is damaged: {error}; remove it to go on without it") from error
-    if text and not {"step", "epoch"} <= set(columns):
-        raise InputError(f"{file} is damaged: it has no columns step and epoch; remove it to go on without it")
     return [row for row in rows if (row["step"] or "").isdecimal()]
 
 

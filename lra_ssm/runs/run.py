@@ -19,13 +19,12 @@ from lra_ssm.progress import display_arguments, quiet
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO, CheckpointSettings, SaveBest, SaveLast, load_checkpoint
 from lra_ssm.runs.checks import check_before_fit, check_begun_from, check_trainer, validate_setup
 from lra_ssm.runs.curves import draw_curves
-from lra_ssm.runs.directory import RunDirectory, with_end
+from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import (
-    DATA_NEUTRAL,
     SEED,
     TRAINER_NEUTRAL,
     differences,
-    neutral_names,
+    neutral_data,
     plain,
     result_settings,
     set_beyond_defaults,
@@ -60,19 +59,13 @@ class Run(RunDirectory):
         path: the directory.
         checkpoints: which checkpoints it keeps.
         config: the resolved configuration; None to record the settings of the Trainer, the task and the data.
-        neutral: names that cannot change a result, by section of the configuration.
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        checkpoints: CheckpointSettings | None = None,
-        config: dict[str, Any] | None = None,
-        neutral: Mapping[str, Sequence[str]] | None = None,
+        self, path: str | Path, checkpoints: CheckpointSettings | None = None, config: dict[str, Any] | None = None
     ) -> None:
         super().__init__(path)
         self.checkpoints, self.config = checkpoints or CheckpointSettings(), config
-        self.neutral = neutral or neutral_names()
         self.source: dict[str, str] = {}  # digests of the user's code
         self._trainer_arguments: dict[str, Any] = {}  # the Trainer's arguments
         self._begun = False  # whether this attempt is in the record
@@ -82,7 +75,7 @@ class Run(RunDirectory):
         """Return which settings differ from those that the run began with, as text. Defaults may have changed, too."""
         if not (before := self.began_with):
             return ""
-        began, now_ = (result_settings(each, self.neutral) for each in (before, self.config or {}))
+        began, now_ = (result_settings(each, neutral_data(each)) for each in (before, self.config or {}))
         return ", ".join(differences(began, now_))
 
     # -- the Trainer -----------------------------------------------------------------------------------------------
@@ -156,7 +149,7 @@ class Run(RunDirectory):
             return self.report_finished(data)
         checkpoint = self.last if self.last.is_file() else None
         if checkpoint is None and ckpt_path:
-            checkpoint = check_begun_from(Path(ckpt_path), self.config or {}, self.neutral)
+            checkpoint = check_begun_from(Path(ckpt_path), self.config or {})
         name, weights = init_from if init_from and checkpoint is None else (None, None)
         validate_setup(trainer, task, data, checkpoint, weights, prepare, self.source, strict)
         check_before_fit(trainer, task, data, check_layer)
@@ -206,7 +199,6 @@ class Run(RunDirectory):
                 "data": _described(data),
                 "checkpoint": plain(self.checkpoints),
             }
-            self.neutral = neutral_names(getattr(data, "neutral_settings", DATA_NEUTRAL))
         self.source = user_source(self.config)
         last.made_by = {VERSION: code_version(), SOURCE: self.source, CONFIG: self.config}
 
@@ -272,13 +264,13 @@ class Run(RunDirectory):
         """Return run.json at the start of an attempt. before: its contents until now; data: the manifest."""
         assert self.config is not None
         resumes = checkpoint == self.last
-        # A killed attempt has not recorded its end; use the time of its last progress.json.
-        attempts = with_end(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
+        attempts = before.get("starts", [])
+        for killed in attempts[-1:]:  # it has not recorded its end; use the time of its last progress.json
+            killed.setdefault("ended", read_object(self.path / "progress.json").get("time"))
         record = {
             "run_id": self.path.name,
             "experiment": self.config["experiment"],
-            "identity": set_beyond_defaults(self.config, self.neutral),
-            "neutral": list(self.neutral["data"]),  # of the data's settings
+            "identity": set_beyond_defaults(self.config),
             "status": "started",
             "starts": [*attempts, {**environment(), "source": self.source, "compute": self.config.get("compute")}],
             "parameters": sum(p.numel() for p in task.parameters()),
@@ -322,7 +314,7 @@ class Run(RunDirectory):
         try:
             record = self.record
             if self._begun:
-                fields["starts"] = with_end(record.get("starts", []), now())
+                record["starts"][-1].setdefault("ended", now())
             write_json(self.path / "run.json", {**record, **fields, "status": status})
         except (OSError, InputError):  # such as a full disk, which may be why the run ends
             if status == "finished":
