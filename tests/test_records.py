@@ -89,7 +89,7 @@ def test_what_the_lines_advise_helps(interrupted, tmp_path, uninterrupted, capsy
 
 def test_a_run_without_its_best_gets_one(interrupted, capsys):
     (interrupted / BEST).unlink()
-    assert "best.ckpt is missing; the next validation counts as the best" in printed(FIT, capsys)
+    printed(FIT, capsys)
     assert (interrupted / BEST).is_file()
 
 

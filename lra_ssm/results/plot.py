@@ -85,12 +85,6 @@ def draw_settings(groups: Sequence[Group], by: list[str], path: Path) -> None:
                 capsize=3, label=f"{label} {_seeds(len(g.counted) for g in members)}",
                 **style | ({} if numbers else {"linestyle": "none"}),
             )  # fmt: skip
-            rows = [
-                (at, g.row.value) for at, g in zip(x, members, strict=True) if g.row and name in dict(g.row.settings)
-            ]
-            if rows:
-                axes.plot(*zip(*rows, strict=True), "D", color=style["color"], markerfacecolor="white",
-                          label=f"{members[0].model}, published")  # fmt: skip
         if numbers and (scale := spacing(values)) != "linear":
             axes.set_xscale(scale, **({"linthresh": min(v for v in values if v > 0)} if scale == "symlog" else {}))
         if not numbers or len(values) <= _MAX_TICKS:

@@ -102,11 +102,9 @@ class SaveBest(ModelCheckpoint):
         would then count as the best.
         """
         path = Path(str(self.dirpath)) / f"{self.filename}.ckpt"
-        if (score := state_dict.get("best_model_score")) is None:
-            return
-        if not path.is_file():
-            print(f"warning: {path} is missing; the next validation counts as the best")
-            return
+        score = state_dict.get("best_model_score")
+        if score is None or not path.is_file():
+            return  # the next validation counts as the best
         name = str(path)
         paths = {"best_model_path": name, "kth_best_model_path": name, "best_k_models": {name: score}}
         super().load_state_dict({**state_dict, **paths, "dirpath": self.dirpath, "last_model_path": ""})
