@@ -29,8 +29,8 @@ def draw_curves(run: Path, monitor: str = "", mode: Literal["min", "max"] = "max
     metrics = {name.partition("/")[2].removesuffix("_epoch") for name in logged if name.startswith(("train/", "val/"))}
     panels = {}
     for metric in sorted(metrics - {"samples_per_s"}, key=lambda name: (name != "loss", name != "accuracy", name)):
-        names = (f"train/{metric}", f"train/{metric}_epoch", f"val/{metric}")
-        panels[metric.replace("_", " ")] = [name for name in names if name in logged]
+        possible = (f"train/{metric}", f"train/{metric}_epoch", f"val/{metric}")
+        panels[metric.replace("_", " ")] = [name for name in possible if name in logged]
     if rates := [name for name in logged if name.startswith(LEARNING_RATE)]:
         panels["learning rate"] = rates
     if not panels:
