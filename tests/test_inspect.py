@@ -162,6 +162,11 @@ def test_a_check_prints_slopes_and_writes_a_table_and_a_picture(flags, capsys, m
     assert np.isfinite(rows["rms"]).all() != diverges and (diverges or (rows["rms"] >= 0).all())
 
 
+def test_a_width_that_cannot_be_is_named(data, capsys):
+    line = refused(["coordcheck", str(TINY), f"--data.root={data}", "--widths", "8", "9"], capsys)
+    assert line == "B2S6 d_model 9 is not divisible by num_blocks 2"
+
+
 def test_batches_are_shortened():
     ids, lengths = torch.arange(24).reshape(4, 6), torch.tensor([6, 2, 5, 1])
     found = part_of_batch(Batch(ids, lengths, torch.arange(4)), slice(2), 3)

@@ -73,6 +73,7 @@ def coordcheck(
         raise InputError(f"coordcheck: the network of {config} has no d_model to change")
     lists = [value for name in ("layer", "block") if isinstance(value := network.get(name), list)]
     layers = layers or max([2, *map(len, lists)])
+    base = _task(checked, network["d_model"], layers, 0)  # refuses wrong settings before data is prepared
     batches = _batches(checked.data(), steps + 1, examples, length)
     parameterization = get_nested(checked.resolved, "model", "init_args", "width").get("parameterization")
     title = f"{checked.given.experiment}, {parameterization or 'without a width parameterization'}"
@@ -86,7 +87,7 @@ def coordcheck(
                 measured = _measure(_task(checked, width, layers, seed), batches, steps)
                 rows += [{"width": width, "seed": seed, **row} for row in measured]
                 bar.advance(1)
-    slopes = _slopes(_task(checked, network["d_model"], layers, 0), rows)
+    slopes = _slopes(base, rows)
     print(slope_tables(slopes, tolerance, terminal_width()))
     frame = pd.DataFrame(rows)
     out.mkdir(parents=True, exist_ok=True)

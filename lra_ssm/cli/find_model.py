@@ -17,7 +17,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.models import LanguageModel
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, is_known, load_pretrained, one_of_known, texts
-from lra_ssm.runs.record import load_yaml, read_object
+from lra_ssm.runs.record import read_file, read_object
 
 
 class RunCheckpoint(NamedTuple):
@@ -101,16 +101,7 @@ def find(name: str) -> RunCheckpoint:
         run = next((folder for folder in path.absolute().parents[:2] if (folder / RUN_CONFIG).is_file()), None)
     else:
         raise InputError(f"checkpoint {name} does not exist: give a run's directory, or a .ckpt")
-    config = run / RUN_CONFIG if run else None
-    return RunCheckpoint(file, run, read_config(config) if config and config.is_file() else {})
-
-
-def read_config(file: Path) -> dict[str, Any]:
-    """Return the configuration of a run. Raises InputError if the file does not hold one."""
-    config = load_yaml(file)
-    if not isinstance(config, dict):
-        raise InputError(f"{file} is not the configuration of a run")
-    return config
+    return RunCheckpoint(file, run, read_file(run / RUN_CONFIG) if run else {})
 
 
 # --- the network ---
@@ -126,13 +117,13 @@ def named_network(name: str, allow_pickle: bool = False, trust: Collection[str] 
         return _network_of_checkpoint(name, find(name))
     files = ModelFiles(name)
     network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
-    path, stated, tokenizer = files.find(RUN_CONFIG), files.config(), files.tokenizer()
+    stated, tokenizer = files.config(), files.tokenizer()
     return NamedNetwork(
         files.name,
         network,
         specification=network.specification() if isinstance(network, Pretrained) else stated["network"],
         tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
-        config=read_config(path) if path else {},  # the code that builds from it checks its classes
+        config=read_file(files.folder / RUN_CONFIG),  # the code that builds from it checks its classes
         recorded=get_nested(stated, "source", "data"),
         score=headline(get_nested(stated, "source", "metrics", "test")),
         files=files,

@@ -198,8 +198,6 @@ def _score(
     options = [*options_of(name, trust, settings), *settings] if name else settings
     config = read_fit_options(options)
     given = config.given
-    if allow_pickle and given.ckpt_path in _RUN_CHECKPOINTS:
-        raise InputError("--allow-pickle reads a saved model: give its name, or --ckpt_path")
     checkpoint, run = _find_checkpoint(config)
     # Before anything is scored: the run's config.yaml may be damaged.
     changed = _changed_settings(config, run) if run and command != "predict" else {}

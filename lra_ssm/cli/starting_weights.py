@@ -9,11 +9,12 @@ from torch import nn
 
 from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
 from lra_ssm.checkpoints.files import get_nested
-from lra_ssm.cli.find_model import check_trusted, find, is_saved, read_config
+from lra_ssm.cli.find_model import check_trusted, find, is_saved
 from lra_ssm.errors import InputError, hint, to_one_line
 from lra_ssm.files import sha256
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, load_pretrained
 from lra_ssm.runs.checks import check_tokenizer, differing_settings, existing, load_checkpoint
+from lra_ssm.runs.record import read_file
 
 
 def options_of(name: str, trust: Collection[str], settings: Sequence[str] = ()) -> list[str]:
@@ -31,7 +32,7 @@ def options_of(name: str, trust: Collection[str], settings: Sequence[str] = ()) 
     path = files.find(RUN_CONFIG)
     if path is None:
         raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
-    config = read_config(path)
+    config = read_file(path)
     check_trusted(files.name, config, trust, path.parent)
     # The model's tokenizer replaces a file of the training machine, and one that other text would be used to train.
     configured, file = get_nested(config, "data", "init_args").get("tokenizer"), files.tokenizer()
