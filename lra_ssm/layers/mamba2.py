@@ -11,7 +11,7 @@ from lra_ssm.layers.blocks import Block, RunPart, apply_linear, inner_width
 from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.norms import GatedRMSNorm, NormName
-from lra_ssm.layers.roles import Role, WidthRole, linear_roles
+from lra_ssm.layers.roles import Role, channel_maps
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 
 
@@ -44,6 +44,7 @@ class Mamba2Block(Block):
     """
 
     stateful = ("conv1d", "layer")
+    residual_maps = ("out_proj",)
 
     def __init__(
         self,
@@ -59,8 +60,6 @@ class Mamba2Block(Block):
     ) -> None:
         super().__init__(d_model, norm, prenorm)
         E = inner_width("Mamba2Block expand", expand, d_model)
-        if d_conv < 1:
-            raise ValueError(f"Mamba2Block d_conv is {d_conv}; it must be at least 1")
         self.layer = LayerSpec.of(layer)(E)
         use_external_projections = getattr(self.layer, "use_external_projections", None)
         S, H = (0, 0) if use_external_projections is None else use_external_projections()
@@ -80,16 +79,7 @@ class Mamba2Block(Block):
         y = run_part("layer", v, width=self.E)
         return self.dropout(apply_linear(self.out_proj, self.gated_norm(y, z)))
 
-    @torch.no_grad()
-    def scale_residual(self, factor: float) -> None:
-        """Scale what the mixer adds to the residual at initialization, because many blocks add up."""
-        self.out_proj.weight *= factor
-
     def optim_roles(self) -> dict[str, Role]:
-        return {name: "delta" for name, _ in self.named_parameters() if name.startswith("delta_proj.")}
+        return {"delta_proj.weight": "delta", "delta_proj.bias": "delta"}
 
-    def width_roles(self) -> dict[str, WidthRole]:
-        """in_proj's rows for B and C map to states; they are scaled as its rows for channels."""
-        return linear_roles(
-            in_proj=(self.in_proj, "hidden"), delta_proj=(self.delta_proj, "hidden"), out_proj=(self.out_proj, "hidden")
-        )
+    width_roles = channel_maps  # in_proj's rows for B and C, which map to states, are scaled as its rows for channels

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, flip_reset
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, flip_reset, run_scan
 from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
@@ -75,8 +75,6 @@ class S4D(RecurrentLayer):
         learn_B: bool = True,
     ) -> None:
         super().__init__()
-        if discretization not in ("zoh", "bilinear"):
-            raise ValueError(f"S4D discretization is {discretization!r}; it must be zoh or bilinear")
         if d_state % 2:
             raise ValueError(f"S4D d_state {d_state} is odd: the layer holds d_state / 2 conjugate pairs")
         D, N, K = d_model, d_state // 2, 2 if bidirectional else 1
@@ -154,11 +152,7 @@ class S4D(RecurrentLayer):
         u = x.transpose(1, 2)
         if context.valid is not None:  # no time passes at padding
             delta = delta[:, None].expand_as(u).masked_fill(~context.valid.transpose(1, 2), 0)
-        out = selective_scan(
-            u, delta, A, B, C[direction], discretization="zoh", reset=context.reset,
-            initial_state=context.initial_state, return_last_state=context.return_last_state,
-        )  # fmt: skip
-        y, state = out if isinstance(out, tuple) else (out, None)
+        y, state = run_scan(selective_scan, u, delta, A, B, C[direction], discretization="zoh", context=context)
         return y.transpose(1, 2), state
 
     def step_sizes(self, x: Tensor) -> Tensor:
@@ -166,8 +160,7 @@ class S4D(RecurrentLayer):
         return self.log_delta.exp().expand_as(x)
 
     def roles(self) -> dict[str, Role]:
-        roles: dict[str, Role] = {"A_log": "recurrent", "A_imag": "recurrent", "log_delta": "delta"}
-        return {**roles, "B": "recurrent"} if isinstance(self.B, nn.Parameter) else roles
+        return {"A_log": "recurrent", "A_imag": "recurrent", "B": "recurrent", "log_delta": "delta"}
 
     def width_roles(self) -> dict[str, WidthRole]:
         """Every channel has a system of its own; what all channels share does not grow with the width."""

@@ -82,11 +82,9 @@ class S5(RecurrentLayer):
         self.B = nn.Parameter(torch.view_as_real(B).float())
         if C_init == "complex_normal":
             C = torch.randn(K, D, N, dtype=torch.complex64)
-        elif C_init in ("lecun", "lecun_row"):
+        else:
             fan = 2 * N * (D if C_init == "lecun" else 1)
             C = torch.complex(*(_lecun(fan, K, D, 2 * N) for _ in range(2))) @ V
-        else:
-            raise ValueError(f"S5 C_init is {C_init!r}; it must be lecun, lecun_row or complex_normal")
         self.C = nn.Parameter(torch.view_as_real(C).float())
         self.D = nn.Parameter(torch.randn(D))
         self.C_scales_with_D = C_init == "lecun"

@@ -47,8 +47,6 @@ class S5Block(S4Block):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model, layer, norm, prenorm, dropout)
-        if activation not in ("half_glu1", "half_glu2", "full_glu"):
-            raise ValueError(f"S5Block activation is {activation!r}; it must be half_glu1, half_glu2 or full_glu")
         if not 0 <= norm_momentum <= 1:
             raise ValueError(f"S5Block norm_momentum is {norm_momentum}; it must be from 0 to 1")
         self.activation = activation

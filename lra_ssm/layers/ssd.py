@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, run_scan
 from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
@@ -105,11 +105,8 @@ class SSD(RecurrentLayer):
         delta = self._softplus(delta)
         if context.valid is not None:
             delta = delta.masked_fill(~context.valid, 0)
-        out = ssd_scan(
-            x, delta, self._A(), B, C, self.D, chunk_size=self.chunk_size, initial_state=context.initial_state,
-            reset=context.reset, return_last_state=context.return_last_state,
-        )  # fmt: skip
-        y, state = out if isinstance(out, tuple) else (out, None)
+        A, size = self._A(), self.chunk_size
+        y, state = run_scan(ssd_scan, x, delta, A, B, C, self.D, chunk_size=size, context=context)
         return y.flatten(2), state
 
     def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,15 +142,12 @@ class SSD(RecurrentLayer):
         return self._softplus(self._projections(x)[-1])
 
     def roles(self) -> dict[str, Role]:
-        roles: dict[str, Role] = {"A_log": "recurrent", "delta_bias": "delta", "D": "no_decay"}
-        return roles if self.delta_weight is None else {**roles, "delta_weight": "delta"}
+        return {"A_log": "recurrent", "delta_bias": "delta", "delta_weight": "delta", "D": "no_decay"}
 
     def width_roles(self) -> dict[str, WidthRole]:
         """A wider layer has more heads of the same size; B and C map to the states of a fixed number of groups."""
-        roles: dict[str, WidthRole] = {"A_log": "vector", "delta_bias": "vector", "D": "vector"}
-        if self.delta_weight is None:
-            return roles
-        return {**roles, "B": "state", "C": "state", "delta_weight": "hidden"}
+        own: dict[str, WidthRole] = {"B": "state", "C": "state", "delta_weight": "hidden"}
+        return {"A_log": "vector", "delta_bias": "vector", "D": "vector", **own}
 
 
 def _uniform(*shape: int) -> Tensor:

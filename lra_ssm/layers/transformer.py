@@ -32,6 +32,8 @@ class TransformerBlock(MLPBlock):
         ValueError: the MLP's width is not a whole number, or there is no such activation.
     """
 
+    residual_maps = ("layer.out_proj", "mlp.fc2")  # the first is Attention's
+
     def __init__(
         self,
         d_model: int,
@@ -45,18 +47,9 @@ class TransformerBlock(MLPBlock):
         bias: bool = True,
     ) -> None:
         super().__init__(d_model, norm, prenorm)
-        for name, p in {"dropout": dropout, "mlp_dropout": mlp_dropout}.items():
-            if not 0 <= p < 1:
-                raise ValueError(f"TransformerBlock {name} is {p}; it must be at least 0 and below 1")
         self.layer = LayerSpec.of(layer)(d_model)
         self.dropout = nn.Dropout(dropout)
         self.add_mlp(d_model, mlp_factor, bias, mlp_activation, mlp_dropout)
 
     def mixer(self, x: Tensor, run_part: RunPart) -> Tensor:
         return run_part("layer", x)
-
-    def scale_mixer(self, factor: float) -> None:
-        """See `MLPBlock.scale_mixer`."""
-        scale_residual = getattr(self.layer, "scale_residual", None)
-        if scale_residual is not None:
-            scale_residual(factor)
