@@ -23,7 +23,6 @@ from lra_ssm.ops import (
     inverse_softplus,
     log_uniform_delta,
     selective_scan,
-    selective_step,
     step_sizes,
 )
 
@@ -121,19 +120,6 @@ class B2S6(RecurrentLayer):
             context=context,
         )
         return y.transpose(1, 2), state
-
-    def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RecurrentLayer.scan_step`."""
-        blocks = x_t.unflatten(-1, (self.H, self.P)).unsqueeze(1)
-        B, C = (self._per_channel(each) for each in self._selection(blocks))
-        if self.B_bias is not None:
-            B = B + (as_complex(self.B_bias) if self.complex_state else self.B_bias)
-        A = eigenvalues(self.A_log, self.A_imag, self.parameterization)
-        return selective_step(x_t, self._delta(blocks).flatten(1), A, B, C, self.D, state, self.delta_bias, "zoh")
-
-    def _per_channel(self, x: Tensor) -> Tensor:
-        """Repeat one position's B or C for all channels of its block: (batch, H, N, 1) -> (batch, D, N)."""
-        return x.squeeze(-1).unsqueeze(2).expand(-1, -1, self.P, -1).flatten(1, 2)
 
     def _delta(self, blocks: Tensor) -> Tensor:
         """Return Δ before its bias and softplus: blocks (batch, L, H, P) -> the same shape."""
