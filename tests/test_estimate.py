@@ -1,7 +1,6 @@
 """`lra-ssm fit --estimate`: what is counted of a step, by hand for a linear map; what is printed and warned of."""
 
 import re
-from functools import partial
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lra_ssm.cli.config import read_fit_options
 from lra_ssm.datamodules import ListOps
-from lra_ssm.errors import InputError
 from lra_ssm.runs.cost import GPUS, count_step, estimate, extrapolated, planned_steps, seconds_on
 from lra_ssm.runs.step_cost import CountStep
 from lra_ssm.tables import duration
@@ -115,19 +113,6 @@ def test_the_steps_of_a_run_by_its_trainers_arguments(given, steps, trained):
                        num_val=20, num_test=20)  # fmt: skip
     assert planned_steps({"max_epochs": 3, **given}, prepared) == steps
     assert planned_steps({"max_epochs": 3}, ListOps(root="nowhere")) == float("inf")
-
-
-def test_a_step_that_depends_on_values_cannot_be_counted_for_a_gpu(made, monkeypatch):
-    """On fake tensors, whose values are unknown: here the loss checks its labels, as it does on a CPU only."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
-    monkeypatch.setattr("lra_ssm.runs.cost.memory_of", lambda device: 1)
-    on_cpu = partial(count_step, device=CPU)
-    monkeypatch.setattr(
-        "lra_ssm.runs.cost.count_step", lambda task, batch, device, *others: on_cpu(task, batch, precision=others[0])
-    )
-    with pytest.raises(InputError, match="--estimate: the step depends on values of tensors"):
-        estimate(*made, "32-true", None, "H100")
 
 
 def test_a_fit_that_will_not_fit_says_so_first(tmp_path, monkeypatch):

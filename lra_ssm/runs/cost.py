@@ -126,17 +126,15 @@ def count_step(
 
 def largest_step(
     task: NetworkTask, batch: Any, device: torch.device, precision: str = "32-true", clip: float | None = None
-) -> list[StepCost] | None:
+) -> list[StepCost]:
     """Count a training step on this batch.
 
-    For a GPU, the step itself on fake tensors; None if it depends on their values, as a network that indexes by a mask
-    does, or the item() of a tensor. On a CPU, steps of one and of two examples are computed by its own kernels, for
-    `extrapolated`; the random state stays as it is.
+    For a GPU, the step itself on fake tensors; torch refuses one that depends on their values, as a network that
+    indexes by a mask does, or the item() of a tensor. On a CPU, steps of one and of two examples are computed by its
+    own kernels, for `extrapolated`; the random state stays as it is.
     """
     if device.type == "cuda":
-        with suppress(*_DEPENDS_ON_VALUES):
-            return [count_step(task, batch, device, precision, clip)]
-        return None
+        return [count_step(task, batch, device, precision, clip)]
 
     def count(examples: int) -> StepCost:
         first = tree_map(lambda x: x[:examples] if isinstance(x, Tensor) else x, batch)
@@ -223,7 +221,7 @@ def estimate(
         steps: the steps of the whole fit.
 
     Raises:
-        InputError: the GPU is unknown, or the step cannot be counted.
+        InputError: the GPU is unknown.
     """
     if gpu not in GPUS:
         raise InputError(f"--estimate={gpu}: {hint(gpu, GPUS)}")
@@ -232,8 +230,6 @@ def estimate(
     else:
         device, how, place = torch.device("cpu"), "on 1 and 2 examples, by the CPU's kernels", "this machine"
     costs, available = largest_step(task, batch, device, precision, clip), memory_of(device)
-    if costs is None:
-        raise InputError("--estimate: the step depends on values of tensors, such as a mask's; it cannot be counted")
 
     def total(quantity: Callable[[StepCost], float]) -> float:
         return extrapolated(costs, batch, quantity)
@@ -282,8 +278,11 @@ def warn_of_memory(trainer: Trainer, task: LightningModule, data: Any) -> None:
     widths = sum(sum(p.shape[:2]) for p in task.parameters() if p.dim() > 1)
     if positions * widths * _BYTES_PER_WIDTH < available:
         return
-    costs = largest_step(task, batch, device, trainer.precision, trainer.gradient_clip_val)
-    if costs and (peak := extrapolated(costs, batch, lambda cost: cost.peak)) > available:
+    peak = 0.0
+    with suppress(*_DEPENDS_ON_VALUES):
+        costs = largest_step(task, batch, device, trainer.precision, trainer.gradient_clip_val)
+        peak = extrapolated(costs, batch, lambda cost: cost.peak)
+    if peak > available:
         remedy = "a smaller --data.batch_size, with --trainer.accumulate_grad_batches"
         backbones = [part for part in task.modules() if isinstance(part, Backbone)]
         if backbones and not backbones[0].activation_checkpointing:
