@@ -234,7 +234,7 @@ def other_data(model: NamedNetwork, data: Any) -> list[str]:
     cls, settings = model.data["class_path"].rpartition(".")[2], model.data.get("init_args") or {}
     if cls != type(data).__name__:
         return [f"trained on {cls}"]
-    decisive = {name for name, kind in data.affects.items() if kind in ("data", "batches")} - data.unused_settings()
+    decisive = {name for name, kind in data.affects.items() if kind in ("data", "batches")}
     differing = [name for name in settings if name in decisive and _differ(settings[name], getattr(data, name))]
     described = ", ".join(f"{name} {settings[name]!r}" for name in differing)
     return [f"trained with other settings of data: {described}"] if differing else []

@@ -102,10 +102,6 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
     def describe(self) -> str:
         """Return one line about the data."""
 
-    def unused_settings(self) -> set[str]:
-        """Return the names of settings that change nothing under the other settings."""
-        return set()
-
     def require(self, holds: bool, name: str, what: str) -> None:
         """Raise InputError naming a setting and its value unless `holds`."""
         if not holds:
@@ -115,7 +111,7 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
         """Return everything that decides the batches: {"dataset", "data", "batches", "order"}, settings by effect."""
         kinds: dict[str, dict[str, Any]] = {"data": {}, "batches": {}, "order": {}}
         for name, kind in self.affects.items():
-            if kind in kinds and name not in {*self.unused_settings(), "pretrain"}:
+            if kind in kinds and name != "pretrain":
                 kinds[kind][name] = getattr(self, name)
         if self.pretrain is not None:
             kinds["batches"]["pretrain"] = asdict(self.pretrain)

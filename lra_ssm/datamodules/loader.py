@@ -72,16 +72,6 @@ class EpochBatches:
         """Choose the epoch of the next iteration."""
         self.epoch = epoch
 
-    def settings(self) -> dict[str, Any]:
-        """Return what decides the batches besides the examples, as plain values."""
-        return {
-            "num_examples": self.num_examples,
-            "batch_size": self.batch_size,
-            "shuffle_seed": self.seed,
-            "bucket_batches": self.pool,
-            "batches_per_epoch": len(self),
-        }
-
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return all examples in the order of an epoch (num_examples,)."""
         if self.seed is None:
@@ -245,18 +235,8 @@ class ResumableLoader:
                 raise RuntimeError("a new pass over this loader has begun: its workers serve only one at a time")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings that decide the trainer's batches. Lightning stores them in every checkpoint."""
-        return {**self.batch_sampler.settings(), **self.dataset.settings()}
+        """Return nothing: the trainer's count is enough. Lightning warns of loaders without these two methods."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Check that the checkpoint's run had the same batches.
-
-        Raises:
-            InputError: the dataset, the batch size or the order differs.
-        """
-        for key, value in self.state_dict().items():
-            if state.get(key, value) != value:
-                raise InputError(
-                    f"cannot resume in the middle of the data: the checkpoint was written with {key} {state[key]}, this"
-                    f" run has {value}; resume with the same settings or start over"
-                )
+        """Do nothing."""

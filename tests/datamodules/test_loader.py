@@ -143,13 +143,6 @@ def test_abandoned_passes(tiny: Prepared) -> None:
         next(first)
 
 
-def test_state_of_other_data_is_refused(tiny: Prepared) -> None:
-    state = loader(tiny).state_dict()
-    for key, value in (("batch_size", 8), ("shuffle_seed", 8), ("num_examples", 25), ("bucket_batches", 9)):
-        with pytest.raises(InputError, match=f"{key} {value}"):
-            loader(tiny).load_state_dict(state | {key: value})
-
-
 # -- inside Lightning --------------------------------------------------------------------------------------------------
 
 

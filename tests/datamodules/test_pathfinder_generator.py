@@ -6,9 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from lra_ssm.datamodules.pathfinder.drawing import lanczos, paddle_tables
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SETTINGS, SIZES, PathfinderSettings, settings_for
 
@@ -178,29 +176,6 @@ def test_snakes_obey_the_rules(size):
         for one, other in itertools.combinations(snakes, 2):
             assert distances(one.reshape(-1, 2), other).min() > least
             assert distances(other.reshape(-1, 2), one).min() > least
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_turns_follow_continuity(size):
-    """Directions are those from pivot to end, so the tables are asked; the solver sees the turns that are drawn."""
-    settings = SETTINGS[size]
-    tables = paddle_tables(settings, settings.paddle_margins[0])
-    circle = tables.circle + tables.reach * (tables.side + 1)
-    directions = np.arctan2(circle // tables.side - tables.reach, circle % tables.side - tables.reach)
-    for stamp, angle in enumerate(tables.angles):
-        turn = np.abs((directions - angle + np.pi) % (2 * np.pi) - np.pi) * settings.continuity
-        expected = np.cos(np.minimum(turn, np.pi / 2)) ** 2
-        got = np.zeros(len(directions))
-        np.add.at(got, tables.ahead[stamp], tables.weights[stamp] / 65536)
-        np.testing.assert_allclose(got, expected, atol=2e-5)
-        assert (got[turn >= np.pi / 2] == 0).all()
-
-
-def test_downsampling_is_pillows():
-    fine = (np.random.RandomState(0).random_sample((20, 41, 41)) > 0.8).astype(np.uint8) * np.uint8(255)
-    for image, small in zip(fine, lanczos(fine, 21), strict=True):
-        expected = np.asarray(Image.fromarray(image).resize((21, 21), Image.Resampling.LANCZOS))
-        assert np.abs(small.astype(int) - expected).max() <= 1
 
 
 def test_labels_are_balanced_in_every_block():

@@ -1,14 +1,12 @@
 """ListOps: vocabulary, meaning of the operators, and the sampling of one numbered block of expressions.
 
-This module imports only the standard library, so that sampling processes start fast.
-
 Source: Nangia and Bowman, "ListOps" (2018); settings as in google-research/long-range-arena,
 lra_benchmarks/data/listops.py.
 """
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 DIGITS = tuple("0123456789")
@@ -53,19 +51,14 @@ class TreeSettings(NamedTuple):
     max_args: int = 10
 
 
-class Block(NamedTuple):
-    """The kept expressions of one block, in order: vocabulary ids (one byte each, no `<eos>`) and values 0 to 9."""
-
-    expressions: list[bytes]
-    labels: bytes
-
-
 class _TooLong(Exception):
     pass
 
 
-def sample_block(settings: TreeSettings, seed: int, number: int) -> Block:
-    """Draw ATTEMPTS_PER_BLOCK expressions and keep those within the length bounds.
+def sample_block(settings: TreeSettings, seed: int, number: int) -> Iterator[tuple[bytes, int]]:
+    """Draw ATTEMPTS_PER_BLOCK expressions and yield those within the length bounds, each with its value.
+
+    An expression is its vocabulary ids, one byte each, without `<eos>`.
 
     Bit for bit a function of its arguments on every supported Python: of `random.Random` it uses seeding with an
     integer and `.random()` only, which the standard library promises not to change.
@@ -99,7 +92,6 @@ def sample_block(settings: TreeSettings, seed: int, number: int) -> Block:
             raise _TooLong
         return functions[kind](values)
 
-    expressions, labels = [], bytearray()
     for _ in range(ATTEMPTS_PER_BLOCK):
         tokens.clear()
         try:
@@ -107,6 +99,4 @@ def sample_block(settings: TreeSettings, seed: int, number: int) -> Block:
         except _TooLong:
             continue
         if len(tokens) > settings.min_length:
-            expressions.append(bytes(tokens))
-            labels.append(label)
-    return Block(expressions, bytes(labels))
+            yield bytes(tokens), label

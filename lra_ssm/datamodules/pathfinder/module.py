@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lra_ssm.bars import Bar, with_bar
-from lra_ssm.datamodules.download import fetch_lra, find_lra
+from lra_ssm.datamodules.download import LRAFolder
 from lra_ssm.datamodules.images import ImageData, Pixels, PixelSequence, random_split
 from lra_ssm.datamodules.parts import Parts
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, draw_block
 from lra_ssm.datamodules.pathfinder.reader import metadata_files, read_images, read_listing
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, settings_for
-from lra_ssm.datamodules.processes import available_cores, ordered_map
+from lra_ssm.datamodules.processes import available_cores, map_in_processes
 from lra_ssm.datamodules.settings import setting
 from lra_ssm.datamodules.storage import Array, IntArray, write_array
 from lra_ssm.errors import InputError
@@ -77,17 +77,9 @@ class Pathfinder(ImageData):
         self.image_size = (self.resolution, self.resolution)
         self.d_input = None if self.inputs == "integers" else 1
         self.vocab_size = 256 if self.inputs == "integers" else None
-        self._left_out = 0  # number of empty images in LRA's archive
-
-    def unused_settings(self) -> set[str]:
-        unused = {"split_seed"} if self.split == "file_order" else set()
-        return unused if self.source == "generated" else unused | {"num_images", "generator_seed"}
 
     def transform(self) -> PixelSequence:
         return PixelSequence(*SCALINGS[self.inputs])
-
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | ({} if self.source == "generated" else {"empty_images": self._left_out})
 
     def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
         labels, load = self._draw() if self.source == "generated" else self._read()
@@ -120,7 +112,7 @@ class Pathfinder(ImageData):
         draw = partial(draw_block, parts, settings_for(self.resolution, self.difficulty), self.generator_seed)
         workers = max(1, min(available_cores(), len(missing)))
         bar = Bar(f"drawing {count:,} Pathfinder images", count, done=existing)
-        with closing(ordered_map(draw, missing.items(), workers)) as sizes, bar:
+        with closing(map_in_processes(draw, missing.items(), workers)) as sizes, bar:
             for size in sizes:
                 bar.advance(size)
         blocks = parts.mapped("images")
@@ -138,32 +130,27 @@ class Pathfinder(ImageData):
         return [*metadata_files(folder), *sorted(path for path in (folder / "imgs").iterdir() if path.is_dir())]
 
     def fetch(self) -> None:
-        if self.source == "lra" and self._find(self.data_root) is None:
-            fetch_lra(self.data_root, self._task)
+        if self.source == "lra":
+            self._published.fetch(self.data_root)
 
     def _read(self) -> tuple[Labels, Load]:
         folder = self._folder()
-        paths, labels, self._left_out = read_listing(folder)
-        if len(paths) < MIN_IMAGES:
-            raise InputError(f"{folder}: has {len(paths)} images; at least {MIN_IMAGES} are needed to split them")
+        paths, labels = read_listing(folder)
         return labels, lambda numbers: read_images([paths[number] for number in numbers], self.resolution)
 
     @property
-    def _task(self) -> str:
-        """The folder in LRA's archive."""
-        return f"pathfinder{self.resolution}/{self.difficulty}"
-
-    def _find(self, root: Path) -> Path | None:
-        others = (f"pathfinder/{self._task}", self.difficulty)  # as in the public S4 code; in a user's folder
-        return find_lra(root, self._task, ("metadata", "imgs"), others)
+    def _published(self) -> LRAFolder:
+        folder = f"pathfinder{self.resolution}/{self.difficulty}"
+        others = (f"pathfinder/{folder}", self.difficulty)  # as in the public S4 code; in a user's folder
+        return LRAFolder(folder, ("metadata", "imgs"), others)
 
     def _folder(self) -> Path:
         root = self.source_path() if self.kind == "files" else self.data_root
         if root.name in DIFFICULTIES and root.name != self.difficulty:
             raise InputError(f"{root}: is named after another difficulty than {self.difficulty}; set it to {root.name}")
-        if (folder := self._find(root)) is None:
+        if (folder := self._published.find(root)) is None:
             command = f"pathfinder --resolution={self.resolution} --difficulty={self.difficulty}"
-            what = f"Pathfinder images (metadata/ and imgs/) in it, or in {self._task}"
+            what = f"Pathfinder images (metadata/ and imgs/) in it, or in {self._published.folder}"
             how = "downloads LRA's archive (more than 7 GB); source generated needs no files"
             raise self.missing(what, command, how)
         return folder

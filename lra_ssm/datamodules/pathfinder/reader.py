@@ -20,40 +20,33 @@ LABELS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 
 
 def metadata_files(folder: Path) -> list[Path]:
-    """Return the metadata files in numeric order. Raises InputError without any, or if one has no number."""
-    files = [path for path in folder.glob("metadata/*.npy") if not path.name.startswith(".")]
-    for path in files:
-        if not path.stem.isdecimal():
-            raise InputError(f"{path}: is not a Pathfinder metadata file; they are named 0.npy, 1.npy, …")
+    """Return the metadata files in numeric order. Raises InputError if there are none."""
+    files = [*folder.glob("metadata/[0-9]*.npy")]
     if not files:
         raise InputError(f"{folder / 'metadata'}: has no Pathfinder metadata files (0.npy, 1.npy, …)")
     return sorted(files, key=lambda path: int(path.stem))
 
 
-def read_listing(folder: Path) -> tuple[list[Path], npt.NDArray[np.int64], int]:
-    """Read all metadata, and leave out images that are empty files, of which LRA's archive has some.
+def read_listing(folder: Path) -> tuple[list[Path], npt.NDArray[np.int64]]:
+    """Return the paths of the images in order, and their labels (n,).
 
-    Returns:
-        The paths of the images in order, their labels (n,), and how many were left out.
+    Images that are empty files, of which LRA's archive has some, are left out.
 
     Raises:
-        InputError: metadata is not as published (names file and line), or an image is missing.
+        InputError: metadata is not as published; names file and line.
+        OSError: an image is missing.
     """
-    paths, labels, left_out = list[Path](), list[int](), 0
+    paths, labels = list[Path](), list[int]()
     for file in metadata_files(folder):
         for number, row in enumerate(_rows(file), 1):
             if len(row) < 4 or row[3] not in LABELS:
                 what = " ".join(row)[:100]
                 raise InputError(f"{file}:{number}: {what!r} is not folder, file, number and label (0 or 1)")
             path = folder / row[0] / row[1]
-            if not path.is_file():
-                raise InputError(f"{path}: is listed in the metadata but missing")
-            if not path.stat().st_size:
-                left_out += 1
-                continue
-            paths.append(path)
-            labels.append(LABELS[row[3]])
-    return paths, np.array(labels, dtype=np.int64), left_out
+            if path.stat().st_size:
+                paths.append(path)
+                labels.append(LABELS[row[3]])
+    return paths, np.array(labels, dtype=np.int64)
 
 
 def read_images(paths: Sequence[Path], resolution: int) -> Pixels:
