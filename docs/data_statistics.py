@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lra_ssm.datamodules.listops.module import generate
-from lra_ssm.datamodules.listops.trees import CLOSE_ID, FIRST_OPERATOR_ID, VOCABULARY, TreeSettings
+from lra_ssm.datamodules.listops import CLOSE_ID, FIRST_OPERATOR_ID, VOCABULARY, TreeSettings, generate
 from lra_ssm.datamodules.loader import EpochBatches
 from lra_ssm.datamodules.pathfinder.generator import generate_block
 from lra_ssm.datamodules.pathfinder.settings import SETTINGS

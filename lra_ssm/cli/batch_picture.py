@@ -23,7 +23,7 @@ def draw_batch(datamodule: ImageData, path: Path) -> None:
     dataset: Any = loader.dataset
     batch: Any = next(iter(loader))
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
-    low, high = dataset.transform.value_range()
+    low, high = float(inputs.min()), float(inputs.max())
     num_drawn = min(len(inputs), COLUMNS * ROWS)
     rows = -(-num_drawn // COLUMNS)
     names = getattr(datamodule, "class_names", None) or range(max(labels) + 1)

@@ -203,9 +203,6 @@ class PixelSequence:
         pixels = self.ordered(images)
         if self.is_tokens:
             return pixels[..., 0].astype(np.int64)
-        return self._scaled(pixels)
-
-    def _scaled(self, pixels: Pixels) -> npt.NDArray[np.float32]:
         return (pixels.astype(np.float32) / np.float32(255) - self.mean) / self.std
 
     def ordered(self, images: Pixels) -> Pixels:
@@ -213,10 +210,3 @@ class PixelSequence:
         B, H, W, C = images.shape
         pixels = images.reshape(B, H * W, C)
         return pixels if self.permutation is None else pixels[:, self.permutation]
-
-    def value_range(self) -> tuple[float, float]:
-        """Return the smallest and the largest value that an input can have."""
-        if self.is_tokens:
-            return 0.0, 255.0
-        low, high = (self._scaled(np.full(1, pixel, np.uint8)) for pixel in (0, 255))
-        return float(low.min()), float(high.max())

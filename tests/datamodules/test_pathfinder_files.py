@@ -14,7 +14,7 @@ from lra_ssm.datamodules import Pathfinder, parts
 from lra_ssm.datamodules.download import LRA
 from lra_ssm.datamodules.pathfinder import generator, module
 from lra_ssm.datamodules.pathfinder.generator import generate_block
-from lra_ssm.datamodules.pathfinder.reader import read_images, read_listing
+from lra_ssm.datamodules.pathfinder.module import read_images, read_listing
 from lra_ssm.datamodules.pathfinder.settings import HARD, settings_for
 from tests.datamodules.helpers import contents, prepared
 from tests.runner import Command

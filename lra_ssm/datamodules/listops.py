@@ -7,35 +7,60 @@ LRA's files are basic_{train,val,test}.tsv: a header `Source\\tTarget`, then one
 `( ( ( [MAX 2 ) 9 ) ] )\\t9`. The parentheses only repeat the structure that `[OP … ]` already shows; as in the public
 code they are dropped, and `X`, its spelling of `]`, is accepted.
 
-Sources: Nangia and Bowman, "ListOps" (2018); Tay et al., "Long Range Arena" (2021), whose settings are the defaults.
+Sources: Nangia and Bowman, "ListOps" (2018); Tay et al., "Long Range Arena" (2021), whose settings are the defaults
+(google-research/long-range-arena, lra_benchmarks/data/listops.py).
 """
 
-from collections.abc import Iterator
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lra_ssm.bars import with_bar
 from lra_ssm.datamodules.download import LRA_DOWNLOAD, LRAFolder
-from lra_ssm.datamodules.listops.trees import (
-    ATTEMPTS_PER_BLOCK,
-    CLOSE_ID,
-    DIGITS,
-    EOS_ID,
-    FIRST_DIGIT_ID,
-    VOCABULARY,
-    TreeSettings,
-    sample_block,
-)
 from lra_ssm.datamodules.sequences import SequenceData
 from lra_ssm.datamodules.storage import read_lines
 from lra_ssm.errors import InputError
 
 SPLITS = ("train", "val", "test")
 PUBLISHED = LRAFolder("listops-1000", ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv"), ("listops",))
+
+DIGITS = tuple("0123456789")
+CLOSE = "]"
+
+
+def _median(values: Sequence[int]) -> int:
+    """Return int(np.median(values)): the middle value, or the truncated mean of the middle two."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) // 2
+
+
+def _sum_modulo(values: Sequence[int]) -> int:
+    return sum(values) % 10
+
+
+# In the order of their vocabulary ids.
+OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": _median,
+    "[SM": _sum_modulo,
+}
+
+# This order must not change.
+VOCABULARY: tuple[str, ...] = ("<pad>", "<unk>", "<eos>", *DIGITS, *OPERATORS, CLOSE)
+PAD_ID, UNK_ID, EOS_ID = 0, 1, 2
+FIRST_DIGIT_ID = VOCABULARY.index("0")
+FIRST_OPERATOR_ID = VOCABULARY.index("[MIN")
+CLOSE_ID = VOCABULARY.index(CLOSE)
+
+OPERATOR_PROBABILITY = 0.25
+ATTEMPTS_PER_BLOCK = 500
 # Generation stops with an error after this many blocks (50,000 attempts) without a new expression.
 WINDOW_BLOCKS = 100
 
@@ -146,6 +171,73 @@ class ListOps(SequenceData):
         return [*sequence, EOS_ID]
 
 
+def _quote(data: bytes) -> str:
+    return repr(data[:60].decode("utf-8", errors="replace"))
+
+
+# -- the generator -----------------------------------------------------------------------------------------------------
+
+
+class TreeSettings(NamedTuple):
+    """Parameters of random expressions. Lengths count leaves and two tokens per operator; both bounds are strict."""
+
+    min_length: int = 500
+    max_length: int = 2000
+    max_depth: int = 10
+    max_args: int = 10
+
+
+class _TooLong(Exception):
+    pass
+
+
+def sample_block(settings: TreeSettings, seed: int, number: int) -> Iterator[tuple[bytes, int]]:
+    """Draw ATTEMPTS_PER_BLOCK expressions and yield those within the length bounds, each with its value.
+
+    An expression is its vocabulary ids, one byte each, without `<eos>`.
+
+    Bit for bit a function of its arguments on every supported Python: of `random.Random` it uses seeding with an
+    integer and `.random()` only, which the standard library promises not to change.
+
+    LRA draws trees whose root is an operator with probability .25 and a leaf otherwise, then drops those outside the
+    bounds. Two shortcuts do not change the distribution of the kept ones. The root is always an operator here: a
+    leaf has length 1 and is never kept. And a tree is abandoned as soon as it is too long: how far the stream was
+    read by then depends only on numbers already drawn, so what follows is as independent of the past as before.
+    """
+    digest = hashlib.sha256(f"listops/{seed}/{number}".encode()).digest()
+    draw = random.Random(int.from_bytes(digest, "big")).random
+    max_length, max_depth, argument_choices = settings.max_length, settings.max_depth, settings.max_args - 1
+    functions = tuple(OPERATORS.values())
+    tokens = bytearray()
+    emit = tokens.append
+
+    def operator(depth: int) -> int:
+        kind = int(draw() * 4)
+        emit(FIRST_OPERATOR_ID + kind)
+        child_depth = depth + 1
+        values = []
+        for _ in range(2 + int(draw() * argument_choices)):
+            if child_depth < max_depth and draw() < OPERATOR_PROBABILITY:
+                values.append(operator(child_depth))
+            else:
+                digit = int(draw() * 10)
+                emit(FIRST_DIGIT_ID + digit)
+                values.append(digit)
+        emit(CLOSE_ID)
+        if len(tokens) >= max_length:
+            raise _TooLong
+        return functions[kind](values)
+
+    for _ in range(ATTEMPTS_PER_BLOCK):
+        tokens.clear()
+        try:
+            label = operator(1)
+        except _TooLong:
+            continue
+        if len(tokens) > settings.min_length:
+            yield bytes(tokens), label
+
+
 def generate(trees: TreeSettings, seed: int, count: int) -> Iterator[tuple[bytes, int]]:
     """Yield `count` distinct expressions with their values, in an order that depends only on (trees, seed).
 
@@ -173,7 +265,3 @@ def generate(trees: TreeSettings, seed: int, count: int) -> Iterator[tuple[bytes
                 f" max_args {trees.max_args}: {count} different expressions are asked for, but only {len(seen)}"
                 f" turned up in {(number + 1) * ATTEMPTS_PER_BLOCK} attempts; widen the bounds or ask for fewer"
             )
-
-
-def _quote(data: bytes) -> str:
-    return repr(data[:60].decode("utf-8", errors="replace"))
