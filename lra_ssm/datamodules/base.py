@@ -10,6 +10,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from dataclasses import asdict, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin
 from weakref import WeakSet
@@ -247,7 +248,6 @@ class PreparedData(DataModule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._prepared: Prepared | None = None
         self.require(self.limit is None or self.limit >= 1, "limit", "must be at least 1")
 
     # -- what a dataset defines ------------------------------------------------------------------------------------
@@ -340,12 +340,10 @@ class PreparedData(DataModule):
 
     # -- prepared data ---------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def prepared(self) -> Prepared:
         """The prepared data. Raises InputError if it is missing or damaged."""
-        if self._prepared is None:
-            self._prepared = load(self.prepared_folder)
-        return self._prepared
+        return load(self.prepared_folder)
 
     def open_split(self, name: str) -> BatchDataset:
         return self.make_dataset(self.prepared.split(name), name)

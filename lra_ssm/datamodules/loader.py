@@ -167,7 +167,7 @@ class ResumableLoader:
 
     This owns a torch DataLoader instead of being one: Lightning rebuilds DataLoaders when several devices train or
     predict, with samplers that repeat examples. Iterating draws nothing from the global random generators. Worker
-    processes live as long as the loader; only one pass at a time may use them.
+    processes live as long as the loader; as in any DataLoader, a new pass ends an unfinished one.
 
     Args:
         dataset: returns the batch for a list of examples.
@@ -187,7 +187,7 @@ class ResumableLoader:
         trained: Callable[[], int | None] | None = None,
     ) -> None:
         self.dataset, self.batch_sampler, self.trained = dataset, batch_sampler, trained
-        self._epoch, self._passes = _EpochSampler(batch_sampler), 0
+        self._epoch = _EpochSampler(batch_sampler)
         self._new_loader = partial(
             DataLoader,
             dataset,
@@ -227,12 +227,7 @@ class ResumableLoader:
             if batches.seed is not None:
                 batches.set_epoch(batches.epoch + 1)  # for the next pass, unless set_epoch chooses another
         self._epoch.first = trained
-        self._passes += 1
-        number = self._passes
-        for batch in self._loader:
-            yield batch
-            if number != self._passes and self._loader.num_workers:
-                raise RuntimeError("a new pass over this loader has begun: its workers serve only one at a time")
+        yield from self._loader
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: the trainer's count is enough. Lightning warns of loaders without these two methods."""

@@ -58,8 +58,7 @@ Paddle = tuple[tuple[float, float], tuple[float, float]]
 
 def all_paddles(block: PathfinderBlock, image: int) -> np.ndarray:
     """Every paddle of an image (n, 2, 2), in no order that tells what belongs together."""
-    record = block.geometry
-    parts = [array[image].reshape(-1, 2, 2) for array in (record.contours, record.distractors)]
+    parts = [array[image].reshape(-1, 2, 2) for array in (block.contours, block.distractors)]
     paddles = np.concatenate(parts)
     paddles = paddles[~np.isnan(paddles).any(axis=(1, 2))]
     return paddles[np.lexsort(paddles.reshape(-1, 4).T)]
@@ -74,7 +73,7 @@ def solve_record(settings: PathfinderSettings, block: PathfinderBlock, image: in
 
     Knows the rule, the discs and the heap of paddles; neither which snake a paddle is of, nor its place in it.
     """
-    margin, length, scale = int(block.geometry.margins[image]), settings.paddle_length, settings.antialias_scale
+    margin, length, scale = int(block.margins[image]), settings.paddle_length, settings.antialias_scale
 
     def moved(point: tuple[float, float], angle: float, distance: float) -> tuple[int, int]:
         return (
@@ -105,7 +104,7 @@ def solve_record(settings: PathfinderSettings, block: PathfinderBlock, image: in
         return False
 
     heap: list[Paddle] = [tuple(map(tuple, paddle)) for paddle in all_paddles(block, image).tolist()]
-    discs = [tuple(map(float, disc)) for disc in block.geometry.markers[image].tolist()]
+    discs = [tuple(map(float, disc)) for disc in block.markers[image].tolist()]
     for origin, goal in (discs, discs[::-1]):
         for paddle in heap:
             if paddle[0] != origin:
@@ -147,17 +146,14 @@ def test_pixels_show_the_record_and_nothing_else(size):
         around = [picture[my - 1 : my + 2, mx - 1 : mx + 2].max() for my, mx in middles]
         assert min(around) > 60
         to_paddle = distances(pixels, paddles).min(axis=1).reshape(size, size)
-        to_disc = (
-            np.linalg.norm(pixels[:, None] - block.geometry.markers[image], axis=-1).min(axis=1).reshape(size, size)
-        )
+        to_disc = np.linalg.norm(pixels[:, None] - block.markers[image], axis=-1).min(axis=1).reshape(size, size)
         explained = (to_paddle <= settings.paddle_thickness / 2 + 1.5) | (to_disc <= settings.marker_radius + 1.5)
         assert picture[~explained].max() < 60
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_snakes_obey_the_rules(size):
-    block, settings = block_of(size), SETTINGS[size]
-    record = block.geometry
+    record, settings = block_of(size), SETTINGS[size]
     assert record.contours.shape == (COUNTS[size], 2, 14, 2, 2) and not np.isnan(record.contours).any()
     assert set(record.margins.tolist()) == set(settings.paddle_margins)
     seeds = record.contours[:, :, 0, 0]
@@ -183,7 +179,7 @@ def test_labels_are_balanced_in_every_block():
     for block, size, ones in ((0, 10, 5), (1, 10, 5), (0, 11, 5), (1, 11, 6)):
         assert generate_block(easy, 0, block, size).labels.sum() == ones
     drawn = generate_block(easy, 0, 0, 200)
-    marked = drawn.geometry.marked
+    marked = drawn.marked
     assert ((marked[:, 0] == marked[:, 1]) == drawn.labels).all()
     assert 75 < marked[:, 0].sum() < 125  # either contour
     assert 30 < drawn.labels[:100].sum() < 70  # in random order
