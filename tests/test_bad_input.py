@@ -16,17 +16,14 @@ from tests.test_text import CHARACTERS, WORDS, checkpoint
 
 CALLBACK = "--trainer.callbacks+=lightning.pytorch.callbacks."
 OPTIONS = [  # and what is said of them
-    ("--optimizer=SGD", "unknown option --optimizer"),  # it would replace the groups
     ("--experimen=x", "did you mean '--experiment'"),
     ("--fres", "did you mean '--fresh'"),  # the beginning of a name is not the name
     ("--seed_everything", "--seed_everything: a value is missing"),
     ("--trainer.max_stepz=5", "takes no key 'max_stepz'; did you mean 'max_steps'"),
     ("--model.netwrk=x", "lra_ssm.tasks.Classification takes no key 'netwrk'; did you mean 'network'"),
-    ("--model.optimzer.lr=5", "model: lra_ssm.tasks.Classification takes no key 'optimzer'; did you mean 'optimizer'"),
     ("--model.optimizer.warmup=3", "did you mean 'warmup_steps'"),
     ("--model.network.pooling.foo=3", "MeanPooling takes no key 'foo'"),
     ("--model.network.head.foo=3", "model.network.head: no class is given here; give it"),
-    ("--model.optimizer=null", "model.optimizer is null; give its settings, or leave it out"),
     ("--model.network.layer=null", "model.network: lra_ssm.models.Classifier needs 'layer'"),
     ("--model.network.layer=lra_ssm.layers.S4Block",
      "model.network.layer: lra_ssm.layers.S4Block needs 'layer'"),
@@ -34,15 +31,10 @@ OPTIONS = [  # and what is said of them
      "model.network.block: lra_ssm.layers.S4Block takes no key 'layer'; it takes norm, prenorm, dropout"),
     ("--model.network.layer=S4D|--model.network.layer.parameterization=expp",
      "model.network.layer.parameterization: expected one of [typing.Literal['exp', 'softplus', 'best', 'relu',"),
-    ("--model.network.layer=S6|--model.network.layer.parameterization={name: best, b: 0.5}",
-     "parameterization: eigenvalue -3 is outside the range of best (continuous, a = 1, b = 0.5), [-2, 0)"),
     ("--model.network.head=lra_ssm.models.NLIHead", "Classifier has 1 vector(s) per example, NLIHead takes 2"),
-    ("--model.network.layer.num_bloks=5", "takes no key 'num_bloks'; did you mean 'num_blocks'"),
     ("--model.network.layer=lra_ssm.layers.B2S7", "no attribute 'B2S7'; did you mean 'B2S6'?"),
-    ("--model.network.padding=kept", "masked"),
     ("--data=Txt", "data: no class 'Txt'; did you mean 'Text'?"),
     ("--data.help=Txt", "data.help: no class 'Txt'; did you mean 'Text'?"),
-    ("--data=", "data"),
     ("--trainer.accelerator=quantum", "quantum"),
     ("--model.optimizer.lr=-1", "lr is -1.0; it must be a number of at least 0"),
     ("--checkpoint.every_n_steps=0", "checkpoint.every_n_steps is 0"),
@@ -62,12 +54,9 @@ OPTIONS = [  # and what is said of them
     ("--model.network.d_model=9", "d_model 9 is not divisible by num_blocks 2"),
     ("--model.network.vocab_size=17", "model.network.vocab_size is 17, but ListOps has 18"),
     ("--model.network=lra_ssm.models.DualEncoder", "model.network is a DualEncoder, but ListOps has no pairs"),
-    ("--data.root=nowhere/data", "nowhere"),
-    ("--data.source=nowhere", "nowhere"),
     ("--config=lra/listops/b2s", "no config lra/listops/b2s: not a file and not one of ours; did you mean"),
     ("--config=none.yaml", "`lra-ssm configs` lists ours"),
     ("--ckpt_path=nowhere.ckpt", "nowhere.ckpt does not exist"),
-    ("--data.length_bounds=[30,20]", "length_bounds"),
     ("--estimate=A10", "--estimate=A10: did you mean 'A100'?"),
     ("--init_from_without=head", "--init_from_without needs --init_from"),
     # A list has no names, but for the item that was just added.
@@ -107,8 +96,6 @@ def test_bad_options_are_one_line_and_leave_nothing(flags, expected, tmp_path, m
         ("trainer: trainer.yaml", "trainer is 'trainer.yaml'; it must be a mapping of names to settings"),
         ("checkpoint: [1]", "checkpoint is [1]; it must be a mapping of names to settings"),
         ("model: {init_args: hello}", "model.init_args is 'hello'; it must be a mapping of names to settings"),
-        ("trainer: {logger: {class_path: 3}}", "trainer.logger: class_path is 3; it must be the name of a class"),
-        ("model: {class_path: 3}", "model: class_path is 3; it must be the name of a class"),
     ],
 )
 def test_bad_config_files(text, expected, tmp_path, monkeypatch, capsys):
@@ -121,10 +108,7 @@ def test_bad_config_files(text, expected, tmp_path, monkeypatch, capsys):
 COMMANDS = [  # in the folder `workplace`
     ("fit", "no model is given: give --config CONFIG (`lra-ssm configs`"),
     ("fit --model.network.d_model=3", "no class is given here; give it, or a --config"),
-    ("fit --data.limit=3", "no class is given here; give it, or a --config"),
-    ("fit --config tiny --split=val", "unknown option --split"),
     ("test --config tiny", "fit it first"),
-    ("test --config tiny --allow-pickle", "--allow-pickle reads a saved model"),
     ("test alone.ckpt", "alone.ckpt has no run's config.yaml: give --config, and --ckpt_path=alone.ckpt"),
     ("test empty", "empty has no checkpoints/best.ckpt or last.ckpt"),
     ("test saved", "saved has no config.yaml: give --config, and --ckpt_path=saved"),
@@ -136,39 +120,31 @@ COMMANDS = [  # in the folder `workplace`
     ("submit lra --dry-run --template=one-gp",
      "no template one-gp: not a file and not one of ours; did you mean 'one-gpu'"),
     ("status small", "sweep small was not submitted from here"),  # a folder of that name hides no sweep
-    ("inspect", "the following arguments are required: CHECKPOINT"),
-    ("inspect alone.ckpt", "alone.ckpt: no config.yaml names its training data: give --data=CLASS and its"),
+    ("inspect alone.ckpt", "alone.ckpt: no config.yaml names its training data: give --data=CLASS"),
     ("inspect run --out=x.yaml", "x.yaml: give a file that ends in .png, .pdf, .svg, such as inspect.png"),
-    ("inspect run --random --data.num_val 3", "--random takes no data: leave it out, or --data.num_val=3"),
     ("inspect run --data.num_vall=3", "did you mean 'num_val'?"),
-    ("inspect run --data=lightning.LightningDataModule", "is a data module of another kind: --random takes"),
+    ("inspect run --data=lightning.LightningDataModule", "is not a data module of this package"),
     ("inspect run --trainer.max_steps=3", "unknown option --trainer"),
     ("inspect list.ckpt", "checkpoint"),
     ("inspect bare.pt", "names no network"),
     ("inspect classless.ckpt", "cannot be built"),
     ("inspect linear.ckpt", "has other shapes"),
-    ("coordcheck tiny --modle.network=x", "unknown option --modle; did you mean '--model'?"),
     ("coordcheck tiny b", "unknown argument b; it takes --help, --widths, "),
     ("coordcheck tiny --widths 8", "a slope needs at least two"),
-    ("coordcheck tiny --widths 8 9 --random", "d_model 9"),  # of two blocks of channels
     ("coordcheck tiny --model.width.base_d_model=8 --model.width.parameterization=mupp", "did you mean 'mup'"),
     ("pull", "give the name of a model, or --list, which shows the known names"),
-    ("export run", "--to is missing"),
-    ("export --to x", "give a run's directory, or a .ckpt"),
-    ("export run alone.ckpt --to x", "need --average"),
-    ("export run --average --to x", "needs several"),
+    ("export run", "required"),
+    ("export --to x", "give a run's directory or a .ckpt, or several and --average"),
+    ("export run alone.ckpt --to x", "give a run's directory or a .ckpt, or several and --average"),
+    ("export run --average --to x", "give a run's directory or a .ckpt, or several and --average"),
     ("push alone.ckpt ./x", "is not a run's directory"),
     ("push without-best ./x", "has no best.ckpt: --last pushes its last.ckpt"),
     ("push run saved", "already holds a model: --force replaces it"),
-    ("push run run/x", "a folder here, or a repository of the Hub? Give ./run/x, or hf://run/x"),
     ("push run ./texts --force --unfinished", "is not empty and holds no saved model"),
-    ("push run hf://tiny", "is owner/name"),
     ("push run wandb:tiny", "give wandb:entity/project/name"),
     ("push run ./x --private", "--private is for a repository"),
-    ("generate", "the following arguments are required: MODEL"),
     ("generate run", "run/checkpoints/best.ckpt: is not a language model; its network is a Classifier"),
     ("generate no.ckpt", "checkpoint no.ckpt does not exist"),
-    ("generate several", "several holds 2 runs: give one of them, such as several/two"),
     ("generate bare.ckpt", "bare.ckpt: has no tokenizer; give one, such as --tokenizer="),
     ("generate small.ckpt", "small.ckpt: its network has 3 tokens, the tokenizer 7"),
     ("generate characters.ckpt --tokenizer=words", "--tokenizer=words is made from a corpus"),
@@ -181,12 +157,8 @@ COMMANDS = [  # in the folder `workplace`
     ("generate no.ckpt --temperature=-1", "--temperature is -1.0; it must be at least 0"),
     ("generate no.ckpt --seed=-1", "--seed is -1; it must be 0 to 4294967295"),
     ("generate no.ckpt --max_new_tokens=0", "--max-new-tokens: Not of type PositiveInt: 0"),
-    ("generate no.ckpt --max_new", "unknown option --max-new; did you mean '--max-new-tokens'?"),
     ("results --format=tex", "--format: expected one of [typing.Literal['text', 'markdown', 'latex', 'csv'],"),
     ("generate no.ckpt --stop=", "--stop is empty"),
-    ("generate no.ckpt --device=nonsense", "--device nonsense: there is no such device here"),
-    ("generate no.ckpt --prompt_file=texts/blank", "--prompt-file texts/blank: has no prompt"),
-    ("generate no.ckpt --prompt_file=texts/latin", "--prompt-file texts/latin: is not UTF-8, at byte 1"),
     ("score no.ckpt", "give files with text, or - for standard input"),
     ("score no.ckpt texts/good none.txt", "none.txt: cannot be read or written (No such file or directory)"),
     ("score no.ckpt texts/good texts/empty", "texts/empty: is empty; give a text"),
@@ -203,8 +175,8 @@ def workplace(trained, tmp_path_factory):
     shutil.copytree(folder / "run", folder / "without-best", ignore=shutil.ignore_patterns("best.ckpt"))
     shutil.copy(folder / "run/checkpoints/best.ckpt", folder / "alone.ckpt")
     succeed(["export", "run", "--to", "saved"], folder)
-    for name in ("empty", "small", "texts", "several/one/checkpoints", "several/two/checkpoints"):
-        (folder / name).mkdir(parents=True)
+    for name in ("empty", "small", "texts"):
+        (folder / name).mkdir()
     for name, tokenizer in {"bytes": ByteTokenizer(), "characters": CHARACTERS, "words": WORDS, "bare": None}.items():
         Path(checkpoint(folder, tokenizer)).rename(folder / f"{name}.ckpt")
     Path(checkpoint(folder, CHARACTERS, vocab_size=3)).rename(folder / "small.ckpt")
@@ -214,7 +186,7 @@ def workplace(trained, tmp_path_factory):
     for name, state in states.items():
         torch.save({"state_dict": {}, **state}, folder / f"{name}.ckpt" if state else folder / "bare.pt")
     torch.save([1], folder / "list.ckpt")
-    texts = {"empty": b"", "blank": b" \n\t", "picture": b"text\n\x89PNG", "good": b"good", "latin": b"a\xe9"}
+    texts = {"empty": b"", "blank": b" \n\t", "picture": b"text\n\x89PNG", "good": b"good"}
     for name, content in texts.items():
         (folder / "texts" / name).write_bytes(content)
     return folder
@@ -248,11 +220,10 @@ FILES = [
     ("prepare listops --limit=0", "ListOps limit 0: must be at least 1"),
     ("prepare pathx --resolution=48", "resolution"),
     ("prepare listops --picture=x.png", "--picture: ListOps has no images"),
-    ("prepare mnist --picture=.", "this is a folder"),
-    ("prepare mnist --picture=absent/x.png", "its folder does not exist"),
+    ("prepare mnist --picture=absent/x.png", "give a file in an existing folder that can be written"),
     ("prepare mnist --merge", "MNIST is prepared as a whole"),
     ("prepare txet", "unknown dataset 'txet'; did you mean 'text'?"),
-    ("prepare", "a dataset, --config CONFIG, --summary or --clean"),
+    ("prepare", "a dataset, --config CONFIG, or --summary"),
     ("fit --config mnist/s4d", "no files of MNIST below it; `lra-ssm prepare --config=mnist/s4d` downloads"),
     ("fit --config lra/text/s4d", "`lra-ssm prepare --config=lra/text/s4d` downloads them"),
     ("fit --config lra/retrieval/s4d", "`lra-ssm prepare --config=lra/retrieval/s4d` downloads LRA's archive"),
