@@ -22,7 +22,7 @@ from typing import Any
 from lra_ssm.bars import with_bar
 
 # The arguments of a call's last kernel that are printed.
-ABOUT = ("COMPLEX", "ZOH", "SHARED_A", "BLOCK_D", "BLOCK_N", "u", "delta", "B", "C", "z", "reset", "starts", "B_bias")
+ABOUT = ("COMPLEX", "ZOH", "SHARED_A", "BLOCK_D", "BLOCK_N", "u", "delta", "B", "C", "reset", "starts", "B_bias")
 
 
 def _plain(value: Any) -> Any:

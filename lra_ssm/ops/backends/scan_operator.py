@@ -1,7 +1,7 @@
 """A backend's selective scan as two torch operators, which autograd and torch.compile know.
 
-Shapes: u, delta, z, y (batch, D, L), or delta (D,); A (D, N); B, C constant (D, N) or variable (batch, G, N, L or 2L);
-state (batch, D, N). (D channels, L length, N states, G groups.)
+Shapes: u, delta, y (batch, D, L), or delta (D,); A (D, N); B, C constant (D, N) or variable (batch, G, N, L); state
+(batch, D, N). (D channels, L length, N states, G groups.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.scan_inputs import ScanTensors
+from lra_ssm.ops.inputs import ScanTensors
+
+_TENSORS = len(ScanTensors._fields)
+_ARGUMENTS = ("Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? B_bias, Tensor? D, Tensor? delta_bias, "
+              "Tensor? initial_state, Tensor? reset, bool zoh, bool softplus")  # fmt: skip
 
 
 class ScanOperator(NamedTuple):
@@ -40,13 +44,17 @@ def scan_operator(
         device_types: where it runs; anywhere if None.
     """
 
-    @torch.library.custom_op(f"lra_ssm::{name}", mutates_args=(), device_types=device_types)
-    def scan(
-        u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, B_bias: Tensor | None, D: Tensor | None,
-        z: Tensor | None, delta_bias: Tensor | None, initial: Tensor | None, reset: Tensor | None,
-        zoh: bool, softplus: bool, keep: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        return forward(ScanTensors(u, delta, A, B, C, B_bias, D, z, delta_bias, initial, reset), zoh, softplus, keep)
+    def run(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: function(ScanTensors(*arguments[:_TENSORS]), *arguments[_TENSORS:])
+
+    scan = torch.library.custom_op(
+        f"lra_ssm::{name}", run(forward), mutates_args=(), device_types=device_types,
+        schema=f"({_ARGUMENTS}, bool keep) -> (Tensor, Tensor, Tensor)",
+    )  # fmt: skip
+    scan_backward = torch.library.custom_op(
+        f"lra_ssm::{name}_backward", run(backward), mutates_args=(), device_types=device_types,
+        schema=f"({_ARGUMENTS}, Tensor checkpoints, Tensor? grad_y, Tensor? grad_last) -> Tensor[]",
+    )  # fmt: skip
 
     @scan.register_fake
     def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,22 +62,12 @@ def scan_operator(
         checkpoints = new_checkpoints(u, A) if keep else u.new_empty(0)
         return torch.empty_like(u), A.new_empty((u.shape[0], *A.shape)), checkpoints
 
-    @torch.library.custom_op(f"lra_ssm::{name}_backward", mutates_args=(), device_types=device_types)
-    def scan_backward(
-        u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, B_bias: Tensor | None, D: Tensor | None,
-        z: Tensor | None, delta_bias: Tensor | None, initial: Tensor | None, reset: Tensor | None,
-        zoh: bool, softplus: bool, checkpoints: Tensor, grad_y: Tensor | None, grad_last: Tensor | None,
-    ) -> list[Tensor]:  # fmt: skip
-        tensors = ScanTensors(u, delta, A, B, C, B_bias, D, z, delta_bias, initial, reset)
-        return backward(tensors, zoh, softplus, checkpoints, grad_y, grad_last)
-
     @scan_backward.register_fake
     def _(*arguments: Any) -> list[Tensor]:
-        tensors = ScanTensors(*arguments[: len(ScanTensors._fields)])
-        keep_their_layout = {id(x) for x in (tensors.u, tensors.delta, tensors.B, tensors.C, tensors.z)
-                             if x is not None and x.dim() > 2}  # fmt: skip
+        *tensors, _ = arguments[:_TENSORS]
+        keep_their_layout = {id(x) for x in tensors[:5] if x.dim() > 2}  # u, delta, B, C
         return [torch.empty_like(x) if id(x) in keep_their_layout else x.new_empty(x.shape)
-                for x in tensors[:-1] if x is not None]  # fmt: skip
+                for x in tensors if x is not None]  # fmt: skip
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         *tensors, zoh, softplus, _ = inputs

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lra_ssm.ops.backends import triton_call, triton_scan
-from lra_ssm.ops.kernel_inputs import KernelInputs
+from lra_ssm.ops.inputs import KernelInputs
 
 # Rows, columns and states that a program takes at once, 16 at least, and its warps. Not tuned on a GPU yet.
 BLOCK_I, BLOCK_J, BLOCK_N = 16, 64, 16
@@ -24,9 +24,7 @@ WARPS = 4
 
 
 def unsupported_reason(device: torch.device, inputs: KernelInputs | None) -> str | None:
-    """Return why Triton cannot make this kernel, or None; with inputs None, only the device is checked."""
-    if inputs is not None and not inputs.A.is_complex():
-        return "it computes kernels of a complex A only"
+    """Return why Triton cannot run on the device, or None."""
     return triton_scan.unsupported_reason(device, None)
 
 
