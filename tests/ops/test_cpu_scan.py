@@ -7,7 +7,6 @@ import torch
 
 from lra_ssm.layers import B2S6, LRU, S4D, S6, DeepLinearSSM, StableSSM
 from lra_ssm.ops import prefer_backend, selective_scan
-from lra_ssm.ops.backends.cpu_scan import channels_per_task, slots
 from tests.ops.scan_cases import (
     check_scan,
     differentiated,
@@ -17,7 +16,6 @@ from tests.ops.scan_cases import (
     random_reset,
     scan,
 )
-from tests.pairwise import pairwise
 
 pytestmark = needs_compiled
 
@@ -38,19 +36,6 @@ def test_threads(batch, D, B, C, count, threads):
     threads(count)
     first, second = check_scan("cpu", inputs, **flags), differentiated(scan("cpu", **flags), inputs)
     assert all(torch.equal(x, second[name]) for name, x in first.items()), "not deterministic"
-
-
-@pairwise(threads=[1, 2, 3, 8, 64], shape=[(1, 128), (4, 128), (3, 96), (1, 127), (1, 7), (5, 1)], least=[2, 8])
-def test_tasks(threads, shape, least):
-    batch, channels = shape
-    size = channels_per_task(batch, channels, threads, least)
-    assert min(least, channels) <= size <= channels
-    # one sample is enough work for every thread, as far as the least size goes
-    assert batch * -(-channels // size) >= 0.85 * min(threads, batch * (channels // least))
-    for groups in (g for g in range(1, channels + 1) if channels % g == 0):
-        group = channels // groups
-        met = [len({d // size for d in range(g * group, (g + 1) * group)}) for g in range(groups)]
-        assert slots(channels, groups, size) == max(met)
 
 
 @pytest.mark.parametrize("complex_A", [False, True])
