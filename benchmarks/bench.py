@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from lra_ssm.runs.provenance import environment
@@ -90,7 +89,7 @@ def device_of(given: argparse.Namespace) -> torch.device:
 
 
 class Contender(NamedTuple):
-    """What is measured. build and truth can be pickled: another process may run them.
+    """What is measured.
 
     truth: the same computation in float64. Contenders that share one object share its result.
     """
@@ -161,10 +160,7 @@ class Bench:
         self.effort = Effort(given.repeats, given.budget)
         if given.quick:
             self.effort = Effort(min(given.repeats, 3), budget=0.2, least=1, sample=0.0)
-        try:
-            given.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            sys.exit(f"error: --out {given.out} cannot be made: {error.strerror}")
+        given.out.mkdir(parents=True, exist_ok=True)
         self.file = given.out / f"{name}.json"
         self.machine = self._machine()
         print(self.hardware, LEGEND, sep="\n")
@@ -209,20 +205,18 @@ class Bench:
         for name, build, truth in contenders:
             contender_rows = [rows[mode][name] for mode in modes]
             try:
-                if self.given.times:
-                    prepared[name] = build()
-                    continue
-                self.say(f"{comparison}: memory and errors of {name}")
-                peaks = peak_memory(build, list(modes), self.device)
-                for row in contender_rows:
-                    row.megabytes = peaks.get(row.mode)
-                prepared[name] = build()
+                built = build()
+                if not self.given.times:
+                    self.say(f"{comparison}: memory and errors of {name}")
+                    for row in contender_rows:
+                        row.megabytes = peak_memory(built.calls[row.mode], self.device)
             except FAILURES as error:
                 for row in contender_rows:
                     row.note = reason(error)
                 continue
-            if truth is not None:
-                self._set_errors(contender_rows, prepared[name], truth, truths)
+            prepared[name] = built
+            if truth is not None and not self.given.times:
+                self._set_errors(contender_rows, built, truth, truths)
         truths.clear()
         for mode in modes:
             calls = {name: each.calls[mode] for name, each in prepared.items()}
@@ -307,10 +301,6 @@ class Bench:
         partial.write_text(json.dumps(header | self.more | {"rows": rows}, indent=1) + "\n")
         partial.replace(self.file)
 
-    def finish(self, figure: Figure | None = None) -> None:
+    def finish(self) -> None:
         self.write()
         print(self.file)
-        if figure is not None:
-            picture = self.file.with_suffix(".png")
-            figure.savefig(picture, dpi=130)
-            print(picture)

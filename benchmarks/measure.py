@@ -5,26 +5,23 @@ that of torch.utils.benchmark, which waits for the GPU; its `timeit` is not used
 three times for one sample.
 """
 
-import ctypes
 import gc
 import math
-import multiprocessing
-import resource
 import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.benchmark.utils.timer import timer
 
 FORWARD, BOTH = "forward", "forward+backward"
 FAILURES = (RuntimeError, ValueError, ImportError)  # out of memory is a RuntimeError
 Call = Callable[[], Any]
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Prepared(NamedTuple):
@@ -135,87 +132,21 @@ def interleave(calls: Mapping[str, Call], effort: Effort, clock: Callable[[], fl
 # -- memory --------------------------------------------------------------------------------------------------------
 
 
-def peak_memory(build: Callable[[], Prepared], modes: list[str], device: torch.device) -> dict[str, float]:
-    """Return mode -> peak memory in megabytes (10^6 bytes) beyond the inputs.
-
-    On a GPU the allocator counts them. On a CPU Linux counts them in a fresh process, which may take half of the free
-    memory; elsewhere nothing is measured.
-
-    Raises:
-        RuntimeError: the call failed, or its process ended.
-    """
+def peak_memory(call: Call, device: torch.device) -> float:
+    """Return the peak memory of a call in megabytes (10^6 bytes) beyond its inputs, as torch's allocators count it."""
+    call()  # loads libraries, compiles and starts threads
     if device.type == "cuda":
-        calls = build().calls
-        return {mode: _peak_on_gpu(calls[mode]) for mode in modes}
-    if not _CLEAR.exists():
-        return {}
-    context = multiprocessing.get_context("forkserver")
-    # the server imports these once, for all processes
-    context.set_forkserver_preload(["torch._dynamo", "lra_ssm.tasks", "matplotlib.figure"])
-    receiver, sender = context.Pipe(duplex=False)
-    work = (sender, build, modes, torch.get_num_threads())
-    process = context.Process(target=_measure_in_child, args=work, daemon=True)  # ends with the script
-    process.start()
-    sender.close()
-    try:
-        answer = receiver.recv()
-    except EOFError:
-        process.join()
-        answer = f"the process that measured memory ended with {process.exitcode}"
-    process.join()
-    if isinstance(answer, str):
-        raise RuntimeError(answer)
-    return answer
-
-
-def _peak_on_gpu(call: Call) -> float:
-    call()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 1e6
-
-
-def _measure_in_child(sender: Any, build: Callable[[], Prepared], modes: list[str], threads: int) -> None:
-    try:
-        sender.send(_peaks_here(build, modes, threads))
-    except Exception as error:
-        sender.send(reason(error))
-
-
-def _peaks_here(build: Callable[[], Prepared], modes: list[str], threads: int) -> dict[str, float]:
-    torch.set_num_threads(threads)
-    most = _memory_field("VmData") + free_bytes(torch.device("cpu")) // 2
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    # have glibc return freed blocks at once: unused memory from earlier calls would hide what a call needs
-    ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD
-    calls = build().calls
-    peaks = {}
-    for mode in modes:
-        calls[mode]()  # loads libraries and starts threads
-        _CLEAR.write_text("5")  # sets the high-water mark back
-        before = _memory_field("VmRSS")
-        result = calls[mode]()
-        peaks[mode] = max(0, _memory_field("VmHWM") - before) / 1e6
-        del result
-    return peaks
-
-
-def _memory_field(name: str, file: Path = _STATUS) -> int:
-    """Return a field of a file in /proc, in bytes."""
-    fields = dict(line.split(":", 1) for line in file.read_text().splitlines())
-    kilobytes = fields[name].split()[0]
-    return int(kilobytes) * 1024
-
-
-def free_bytes(device: torch.device) -> int:
-    """Return the free bytes of a device's memory; 8 GB where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info()[0]
-    info = Path("/proc/meminfo")
-    return _memory_field("MemAvailable", info) if info.exists() else 8 << 30
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / 1e6
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(accumulate(changes, initial=0)) / 1e6
 
 
 # -- errors --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ Shapes: as the config's data module makes them.
 import argparse
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -23,9 +23,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import yaml
-from matplotlib import colormaps
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_map
@@ -54,16 +51,10 @@ _SAMPLE = 0.3  # seconds of steps that are waited for together, as in a fit: the
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Read a config. Ends the script if it is not the config of a run."""
     try:
-        config = yaml.safe_load(file.read_text())
-        if {"model", "data", "trainer"} <= config.keys():
-            return config
-        raise SystemExit(f"error: --config {file}: it needs model, data and trainer")
+        return yaml.safe_load(file.read_text())
     except OSError as error:
         raise SystemExit(f"error: --config {file}: {error.strerror}") from error
-    except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
-        raise SystemExit(f"error: --config {file}: it is not the YAML of a config") from error
 
 
 def network_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -311,32 +302,6 @@ def _marked(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return marked
 
 
-def parts_plot(profiles: Mapping[str, Mapping[str, float]], title: str) -> Figure:
-    """Draw a bar for each step: the shares of its parts, and its time. Parts below a tenth in every step are merged."""
-    totals = {name: sum(parts.values()) for name, parts in profiles.items()}
-    large = {part for name, parts in profiles.items() for part, ms in parts.items() if ms > totals[name] / 10} - {OTHER}
-    figure = Figure(figsize=(11, 1.6 + 0.34 * len(profiles)), layout="constrained")
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    axes = figure.subplots()
-    begin = dict.fromkeys(profiles, 0.0)
-    for number, part in enumerate((*sorted(large), OTHER)):
-        share = {
-            name: sum(ms for key, ms in parts.items() if (key if key in large else OTHER) == part) / totals[name]
-            for name, parts in profiles.items()
-        }
-        color = "#d5d5d5" if part == OTHER else colormaps["tab10"](number % 10)
-        axes.barh(list(profiles), list(share.values()), left=list(begin.values()), color=color, label=part, height=0.7)
-        begin = {name: begin[name] + share[name] for name in profiles}
-    for row, name in enumerate(profiles):
-        axes.text(1.01, row, f"{totals[name]:,.4g} ms", va="center", fontsize=9)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(len(profiles) - 0.5, -0.5)
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower left", ncols=4, fontsize=8, frameon=False)
-    return figure
-
-
 # -- the comparison ------------------------------------------------------------------------------------------------
 
 
@@ -427,10 +392,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         add_profile(row, configs[row.contender], bench)
     over_its_config(rows)
     bench.table("rates", [{"": row.contender, **{name: f"{x:,.4g}" for name, x in row.extra.items()}} for row in rows])
-    profiles = bench.more["profiles, ms"]
-    for name, parts in profiles.items():
+    for name, parts in bench.more["profiles, ms"].items():
         bench.parts(f"one step of {name}, by part", parts)
-    bench.finish(parts_plot(profiles, f"where a training step goes\n{bench.hardware}"))
+    bench.finish()
 
 
 if __name__ == "__main__":

@@ -3,21 +3,15 @@
 runs.csv keeps the results of earlier runs; a picture for each question is made from all of them.
 """
 
-import csv
 import json
 import sys
-from collections import defaultdict
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
-import matplotlib
+import pandas as pd
 import yaml
-
-matplotlib.use("Agg")
-
-from cpu_runs import update_csv  # noqa: E402 - the backend comes first
-from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).with_name("meaning-runs")
 NAMES = {"s4d": "S4D", "s6": "S6", "mamba": "Mamba's block", "b2s6": "B2S6", "lru": "LRU", "s5": "S5",
@@ -25,7 +19,8 @@ NAMES = {"s4d": "S4D", "s6": "S6", "mamba": "Mamba's block", "b2s6": "B2S6", "lr
          "convolution": "local convolution"}  # fmt: skip
 DATASETS = {"listops200": "ListOps, 100 to 200 tokens", "text1024": "IMDb, 1,024 characters"}
 GROUPS = {"Z2": "parity", "S3": "permutations of 3"}
-KEY = ("question", "unit", "setting", "seed")
+ENDS = (64, 128, 192, 256)  # a run's accuracy_64 is that of positions 1 to 64, accuracy_128 of 65 to 128, …
+ACCURACIES = ["accuracy", *(f"accuracy_{end}" for end in ENDS)]
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -40,109 +35,100 @@ def read(folder: Path) -> dict[str, Any]:
         "locality": layer.get("width", layer.get("window")) or data.get("max_length"),
     }
     test = json.loads((folder / "test.json").read_text())["metrics"]
-    finished = [float(row["train/samples_per_s"]) for row in csv.DictReader((folder / "metrics.csv").open())
-                if row.get("train/samples_per_s")]  # fmt: skip
+    speed = pd.read_csv(folder / "metrics.csv")["train/samples_per_s"].mean()
     row = {"question": "/".join(question), "unit": unit, "setting": settings.get(question[0], ""),
-           "seed": config["seed_everything"], "steps": config["trainer"]["max_steps"]}  # fmt: skip
-    row["samples_per_s"] = f"{mean(finished):.0f}" if finished else ""
-    for name in ("accuracy", "accuracy_64", "accuracy_128", "accuracy_192", "accuracy_256"):
-        value = test.get(f"test/{name}")
-        row[name] = "" if value is None else f"{100 * value:.2f}"
-    return row
+           "seed": config["seed_everything"], "steps": config["trainer"]["max_steps"],
+           "samples_per_s": f"{speed:.0f}"}  # fmt: skip
+    return row | {name: f"{100 * test[f'test/{name}']:.2f}" for name in ACCURACIES if f"test/{name}" in test}
 
 
-def curves(rows: list[dict[str, Any]], x: Any) -> dict[str, list[tuple[float, list[float]]]]:
-    """Return for each unit its points (x, accuracies of the seeds); x(row) gives pairs of x and accuracy."""
-    points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        for place, accuracy in x(row):
-            points[row["unit"]][place].append(float(accuracy))
-    return {unit: sorted(points[unit].items()) for unit in NAMES if unit in points}
+def collect(folder: Path) -> pd.DataFrame:
+    """Add the runs of a folder to runs.csv, in place of earlier ones with the same question, unit, setting and seed."""
+    file = FOLDER / "runs.csv"
+    folders = [test.parent for test in sorted(folder.rglob("test.json")) if "_pretrain/" not in str(test)]
+    runs = [{name: str(value) for name, value in read(run).items()} for run in folders]
+    rows = pd.concat([pd.read_csv(file, dtype=str, keep_default_na=False), pd.DataFrame(runs)])
+    rows = rows.drop_duplicates(["question", "unit", "setting", "seed"], keep="last")
+    rows.to_csv(file, index=False, lineterminator="\n")
+    return pd.read_csv(file, dtype={"setting": str}).fillna({"setting": ""})
 
 
-def draw(axis: Any, lines: dict[str, list[tuple[float, list[float]]]], title: str, xlabel: str) -> None:
-    """Draw the mean over seeds of each unit, with a band from minimum to maximum."""
-    for unit, points in lines.items():
-        color = f"C{list(NAMES).index(unit)}"
-        places = [place for place, _ in points]
-        axis.plot(places, [mean(v) for _, v in points], "o-", ms=4, color=color, label=NAMES[unit])
-        axis.fill_between(places, *([f(v) for _, v in points] for f in (min, max)), color=color, alpha=0.2, lw=0)
+def draw(axis: Axes, rows: pd.DataFrame, title: str, xlabel: str) -> None:
+    """Draw the mean over seeds of y by x for each unit, with a band from minimum to maximum."""
+    for number, (unit, name) in enumerate(NAMES.items()):
+        points = rows[rows["unit"] == unit].groupby("x")["y"].agg(["mean", "min", "max"])
+        if len(points):
+            axis.plot(points["mean"], "o-", ms=4, color=f"C{number}", label=name)
+            axis.fill_between(points.index, points["min"], points["max"], color=f"C{number}", alpha=0.2, lw=0)
     axis.set(title=title, xlabel=xlabel, ylabel="test accuracy, %")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
 
 
-def save(figure: Any, name: str) -> None:
-    figure.savefig(FOLDER / f"{name}.png", dpi=110)
-    plt.close(figure)
+def draw_tracking(rows: pd.DataFrame) -> Figure:
+    rows = rows.melt(["unit", "setting"], ACCURACIES[1:], "x", "y")
+    rows["x"] = rows["x"].str.removeprefix("accuracy_").astype(int)
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    for axis, (group, title) in zip(figure.subplots(1, 2, sharey=True), GROUPS.items(), strict=True):
+        axis.axvspan(0, 64, color="gray", alpha=0.15, label="trained length")
+        axis.axhline(100 / (2 if group == "Z2" else 6), color="gray", ls=":", lw=1, label="guessing")
+        xlabel = "position (a point is the mean of the 64 positions up to it)"
+        draw(axis, rows[rows["setting"] == group], title, xlabel)
+    return figure
 
 
-def by_length(row: dict[str, Any]) -> list[tuple[float, str]]:
-    return [(end, row[f"accuracy_{end}"]) for end in (64, 128, 192, 256)]
+def draw_setting(rows: pd.DataFrame, title: str, xlabel: str) -> Figure:
+    """Draw the accuracy over the number in the column "setting"."""
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axis = figure.subplots()
+    draw(axis, rows.assign(x=rows["setting"].astype(int), y=rows["accuracy"]), title, xlabel)
+    axis.set_xscale("log", base=2)
+    return figure
 
 
-def draw_all(rows: list[dict[str, Any]]) -> None:
-    tracking = [row for row in rows if row["question"] == "state-tracking"]
-    if tracking:
-        figure, axes = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained", sharey=True)
-        for axis, (group, title) in zip(axes, GROUPS.items(), strict=True):
-            chosen = [row for row in tracking if row["setting"] == group]
-            axis.axvspan(0, 64, color="gray", alpha=0.15, label="trained length")
-            draw(axis, curves(chosen, by_length), title, "position (a point is the mean of the 64 positions up to it)")
-            axis.axhline(100 / (2 if group == "Z2" else 6), color="gray", ls=":", lw=1, label="guessing")
-            axis.legend(fontsize=8)
-        save(figure, "state-tracking")
-    mqar = [row for row in rows if row["question"] == "mqar"]
-    if mqar:
-        figure, axis = plt.subplots(figsize=(7, 4.5), layout="constrained")
-        draw(axis, curves(mqar, lambda row: [(int(row["setting"]), row["accuracy"])]),
-             "recall: a pair for every 16 positions", "length")  # fmt: skip
-        save(figure, "mqar")
-    local = [row for row in rows if row["question"] == "locality"]
-    if local:
-        figure, axis = plt.subplots(figsize=(7, 4.5), layout="constrained")
-        draw(axis, curves(local, lambda row: [(int(row["setting"]), row["accuracy"])]),
-             "IMDb, 1,024 characters", "width or window, positions")  # fmt: skip
-        axis.set_xscale("log", base=2)
-        save(figure, "locality")
-    starts = [row for row in rows if row["question"].endswith(("/scratch", "/pretrained"))]
-    if starts:
-        figure, axes = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
-        for axis, (dataset, title) in zip(axes, DATASETS.items(), strict=True):
-            for x, unit in enumerate(units := ("transformer", "s4d", "b2s6")):
-                for shift, start in ((-0.12, "scratch"), (0.12, "pretrained")):
-                    values = [float(row["accuracy"]) for row in starts
-                              if (row["question"], row["unit"]) == (f"{dataset}/{start}", unit)]  # fmt: skip
-                    label = {"scratch": "from scratch", "pretrained": "self-pretrained"}[start] if x == 0 else None
-                    axis.plot([x + shift] * len(values), values, "o", color="C0" if shift < 0 else "C1", label=label)
-            axis.set(title=title, ylabel="test accuracy, %", xticks=range(3), xticklabels=[NAMES[u] for u in units])
-            axis.grid(alpha=0.3)
-            axis.legend(fontsize=8)
-        save(figure, "pretraining")
+def draw_pretraining(rows: pd.DataFrame) -> Figure:
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    units = ["transformer", "s4d", "b2s6"]
+    for axis, (dataset, title) in zip(figure.subplots(1, 2), DATASETS.items(), strict=True):
+        for shift, start, label in ((-0.12, "scratch", "from scratch"), (0.12, "pretrained", "self-pretrained")):
+            chosen = rows[rows["question"] == f"{dataset}/{start}"]
+            axis.plot(chosen["unit"].map(units.index) + shift, chosen["accuracy"], "o", label=label)
+        axis.set(title=title, ylabel="test accuracy, %", xticks=range(3), xticklabels=[NAMES[u] for u in units])
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    return figure
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the means ± standard deviations over seeds as lines of Markdown."""
-    columns = ("accuracy", "accuracy_64", "accuracy_128", "accuracy_192", "accuracy_256")
-    by_setting = defaultdict(list)
-    for row in rows:
-        by_setting[row["question"], row["setting"], row["unit"]].append(row)
-    lines = ["| question | setting | unit | seeds | " + " | ".join(columns) + " |", "|---" * (4 + len(columns)) + "|"]
-    for (question, setting, unit), group in sorted(by_setting.items()):
-        cells = []
-        for column in columns:
-            values = [float(row[column]) for row in group if row[column]]
-            spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-            cells.append(f"{mean(values):.1f}{spread}" if values else "")
-        lines.append(f"| {question} | {setting} | {NAMES[unit]} | {len(group)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+def spread(values: "pd.Series[float]") -> str:
+    """Return the mean ± the standard deviation, or nothing if the runs have no such value."""
+    if values.isna().all():
+        return ""
+    return f"{values.mean():.1f}" + (f" ± {values.std():.1f}" if len(values) > 1 else "")
+
+
+def table(rows: pd.DataFrame) -> str:
+    """Return the results over seeds as lines of Markdown."""
+    groups = rows.groupby(["question", "setting", "unit"])
+    cells = groups[ACCURACIES].agg(spread)
+    cells.insert(0, "seeds", groups.size().astype(str))
+    cells = cells.reset_index().replace({"unit": NAMES})
+    lines = [[*cells], ["---"] * cells.shape[1], *cells.to_numpy().tolist()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
-    files = sorted(Path((sys.argv + ["runs/meaning"])[1]).rglob("test.json"))
-    new = [read(file.parent) for file in files if "_pretrain/" not in str(file)]
-    all_rows = [{key: str(value) for key, value in row.items()} for row in update_csv(FOLDER / "runs.csv", new, KEY)]
-    draw_all(all_rows)
+    all_rows = collect(Path((sys.argv + ["runs/meaning"])[1]))
+    figures = {}
+    for question, of_question in all_rows.groupby("question"):
+        if question == "state-tracking":
+            figures[question] = draw_tracking(of_question)
+        elif question == "mqar":
+            figures[question] = draw_setting(of_question, "recall: a pair for every 16 positions", "length")
+        elif question == "locality":
+            figures[question] = draw_setting(of_question, DATASETS["text1024"], "width or window, positions")
+        else:
+            figures["pretraining"] = draw_pretraining(all_rows)
+    for name, figure in figures.items():
+        figure.savefig(FOLDER / f"{name}.png", dpi=110)
     (FOLDER / "table.md").write_text(table(all_rows))
     print(table(all_rows))

@@ -22,28 +22,17 @@ def notebook(script: str) -> NotebookNode:
     return nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel, "language_info": {"name": "python"}})
 
 
-def execute(book: NotebookNode, folder: str | Path) -> NotebookNode:
-    """Run every cell in a folder; raise an error if a cell fails."""
-    return NotebookClient(book, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
-
-
-def printed(cell: NotebookNode) -> str:
-    """Return what a code cell printed to the standard output."""
-    return "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
-
-
 def main() -> None:
     book = notebook(SCRIPT.read_text())
     metadata = dict(book.metadata)
     with TemporaryDirectory() as folder:
-        execute(book, folder)
+        NotebookClient(book, timeout=600, resources={"metadata": {"path": folder}}).execute()
     book.metadata = metadata
     for cell in book.cells:
         cell.metadata = {}
-        if text := cell.cell_type == "code" and printed(cell):
-            cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=text)]
-        elif cell.cell_type == "code":
-            cell.outputs = []  # the standard error has paths of this machine
+        if cell.cell_type == "code":  # the standard error has paths of this machine
+            printed = "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
+            cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=printed)] if printed else []
     nbformat.write(book, SCRIPT.with_suffix(".ipynb"))
 
 

@@ -33,26 +33,21 @@ class Result(NamedTuple):
 
     name: str
     title: str  # first line of the script's docstring
-    claims: list[Claim]  # empty if the present code has not run all cells
-    status: str  # the time it took, or how many cells are missing
+    claims: list[Claim]
+    minutes: float
 
 
 def results() -> list[Result]:
-    """Judge the rows in docs/experiments, by paper. Claims are judged only if the present code has run all cells."""
+    """Judge the rows in docs/experiments, by paper. Exits if the present code has not run all cells of a script."""
     judged = []
     for name in sorted(NAMES, key=lambda name: (list(PAPERS).index(name.partition("_")[0]), name)):
-        module, script = import_module(name), HERE / f"{name}.py"
-        cells = module.cells("default")
-        rows = load(FOLDER / name / "rows.jsonl", script)
-        num_missing = len(missing(cells, rows))
+        module = import_module(name)
+        rows = load(FOLDER / name / "rows.jsonl", HERE / f"{name}.py")
+        if missing(module.cells("default"), rows):
+            sys.exit(f"{FOLDER / name} lacks results of the present code: python experiments/{name}.py --out={FOLDER}")
+        table = pd.DataFrame(rows)
         title = (module.__doc__ or "").partition("\n")[0].rstrip(".")
-        if num_missing:
-            status = f"not run: {len(cells) - num_missing} of {len(cells)} cells have a result of the present code."
-            judged.append(Result(name, title, [], status))
-        else:
-            table = pd.DataFrame(rows)
-            status = f"{table['seconds'].sum() / 60:.1f} min."
-            judged.append(Result(name, title, list(module.claims(table)), status))
+        judged.append(Result(name, title, list(module.claims(table)), table["seconds"].sum() / 60))
     return judged
 
 
@@ -68,12 +63,10 @@ def pages() -> dict[Path, str]:
         for prefix in PAPERS
     }
     total = [sum(column) for column in zip(*counts.values(), strict=True)]
-    not_run = [result.name for result in all_results if not result.claims]
     lines = [(FOLDER / "head.md").read_text().rstrip(), "", "## Verdicts", ""]
     lines += [f"| | {_columns(VERDICTS)} |", "|---|---|---|---|"]
     lines += [f"| [{name}](#{name.lower().replace(' ', '-')}) | {_columns(counts[p])} |" for p, name in PAPERS.items()]
     lines += [f"| all {sum(total)} claims | {_columns(total)} |"]
-    lines += ["", f"No verdict yet, because the present code has not run: {', '.join(not_run)}."] if not_run else []
     for prefix, paper in PAPERS.items():
         of_paper = [result for result in all_results if result.name.startswith(prefix)]
         lines += ["", f"## {paper}", ""]
@@ -81,16 +74,11 @@ def pages() -> dict[Path, str]:
         for result in of_paper:
             name, title = result.name, result.title.removeprefix(f"{paper}, ")
             label = "Numbers, remarks" if name in remarks else "Numbers"
-            link = f" [{label}](experiments/{name}/claims.md)." if result.claims else ""
-            lines += ["", f"### {name}", "", f"{title[:1].upper()}{title[1:]}. {result.status}{link}"]
-            lines += [""] if result.claims else []
+            link = f"[{label}](experiments/{name}/claims.md)"
+            lines += ["", f"### {name}", "", f"{title[:1].upper()}{title[1:]}. {result.minutes:.1f} min. {link}.", ""]
             lines += [f"- {claim.verdict}: {claim.statement}" for claim in result.claims]
-            lines += ["", f"![{name}](experiments/{name}/figure.png)"] if result.claims else []
-    details = {
-        FOLDER / result.name / "claims.md": claims_page(result, remarks.get(result.name, ""))
-        for result in all_results
-        if result.claims
-    }
+            lines += ["", f"![{name}](experiments/{name}/figure.png)"]
+    details = {FOLDER / r.name / "claims.md": claims_page(r, remarks.get(r.name, "")) for r in all_results}
     return {PAGE: "\n".join([*lines, "", (FOLDER / "tail.md").read_text()]), **details}
 
 

@@ -1,11 +1,10 @@
 """Triton's kernels as configs launch them, compiled for a Hopper GPU.
 
-`python -m benchmarks.gpu_walk.signatures CONFIG…` prints a line of JSON for each kind of call of the scan: instructions
-for a state (or pair of states) and step of all its kernels together, the most registers and bytes of stack that one of
-them takes, and the configs that call so. `--cache=FOLDER` compiles all kernels of the configs into FOLDER instead:
-given as TRITON_CACHE_DIR to a machine with a GPU and the same Triton, nothing is compiled there. Where that Triton is
-not in an environment with a CPU's torch, `… --part=walk` of one environment is piped into `… --part=compile` of
-another.
+`python -m benchmarks.gpu_walk.signatures CONFIG…` prints a line of JSON for each kernel: what it is compiled for, the
+registers and bytes of stack that a lane takes, for the scan the instructions for a state (or pair of states) and step,
+and the configs that launch it. `--cache=FOLDER` keeps the kernels: with FOLDER as TRITON_CACHE_DIR on a machine with a
+GPU and the same Triton, nothing is compiled there. Where that Triton is not in an environment with a CPU's torch,
+`… --part=walk` of one environment is piped into `… --part=compile` of another.
 """
 
 import argparse
@@ -19,10 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.bars import with_bar
-
-# The arguments of a call's last kernel that are printed.
-ABOUT = ("COMPLEX", "ZOH", "SHARED_A", "BLOCK_D", "BLOCK_N", "u", "delta", "B", "C", "reset", "starts", "B_bias")
+SCANS = ("scan_kernel", "adjoint_kernel", "gradient_kernel")
 
 
 def _plain(value: Any) -> Any:
@@ -44,40 +40,29 @@ def _constant(value: Any) -> Any:
     return {"type": value.name} if type(value).__name__ == "dtype" else value
 
 
-def walk(configs: list[str], everything: bool = False) -> dict[str, list[str]]:
-    """Return calls of the scan, as text of their kernels and arguments, and the configs that make each call.
-
-    everything: return each kernel separately, and those of other operators too.
-    """
+def walk(configs: list[str]) -> dict[str, list[str]]:
+    """Return kernels, as text of their module, name and arguments, and the configs that launch each."""
     from benchmarks.gpu_walk import fake_cuda
 
     fake_cuda.install(fake_cuda.build())
     from benchmarks.gpu_walk.walk import count
     from lra_ssm.runs.step_cost import CountStep
 
-    users_by_call: dict[str, list[str]] = {}
-    kernels: list[Any] = []
+    users_by_kernel: dict[str, list[str]] = {}
     real = CountStep._count_kernel
 
     def record(self: CountStep, kernel: Any, programs: int, **arguments: Any) -> None:
         real(self, kernel, programs, **arguments)
-        name = kernel.__name__
-        if not everything and name not in ("scan_kernel", "join_kernel", "adjoint_kernel", "gradient_kernel"):
-            return
         constants = {kernel.arg_names[i] for i in kernel.constexprs} | {"num_warps"}
         compiled_for = {key: _constant(x) if key in constants else _plain(x) for key, x in arguments.items()}
-        kernels.append([kernel.__module__, name, compiled_for])
-        a_calls_last = name == "gradient_kernel" or (name == "scan_kernel" and arguments["summary"] is None)
-        if everything or a_calls_last:
-            users = users_by_call.setdefault(json.dumps(kernels), [])
-            if config not in users:
-                users.append(config)
-            kernels.clear()
+        users = users_by_kernel.setdefault(json.dumps([kernel.__module__, kernel.__name__, compiled_for]), [])
+        if config not in users:
+            users.append(config)
 
     CountStep._count_kernel = record  # type: ignore[method-assign]
     for config in configs:
         count(Path(config))
-    return users_by_call
+    return users_by_kernel
 
 
 def compiled_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -120,23 +105,26 @@ def without_a_gpu() -> None:
     driver.set_active(Hopper())
 
 
-def counted(kernel: Any, num_warps: int = 1, **arguments: Any) -> dict[str, Any]:
-    """Return registers, stack and instructions of a kernel that is compiled for these arguments."""
+def compiled(module: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Compile a kernel; return its registers, its bytes of stack and, for the scan's, its instructions."""
     import triton
 
+    kernel = getattr(import_module(module), name)
+    options = {"num_warps": 1, "enable_fp_fusion": True, **compiled_arguments(arguments)}
+    cubin = kernel.warmup(**options, grid=(1,)).asm["cubin"]
     dump = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    compiled = kernel.warmup(**arguments, grid=(1,), num_warps=num_warps, enable_fp_fusion=True)
-    cubin = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
-    cubin.write_bytes(compiled.asm["cubin"])
-    usage, code = (
-        subprocess.run([dump, option, cubin], capture_output=True, text=True).stdout
-        for option in ("--dump-resource-usage", "-sass")
-    )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage, code = (
+            subprocess.run([dump, option, file.name], capture_output=True, text=True).stdout
+            for option in ("--dump-resource-usage", "-sass")
+        )
     registers, stack = (int(x) for x in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr]
     cost = {"registers": registers, "stack": stack}
-    if kernel.__name__ in ("scan_kernel", "adjoint_kernel", "gradient_kernel"):
+    if name in SCANS:
         states = arguments["BLOCK_D"] * arguments["BLOCK_N"] * 4 / 32  # and steps that a lane takes at once
-        cost["per state and step"] = round(in_inner_loops(code) / states, 1)
+        cost["instructions"] = round(in_inner_loops(code) / states, 1)
     return cost
 
 
@@ -155,33 +143,6 @@ def in_inner_loops(code: str) -> int:
     return sum(first <= at <= last for at, _ in instructions for first, last in inner)
 
 
-def compile_kernels(calls: dict[str, list[str]]) -> None:
-    without_a_gpu()
-    for call in with_bar(calls, "compiling", len(calls)):
-        ((module, name, arguments),) = json.loads(call)
-        getattr(import_module(module), name).warmup(
-            **{"num_warps": 1, **compiled_arguments(arguments)}, grid=(1,), enable_fp_fusion=True
-        )
-
-
-def count_calls(calls: dict[str, list[str]]) -> None:
-    without_a_gpu()
-    known: dict[str, dict[str, Any]] = {}
-    for call, users in calls.items():
-        total, registers, stack = 0.0, 0, 0
-        for module, name, arguments in json.loads(call):
-            text = json.dumps([name, arguments])
-            if text not in known:
-                known[text] = counted(getattr(import_module(module), name), **compiled_arguments(arguments))
-            total += known[text].get("per state and step", 0)
-            registers, stack = max(registers, known[text]["registers"]), max(stack, known[text]["stack"])
-        _, name, arguments = json.loads(call)[-1]
-        about = {key: arguments.get(key) for key in ABOUT}
-        kernels = [kernel[1].removesuffix("_kernel") for kernel in json.loads(call)]
-        cost = {"instructions": round(total, 1), "registers": registers, "stack": stack}
-        print(json.dumps({"kernels": kernels, **about, **cost, "configs": users}), flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", metavar="FOLDER")
@@ -189,10 +150,13 @@ def main() -> None:
     parser.add_argument("configs", nargs="*", metavar="CONFIG")
     options = parser.parse_args()
     if options.part == "walk":
-        print(json.dumps(walk(options.configs, options.cache is not None)))
+        print(json.dumps(walk(options.configs)))
     elif options.part == "compile":
-        calls = json.load(sys.stdin)
-        compile_kernels(calls) if options.cache else count_calls(calls)
+        without_a_gpu()
+        for kernel, configs in json.load(sys.stdin).items():
+            module, name, arguments = json.loads(kernel)
+            cost = compiled(module, name, arguments)
+            print(json.dumps({"kernel": name, **cost, "configs": configs, "arguments": arguments}), flush=True)
     else:  # in two processes: torch with the stand-in for CUDA cannot compile
         line = [sys.executable, "-m", "benchmarks.gpu_walk.signatures", *sys.argv[1:]]
         walked = subprocess.run([*line, "--part=walk"], stdout=subprocess.PIPE, check=True)

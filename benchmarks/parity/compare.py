@@ -22,26 +22,23 @@ The third peer is the control: ours from weights that differ by rounding (`pertu
 rounding errors grow, which no two implementations escape.
 
 `run_case` writes into its folder NAME.csv, a row for each step, and after the rows a comment "# weights,NAME,distance"
-for each parameter (read it with `read_csv`, or with `pandas.read_csv(..., comment="#")`); NAME.png; and one line in
-summary.csv, from which docs/parity.md takes its tables. `python benchmarks/parity/compare.py` draws all pictures again.
+for each parameter (read it with `pandas.read_csv(..., comment="#")`); NAME.png; and one line in summary.csv, from which
+docs/parity.md takes its tables.
 
 Distances and differences are relative: |loss theirs - loss ours| / |loss theirs|, and ||theirs - ours|| / ||theirs||.
 """
 
-import csv
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
 import torch
-from filelock import FileLock
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -207,14 +204,15 @@ def our_peer(
 # -- comparing -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """losses: (steps,) of theirs, ours, and the control where there is one; differences: (steps,) of the losses, ours
-    relative to theirs, and the control's relative to ours; norms: by peer and group; weights: distances."""
+class Comparison(NamedTuple):
+    """What `compare` measures.
 
-    losses: dict[str, Array]
-    differences: dict[str, Array]
-    norms: dict[str, dict[str, Array]]
+    rows: a row for each step, with columns "loss PEER" (PEER is theirs, ours or control), "difference" (ours relative
+        to theirs), "difference control" (the control relative to ours) and "gradient GROUP PEER".
+    weights: distances of the final weights by our name.
+    """
+
+    rows: pd.DataFrame
     weights: dict[str, float]
 
 
@@ -223,25 +221,21 @@ def compare(
 ) -> Comparison:
     """Trains all peers for `steps` on batches, which are repeated in order where they are fewer."""
     peers: dict[str, Peer] = {"theirs": theirs, "ours": ours} | ({"control": control} if control else {})
-    losses: dict[str, list[float]] = {name: [] for name in peers}
-    norms: dict[str, list[Norms]] = {name: [] for name in peers}
-    for batch in islice(cycle(batches), steps):
+    measured: list[dict[str, float]] = [{} for _ in range(steps)]
+    for batch, row in zip(cycle(batches), measured, strict=False):
         for name, peer in peers.items():
-            loss, gradients = peer.step(batch)
-            losses[name].append(loss)
-            norms[name].append(gradients)
-    groups = {name: {key: np.array([each[key] for each in rows]) for key in rows[0]} for name, rows in norms.items()}
+            row[f"loss {name}"], norms = peer.step(batch)
+            row |= {f"gradient {group} {name}": norm for group, norm in norms.items()}
+    rows = pd.DataFrame(measured, pd.RangeIndex(1, steps + 1, name="step"))
+    for column, base, name in (("difference", "theirs", "ours"), ("difference control", "ours", "control")):
+        if name in peers:
+            rows[column] = (rows[f"loss {base}"] - rows[f"loss {name}"]).abs() / rows[f"loss {base}"].abs()
     left, right = theirs.weights(), ours.weights()
     if left.keys() != right.keys():
         raise ValueError(f"weights that only one of the two models has: {sorted(left.keys() ^ right.keys())}")
-    arrays = {name: np.array(each) for name, each in losses.items()}
-    differences = {
-        name: np.abs(arrays[base] - arrays[name]) / np.abs(arrays[base])
-        for base, name in (("theirs", "ours"), ("ours", "control"))
-        if name in arrays
-    }
-    distances = {name: relative_distance(left[name], right[name]) for name in right}
-    return Comparison(arrays, differences, groups, distances)
+    kinds = ("loss", "difference", "gradient")
+    columns = sorted(rows, key=lambda column: kinds.index(column.split()[0]))
+    return Comparison(rows[columns], {name: relative_distance(left[name], right[name]) for name in right})
 
 
 def run_case(
@@ -261,18 +255,28 @@ def run_case(
 
 
 def save(case: str, comparison: Comparison, folder: Path, **about: str) -> None:
-    """Writes CSV, picture and summary. about: source, commit, sizes, and what was compared (`about`)."""
+    """Writes CSV, picture and the line in summary.csv, in place of an earlier one.
+
+    about: source, commit, sizes, and what was compared (`about`).
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    write_csv(comparison, folder / f"{case}.csv")
-    picture(comparison, title(case, about)).savefig(folder / f"{case}.png", dpi=80)
-    write_summary(case, comparison, folder / "summary.csv", **about)
-    worst = ", ".join(f"{name} {values.max():.1e}" for name, values in comparison.differences.items())
-    print(f"{case}: first loss {comparison.differences['ours'][0]:.1e}; largest difference {worst}", flush=True)
-
-
-def title(case: str, about: Mapping[str, str]) -> str:
-    """Return the title of a picture."""
-    return f"{case}: {about['source']} {about['commit']}; {about['about']}; {about['sizes']}"
+    rows, weights = comparison
+    lines = [f"# weights,{name},{distance:.3g}\n" for name, distance in weights.items()]
+    (folder / f"{case}.csv").write_text(rows.to_csv(float_format="%.7g", lineterminator="\n") + "".join(lines))
+    title = f"{case}: {about['source']} {about['commit']}; {about['about']}; {about['sizes']}"
+    picture(rows, title).savefig(folder / f"{case}.png", dpi=80)
+    difference, worst = rows["difference"], max(weights, key=lambda name: weights[name])
+    line = {
+        "case": case, **about, "steps": len(rows), "first": f"{difference[1]:.1e}",
+        "largest": f"{difference.max():.1e}", "median": f"{difference.median():.1e}",
+        "control": f"{rows['difference control'].max():.1e}" if "difference control" in rows else "",
+        "worst weight": worst, "distance": f"{weights[worst]:.1e}",
+    }  # fmt: skip
+    file = folder / "summary.csv"
+    earlier = pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records") if file.exists() else []
+    summary = pd.DataFrame([*({each["case"]: each for each in earlier} | {case: line}).values()])
+    summary.to_csv(file, index=False, lineterminator="\n")
+    print(f"{case}: first loss {line['first']}; largest difference {line['largest']}, control {line['control']}")
 
 
 def relative_distance(theirs: Array, ours: Array) -> float:
@@ -281,65 +285,31 @@ def relative_distance(theirs: Array, ours: Array) -> float:
     return 0.0 if gap == 0 else gap / size if size else float("inf")
 
 
-def write_csv(comparison: Comparison, file: Path) -> None:
-    columns = {f"loss {name}": values for name, values in comparison.losses.items()}
-    for name, values in comparison.differences.items():
-        columns[f"difference{'' if name == 'ours' else ' control'}"] = values
-    for name, norms in comparison.norms.items():
-        columns |= {f"gradient {group} {name}": values for group, values in norms.items()}
-    with file.open("w", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["step", *columns])
-        for step, row in enumerate(zip(*columns.values(), strict=True), 1):
-            writer.writerow([step, *(f"{value:.7g}" for value in row)])
-        for name, distance in comparison.weights.items():
-            writer.writerow(["# weights", name, f"{distance:.3g}"])
-
-
-def read_csv(file: Path) -> Comparison:
-    """Reads what `write_csv` wrote."""
-    with file.open(newline="") as stream:
-        head, *rows = csv.reader(stream)
-    steps = [row for row in rows if row[0] != "# weights"]
-    columns = dict(zip(head, np.array(steps, float).T, strict=True))
-    losses = {name.removeprefix("loss "): each for name, each in columns.items() if name.startswith("loss ")}
-    norms: dict[str, dict[str, Array]] = {name: {} for name in losses}
-    for name, each in columns.items():
-        if name.startswith("gradient "):
-            group, _, peer = name.removeprefix("gradient ").rpartition(" ")
-            norms[peer][group] = each
-    names = {"difference": "ours", "difference control": "control"}
-    differences = {ours: columns[name] for name, ours in names.items() if name in columns}
-    return Comparison(losses, differences, norms, {row[1]: float(row[2]) for row in rows[len(steps) :]})
-
-
 SMOOTHED = 20  # steps in the mean of the gradients' norms, which would cover each other
 PUBLIC, OURS, CONTROL = "#d1495b", "#0b5fa5", "#9a9a9a"
 
 
-def picture(comparison: Comparison, title: str) -> Figure:
+def picture(rows: pd.DataFrame, title: str) -> Figure:
     """Draw the losses, their relative difference, and the norm of the gradients of each group."""
     figure = Figure(figsize=(13, 4.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    steps = np.arange(1, len(comparison.losses["theirs"]) + 1)
-    left.plot(steps, comparison.losses["theirs"], color=PUBLIC, lw=2, label="public code")
-    left.plot(steps, comparison.losses["ours"], color=OURS, lw=0.8, label="lra_ssm")
+    left.plot(rows["loss theirs"], color=PUBLIC, lw=2, label="public code")
+    left.plot(rows["loss ours"], color=OURS, lw=0.8, label="lra_ssm")
     left.set_title("training loss", loc="left", fontsize=10)
-    every = np.concatenate([*comparison.differences.values()])
-    lowest = every[every > 0].min(initial=1e-3) / 2
-    labels = {"control": ("control: lra_ssm twice, weights rounded otherwise", CONTROL)}
-    labels["ours"] = ("public code and lra_ssm", OURS)
+    labels = {"difference control": ("control: lra_ssm twice, weights rounded otherwise", CONTROL)}
+    labels["difference"] = ("public code and lra_ssm", OURS)
+    differences = rows.filter([*labels])
+    lowest = differences[differences > 0].min(axis=None) / 2
     for name, (label, color) in labels.items():
-        if name in comparison.differences:
-            values = np.maximum(comparison.differences[name], lowest)
-            middle.semilogy(steps, values, ".", color=color, ms=3, label=label)
+        if name in rows:
+            middle.semilogy(rows[name].clip(lower=lowest), ".", color=color, ms=3, label=label)
     middle.axhline(1e-3, color=PUBLIC, lw=0.8, ls="--", label="1e-3")
     middle.set_title("relative difference of the losses (0: lower edge)", loc="left", fontsize=10)
-    for number, group in enumerate(comparison.norms["ours"]):
-        for peer, style in (("theirs", {"lw": 4, "alpha": 0.35}), ("ours", {"lw": 1, "label": group})):
-            if group in comparison.norms[peer]:
-                at, values = running_mean(steps, comparison.norms[peer][group])
-                right.semilogy(at, values, color=f"C{number}", **style)
+    means = rows.rolling(SMOOTHED, min_periods=1, center=True).mean()
+    groups = rows.filter(regex="^gradient .* ours$").columns.str.removeprefix("gradient ").str.removesuffix(" ours")
+    for number, group in enumerate(groups):
+        right.semilogy(means[f"gradient {group} theirs"], color=f"C{number}", lw=4, alpha=0.35)
+        right.semilogy(means[f"gradient {group} ours"], color=f"C{number}", lw=1, label=group)
     right.set_title(f"gradient norms, means of {SMOOTHED} steps (pale: public)", loc="left", fontsize=10)
     for axes in (left, middle, right):
         axes.set_xlabel("step")
@@ -347,50 +317,6 @@ def picture(comparison: Comparison, title: str) -> Figure:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=3 - (axes is middle))
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return figure
-
-
-def running_mean(steps: Array, values: Array) -> tuple[Array, Array]:
-    """Return the steps in the middle of windows of SMOOTHED values (or of all, if fewer), and the windows' means."""
-    width = min(SMOOTHED, len(values))
-    means, first = np.convolve(values, np.ones(width) / width, "valid"), (width - 1) // 2
-    return steps[first : first + len(means)], means
-
-
-def write_summary(case: str, comparison: Comparison, file: Path, **about: str) -> None:
-    """Write the line of a case into the summary, in place of an earlier one.
-
-    about: source, commit, sizes and other columns; every case of one source has the same keys.
-    """
-    difference = comparison.differences["ours"]
-    worst = max(comparison.weights, key=lambda name: comparison.weights[name])
-    row = {
-        "case": case, **about, "steps": len(difference), "first": f"{difference[0]:.1e}",
-        "largest": f"{difference.max():.1e}", "median": f"{np.median(difference):.1e}",
-        "control": f"{comparison.differences['control'].max():.1e}" if "control" in comparison.differences else "",
-        "worst weight": worst, "distance": f"{comparison.weights[worst]:.1e}",
-    }  # fmt: skip
-    with FileLock(Path(tempfile.gettempdir(), "lra_ssm-parity-summary.lock")):  # scripts may run at the same time
-        rows = read_summary(file)
-        rows[case] = {key: str(value) for key, value in row.items()}
-        keys = list(dict.fromkeys(key for each in rows.values() for key in each))
-        with file.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, keys, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows.values())
-
-
-def read_summary(file: Path) -> dict[str, dict[str, str]]:
-    """The lines of summary.csv by case; none where there is no file."""
-    if not file.exists():
-        return {}
-    with file.open(newline="") as stream:
-        return {row["case"]: row for row in csv.DictReader(stream)}
-
-
-def draw_again(folder: Path) -> None:
-    """Draws the pictures of a folder from its CSV files."""
-    for case, about in read_summary(folder / "summary.csv").items():
-        picture(read_csv(folder / f"{case}.csv"), title(case, about)).savefig(folder / f"{case}.png", dpi=80)
 
 
 # -- accuracies ----------------------------------------------------------------------------------------------------
@@ -422,20 +348,13 @@ def forever(loader: Iterable[Any]) -> Iterator[Any]:
 
 def run_missing(file: Path, keys: Iterable[Mapping[str, Any]], run: Callable[..., Mapping[str, str]]) -> None:
     """Appends a row {**key, **run(**key)} for each key that no row of the CSV has; an interrupted queue goes on."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     for key in keys:
-        rows: list[dict[str, str]] = []
-        if file.exists():
-            with file.open(newline="") as stream:
-                rows = list(csv.DictReader(stream))
-        if any(all(row[name] == str(value) for name, value in key.items()) for row in rows):
+        done = pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records") if file.exists() else []
+        if any(all(row[name] == str(value) for name, value in key.items()) for row in done):
             continue
         row = {**key, **run(**key)}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", newline="") as stream:
-            writer = csv.DictWriter(stream, list(row), lineterminator="\n")
-            if not rows:
-                writer.writeheader()
-            writer.writerow(row)
+        pd.DataFrame([row]).to_csv(file, mode="a", header=not done, index=False, lineterminator="\n")
         print(row, flush=True)
 
 
@@ -451,7 +370,3 @@ def smaller(images: Tensor, size: int) -> Tensor:
     """Square images as sequences of pixels (B, L, 1), averaged over size × size pixels: (B, L / size², 1)."""
     side = math.isqrt(images.shape[1])
     return F.avg_pool2d(images.view(-1, 1, side, side), size).flatten(1).unsqueeze(-1)
-
-
-if __name__ == "__main__":
-    draw_again(RESULTS)

@@ -186,7 +186,7 @@ def main() -> None:
             "mamba-bare", public, lambda: ours(public.model, False), batches, options.steps, options.out,
             about="the public ways", **about,
         )  # fmt: skip
-    print("mean loss of the last 100 steps", {name: each[-100:].mean() for name, each in comparison.losses.items()})
+    print("mean losses of the last 100 steps", comparison.rows.filter(like="loss").tail(100).mean().to_dict())
 
 
 if __name__ == "__main__":

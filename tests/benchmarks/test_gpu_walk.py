@@ -42,14 +42,13 @@ def test_steps_of_three_configs_and_what_is_known_to_wait() -> None:
 
 @pytest.mark.slow
 def test_kernels_of_configs_are_compiled_for_hopper(tmp_path: Path) -> None:
-    """Into a cache, and as the instructions of each: registers that do not fit are on the stack."""
+    """Into a cache, and with the instructions of each: registers that do not fit are on the stack."""
     pytest.importorskip("triton")
-    assert tool("signatures", CONFIGS, f"--cache={tmp_path}") == []
-    kernels = {"scan_kernel", "gradient_kernel", "s4d_kernel", "s4d_gradient_kernel", "convolution_kernel",
-               "convolution_gradient_kernel", "losses_kernel"}  # fmt: skip
-    assert kernels <= {path.stem for path in tmp_path.rglob("*.cubin")}
-    forward, backward = tool("signatures", ["lra/listops/b2s6"])
-    assert (forward["kernels"], backward["kernels"]) == (["scan"], ["gradient"])
-    assert "listops/b2s6" in forward["configs"][0] and forward["SHARED_A"]
-    assert forward["BLOCK_D"] * forward["BLOCK_N"] >= 32
+    kernels = tool("signatures", CONFIGS, f"--cache={tmp_path}")
+    names = {"scan_kernel", "gradient_kernel", "s4d_kernel", "s4d_gradient_kernel", "convolution_kernel",
+             "convolution_gradient_kernel", "losses_kernel"}  # fmt: skip
+    assert names <= {path.stem for path in tmp_path.rglob("*.cubin")} & {kernel["kernel"] for kernel in kernels}
+    forward, backward = (kernel for kernel in kernels if "listops/b2s6" in kernel["configs"][0]
+                         and kernel["kernel"] in ("scan_kernel", "gradient_kernel"))  # fmt: skip
+    assert forward["arguments"]["SHARED_A"]
     assert 10 < forward["instructions"] < backward["instructions"] and backward["stack"] < 1024

@@ -1,8 +1,6 @@
 """Times on a clock that the test moves, memory of known size, and what is compared against the references."""
 
-import os
 import sys
-from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,11 +12,10 @@ import operators
 import steps
 from bench import Bench, Contender, options
 from lra_ssm.ops import selective_scan
-from measure import BOTH, FORWARD, Effort, Prepared, Timing, errors_against, interleave, median_and_spread, peak_memory
+from measure import Effort, Timing, errors_against, interleave, median_and_spread, peak_memory
 from operators import B2S6, S6, Shape, scan
 
 CPU, DOUBLE, SHAPE = torch.device("cpu"), torch.float64, Shape(2, 16, 3, 37)
-linux = pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the high-water mark is Linux's")
 
 
 def interleaved(calls, effort):
@@ -49,45 +46,20 @@ def test_a_ratio_is_over_common_rounds_and_spreads_are_interquartile():
     assert Timing(1, {0: 4.0, 2: 9.0}).over(Timing(1, {0: 2.0, 1: 100.0, 2: 3.0}))[0] == pytest.approx(2.5)
 
 
-@dataclass(frozen=True)
-class Allocating:
-    """forward holds two blocks at once; forward+backward pairs of them, one after the other."""
-
-    megabytes: float
-
-    def __call__(self):
-        inputs = torch.ones(20_000_000)  # 80 MB that are there before the call and are not its own
-        count = int(self.megabytes * 1e6 / 4)
-
-        def both():
-            for _ in range(3):
-                kept = [torch.ones(count), torch.ones(count)]
-            return kept[0][0]
-
-        return Prepared({FORWARD: lambda: torch.ones(count) + inputs[0], BOTH: both}, dict)
+def test_memory_is_that_of_what_exists_at_once():
+    block = partial(torch.ones, 12_000_000)  # 48 MB
+    for _ in range(2):
+        assert peak_memory(lambda: block() + block()[0] + 1, CPU) == pytest.approx(3 * 48, rel=1e-3)
 
 
-@linux
-@pytest.mark.trials  # the process that measures imports everything again
-def test_a_known_allocation_is_seen():
-    found = peak_memory(Allocating(48.0), [FORWARD, BOTH], CPU)
-    assert found[FORWARD] == pytest.approx(96, rel=0.1)  # ones, and their sum with the input
-    # the blocks of a pass are made before those of the one before are dropped
-    assert 96 * 0.95 < found[BOTH] < 4 * 48 * 1.1
-
-
-@pytest.mark.slow
-@linux
 def test_a_contender_that_cannot_run_stays_with_its_reason(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mamba_ssm", None)
     bench = Bench("here", options("", "").parse_args(["--quick", f"--out={tmp_path}", "--device=cpu"]))
     contenders = [Contender(by, partial(scan, S6, SHAPE, by, CPU)) for by in (operators.MAMBA, "eager")]
     mamba, _, eager, _ = bench.compare("here", SHAPE._asdict(), contenders)
     assert mamba.ms is None and "mamba_ssm" in mamba.note and eager.ms > 0 and eager.note is None
-    assert mamba.megabytes is None and eager.megabytes is not None
+    assert mamba.megabytes is None and 0 < eager.megabytes < 1
     assert "mamba_ssm" in capsys.readouterr().out
-    with pytest.raises(RuntimeError, match="(?i)memory"):
-        peak_memory(Allocating(1e7), [FORWARD], CPU)  # 10 TB, more than half of what is free
 
 
 def test_layouts_and_half_precision():

@@ -1,53 +1,32 @@
-"""What s4.py and its neighbors can show without a checkout: the tables of names, the comparison of data, B."""
+"""What scripts of parity/ can show without a checkout: the tables of names, the comparison of data, B of HiPPO."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import s4
 import s4_accuracy
 import s4_data
-from compare import load_weights, our_names, translate
+import ssm_benchmark
+import stable_ssm
 from lra_ssm.layers import S4D
 
-CASE, GROUPS = s4.CASES["text-full"], {"A", "B", "C", "delta", "other"}
+CASE, ROW = s4.CASES["text-full"], ssm_benchmark.ROWS["listops"]
+TABLES = {  # network of ours, names of its parameters
+    "s4": lambda: (s4.build_ours(CASE, 9, 3), s4.names("v3", CASE.layers, CASE.prenorm)[0]),
+    "s4, HEAD": lambda: (s4.build_ours(CASE, 9, 3), s4.names("head", CASE.layers, CASE.prenorm)[0]),
+    "stable_ssm": lambda: (stable_ssm.our_network("best"), stable_ssm.names()),
+    "ssm_benchmark": lambda: (
+        ssm_benchmark.our_network(ROW, ssm_benchmark.Ways(), scaled=False),
+        ssm_benchmark.names_of(ROW, nn.Module()),
+    ),
+}
 
 
-def made_up(version: str, case: s4.Case) -> dict[str, np.ndarray]:
-    """Weights under the public names, of the shapes of v3.0.0 and of HEAD, which puts an axis before some."""
-    table, unused = s4.names(version, case.layers, case.prenorm)
-    random = np.random.default_rng(0)
-    weights = {name: np.zeros(2, "f") for name in unused}
-    for ours, parameter in s4.build_ours(case, 9, 3).named_parameters():
-        name = table[ours] if isinstance(table[ours], str) else table[ours].theirs
-        shape, last = tuple(parameter.shape), name.rpartition(".")[2]
-        if last == "D" or (version == "head" and last == "B"):
-            shape = (1, *shape)
-        if last == "inv_dt":
-            shape = (*shape, 1)
-        weights[name] = random.normal(size=shape).astype("f")
-    return weights
-
-
-@pytest.mark.parametrize(("version", "sign", "kernel"), [("v3", 1, "kernel.kernel"), ("head", -1, "layer.kernel")])
-@pytest.mark.parametrize("prenorm", [False, True])
-def test_the_table_of_names_fills_every_parameter_of_ours(version, sign, kernel, prenorm):
-    """HEAD has the negative of A's imaginary parts, and Δ behind a softplus."""
-    case = replace(CASE, prenorm=prenorm)
-    network, theirs = s4.build_ours(case, 9, 3), made_up(version, case)
-    table, unused = s4.names(version, case.layers, prenorm)
-    load_weights(network, theirs, table, unused)
-    imaginary = theirs[f"model.layers.1.layer.{kernel}.A_imag"]
-    np.testing.assert_array_equal(network.backbone.blocks[1].layer.A_imag.detach(), sign * imaginary)
-    if version == "head":
-        softplus = translate(theirs, s4.with_softplus(table), unused)["backbone.blocks.0.layer.log_delta"]
-        inverse = torch.from_numpy(theirs[f"model.layers.0.layer.{kernel}.inv_dt"])[:, 0]
-        torch.testing.assert_close(torch.from_numpy(softplus).exp(), torch.nn.functional.softplus(inverse))
-    groups = {name: s4.group(our_names(table).get(name, name)) for name in theirs}
-    assert {*groups.values()} == {s4.group(name) for name in table} == GROUPS
-    assert all(groups[name] == "B" for name in theirs if name.endswith("kernel.B"))
+@pytest.mark.parametrize("script", TABLES)
+def test_the_table_of_names_has_every_parameter_of_ours(script):
+    network, table = TABLES[script]()
+    assert dict(network.named_parameters()).keys() == table.keys()
 
 
 def test_examples_are_compared_in_any_order_and_tokens_numbered_by_frequency_and_then_by_name():

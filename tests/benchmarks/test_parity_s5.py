@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import s5_effects
-from lra_ssm.datamodules.batches import Batch
-from s5_family import features, paired, public_schedule, start_as_flax
+from s5_family import public_schedule
 
 
 def test_the_schedule_warms_up_late_and_stands_at_the_end_for_the_warm_ups_epochs():
@@ -26,19 +25,6 @@ def test_the_schedule_warms_up_late_and_stands_at_the_end_for_the_warm_ups_epoch
     for i, base in enumerate((1.0, 0.5)):
         expected = [base * share for share in shares] + [(base - 0.1) * share + 0.1 for share in cosine]
         assert [row[i] for row in rates] == pytest.approx(expected)
-
-
-def test_padding_is_token_0_and_pairs_are_neighbours():
-    one_hot = features(torch.tensor([[2, 1]]), d_input=3, length=4)
-    assert one_hot.tolist() == [[[0, 0, 1], [0, 1, 0], [1, 0, 0], [1, 0, 0]]]
-    batch = Batch(torch.tensor([[1], [2], [3], [4]]), torch.ones(4), torch.tensor([5, 5, 6, 7]))
-    assert paired(batch).inputs.tolist() == [[[1], [2]], [[3], [4]]] and paired(batch).labels.tolist() == [1, 0]
-
-
-def test_linear_maps_start_as_flaxs():
-    network = nn.Sequential(nn.Linear(400, 300))
-    start_as_flax(network)
-    assert network[0].weight.std().item() == pytest.approx(1 / 20, rel=0.02) and not network[0].bias.any()
 
 
 @pytest.mark.parametrize("model", ["LRU", pytest.param("S5", marks=pytest.mark.slow)])

@@ -18,9 +18,8 @@ GPU = torch.cuda.is_available()
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
-    """Nothing looks for garbage in all that other tests have imported; test_measure.py measures memory."""
+    """Nothing looks for garbage in all that other tests have imported."""
     monkeypatch.setattr(gc, "collect", lambda: 0)
-    monkeypatch.setattr("bench.peak_memory", lambda build, modes, device: dict.fromkeys(modes, 1.0))
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -28,7 +27,7 @@ def one_thread(monkeypatch):
 
 def run(script: str, folder: Path, *options: str) -> dict:
     import_module(script).main(["--quick", "--repeats=1", "--threads=1", f"--out={folder}", *options])
-    assert sorted(os.listdir(folder)) == [f"{script}.json"] + [f"{script}.png"] * (script == "steps")
+    assert os.listdir(folder) == [f"{script}.json"]
     data = json.loads((folder / f"{script}.json").read_text())
     assert data["machine"]["versions"]["torch"] == torch.__version__ and "host" not in data["machine"]["hardware"]
     for row in data["rows"]:
@@ -45,7 +44,7 @@ def test_operators(tmp_path, capsys):
         ("N real states each", "B2S6"), ("S4D's kernel and convolution", "cpu"),
         ("S4D's kernel and convolution", "eager"),
     }  # fmt: skip
-    assert all(row["ratio"][0] > 0 and row["megabytes"] == 1 for row in data["rows"])
+    assert all(row["ratio"][0] > 0 and row["megabytes"] > 0 for row in data["rows"])
     assert all(row["error"] < 1e-5 and row["gradient_error"] < 1e-5 for row in data["rows"])
     assert "; ratios to cpu" in capsys.readouterr().out
 
@@ -89,13 +88,11 @@ def test_language_models_beside_their_matrix_products(tmp_path):
         ("steps", ["--config=missing.yaml"], "--config missing.yaml: No such file"),
         ("steps", ["--variants=fast"], "--variants: choose from float32 products, "),
         ("language", ["--sizes=small,large"], "choose from small, 130m, not large"),
-        ("operators", ["--out=taken/results"], "--out taken/results cannot be made: Not a directory"),
         pytest.param("steps", ["--device=cuda"], "torch sees no GPU", marks=pytest.mark.skipif(GPU, reason="GPU")),
     ],
 )
 def test_bad_input_is_one_line(script, options, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "taken").write_text("")
     with pytest.raises(SystemExit) as end:
         import_module(script).main(["--quick", *options])
     assert end.value.code and message in f"{end.value.code}{capsys.readouterr().err}"
