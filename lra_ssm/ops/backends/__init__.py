@@ -30,10 +30,6 @@ from lra_ssm.ops.reference import run_kernel_reference, run_reference, run_ssd_r
 from lra_ssm.ops.tensors import without_autocast
 
 
-def _always_supported(device: torch.device, inputs: object) -> str | None:
-    return None
-
-
 class Operation(NamedTuple):
     """run(inputs) -> its result; unsupported_reason(device, inputs) -> why it cannot run there, or None.
 
@@ -41,7 +37,7 @@ class Operation(NamedTuple):
     """
 
     run: Callable[[Any], Any]
-    unsupported_reason: Callable[[torch.device, Any], str | None] = _always_supported
+    unsupported_reason: Callable[[torch.device, Any], str | None] = lambda device, inputs: None
 
 
 def _with_gate(run: Callable[[ScanInputs], tuple[Tensor, Tensor]]) -> Callable[[ScanInputs], tuple[Tensor, Tensor]]:

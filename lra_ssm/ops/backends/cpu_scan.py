@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lra_ssm.ops.backends.native_build import call, fields, library
-from lra_ssm.ops.backends.scan_operator import scan_operator
+from lra_ssm.ops.backends.torch_operators import scan_operator
 from lra_ssm.ops.inputs import ScanInputs, ScanTensors
 from lra_ssm.ops.tensors import has_double
 
@@ -61,9 +61,7 @@ def channels_per_task(batch: int, channels: int, threads: int, least: int) -> in
 def slots(channels: int, groups: int, size: int) -> int:
     """Return how many tasks of `size` channels share one group of B or C, at most."""
     group = channels // groups
-    return max(
-        (last - 1) // size - first // size + 1 for first in range(0, channels, group) for last in [first + group]
-    )
+    return max((first + group - 1) // size - first // size + 1 for first in range(0, channels, group))
 
 
 def _in_huge_pages(x: Tensor) -> Tensor:
@@ -204,5 +202,5 @@ def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
         x if x is None or x.dtype == torch.bool else x.to(inputs.state_dtype if x.is_complex() else inputs.dtype)
         for x in inputs.tensors
     )
-    y, last, _ = operator.scan(*tensors, *flags)
+    y, last, _ = operator.forward(*tensors, *flags)
     return y.to(inputs.tensors.u.dtype), last

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lra_ssm.ops.backends import triton_call
-from lra_ssm.ops.backends.scan_operator import scan_operator
+from lra_ssm.ops.backends.torch_operators import scan_operator
 from lra_ssm.ops.backends.triton_call import Scan
 from lra_ssm.ops.inputs import ScanInputs, ScanTensors
 
@@ -77,5 +77,5 @@ def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     if inputs.constant_delta is not None and tensors.B.dim() == 2:
         tensors = tensors._replace(delta=inputs.constant_delta)
     flags = inputs.discretization == "zoh", inputs.delta_softplus, inputs.needs_grad
-    y, last_state, _ = operator.scan(*tensors, *flags)
+    y, last_state, _ = operator.forward(*tensors, *flags)
     return y, last_state

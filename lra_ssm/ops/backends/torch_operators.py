@@ -1,4 +1,4 @@
-"""A backend's selective scan as two torch operators, which autograd and torch.compile know.
+"""A backend's selective scan, or S4D's kernel, as two torch operators, which autograd and torch.compile know.
 
 Shapes: u, delta, y (batch, D, L), or delta (D,); A (D, N); B, C constant (D, N) or variable (batch, G, N, L); state
 (batch, D, N). (D channels, L length, N states, G groups.)
@@ -19,10 +19,10 @@ _ARGUMENTS = ("Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? B_b
               "Tensor? initial_state, Tensor? reset, bool zoh, bool softplus")  # fmt: skip
 
 
-class ScanOperator(NamedTuple):
-    """Torch's operators: scan(*tensors, zoh, softplus, keep) -> (y, last state, checkpoints), and its backward."""
+class Operator(NamedTuple):
+    """Torch's operators."""
 
-    scan: Any
+    forward: Any
     backward: Any
 
 
@@ -32,8 +32,8 @@ def scan_operator(
     backward: Callable[[ScanTensors, bool, bool, Tensor, Tensor | None, Tensor | None], list[Tensor]],
     new_checkpoints: Callable[[Tensor, Tensor], Tensor],
     device_types: str | None = None,
-) -> ScanOperator:
-    """Register `lra_ssm::NAME` and `lra_ssm::NAME_backward`.
+) -> Operator:
+    """Register `lra_ssm::NAME`, (*tensors, zoh, softplus, keep) -> (y, last state, checkpoints), and NAME_backward.
 
     Args:
         forward: (tensors, zoh, softplus, keep) -> (y in u's dtype and layout, last state, checkpoints: what backward
@@ -82,4 +82,39 @@ def scan_operator(
         return (*(None if x is None else next(grads) for x in tensors[:-1]), None, None, None, None)
 
     scan.register_autograd(gradients, setup_context=setup_context)
-    return ScanOperator(scan, scan_backward)
+    return Operator(scan, scan_backward)
+
+
+def s4d_operator(
+    name: str, forward: Callable[..., Tensor], backward: Callable[..., list[Tensor]], device_types: str | None = None
+) -> Operator:
+    """Register `lra_ssm::NAME`, S4D's kernel under zero-order hold, and NAME_backward.
+
+    Args:
+        forward: (delta (D,), A (D, N), B (D, N), C (K, D, N), L, double) -> kernel (K, D, L) in float32, or float64 if
+            `double`.
+        backward: (kernel's gradient, delta, A, B, C) -> the gradients of these four.
+        device_types: where it runs; anywhere if None.
+    """
+    kernel = torch.library.custom_op(
+        f"lra_ssm::{name}", forward, mutates_args=(), device_types=device_types,
+        schema="(Tensor delta, Tensor A, Tensor B, Tensor C, int L, bool double) -> Tensor",
+    )  # fmt: skip
+    kernel_backward = torch.library.custom_op(
+        f"lra_ssm::{name}_backward", backward, mutates_args=(), device_types=device_types,
+        schema="(Tensor grad, Tensor delta, Tensor A, Tensor B, Tensor C) -> Tensor[]",
+    )  # fmt: skip
+
+    @kernel.register_fake
+    def _(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> Tensor:
+        return delta.new_empty((*C.shape[:2], L), dtype=torch.float64 if double else torch.float32)
+
+    @kernel_backward.register_fake
+    def _(grad: Tensor, *inputs: Tensor) -> list[Tensor]:
+        return [x.new_empty(x.shape) for x in inputs]
+
+    kernel.register_autograd(
+        lambda ctx, grad: (*kernel_backward(grad, *ctx.saved_tensors), None, None),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:4]),
+    )
+    return Operator(kernel, kernel_backward)
