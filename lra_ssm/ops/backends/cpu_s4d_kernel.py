@@ -29,8 +29,10 @@ def _call(function: str, kernel: Tensor, delta: Tensor, A: Tensor, B: Tensor, C:
 
 
 def _forward(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> Tensor:
-    """delta float64; A, B and C complex128.  `double` is the precision of the sums over states; powers of exp(delta A)
-    are float64 in any case."""
+    """Return the kernel of delta float64; A, B and C complex128.
+
+    `double` is the precision of the sums over states; powers of exp(delta A) are float64 in any case.
+    """
     kernel = torch.empty((*C.shape[:2], L), dtype=torch.float64 if double else torch.float32)
     _call("s4d_kernel_forward", kernel, delta, A, B, C)
     return kernel

@@ -33,7 +33,8 @@ CHUNK = 256  # Mamba-2's kernels' own, which they were tuned for
 
 
 def _scan_kernel() -> Callable[..., Any]:
-    import selective_scan_cuda  # noqa: F401 - some versions of mamba_ssm import without it and fail when called
+    if find_spec("selective_scan_cuda") is None:  # some versions import without it, and fail when called
+        raise ImportError("its CUDA extension, selective_scan_cuda, is missing")
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
     return selective_scan_fn

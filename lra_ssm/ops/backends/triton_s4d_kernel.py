@@ -30,7 +30,7 @@ def unsupported_reason(device: torch.device, inputs: KernelInputs | None) -> str
 
 
 def _launch(kernel: Any, programs: int, A: Tensor, B: Tensor, C: Tensor, double: bool, **arguments: Any) -> None:
-    """Return the arguments that describe the system to both kernels."""
+    """Launch a kernel with the arguments that describe the system to both."""
     import triton.language as tl
 
     pairs = {name: torch.view_as_real(x.resolve_conj()) for name, x in (("A", A), ("B", B), ("C", C))}
@@ -42,7 +42,7 @@ def _launch(kernel: Any, programs: int, A: Tensor, B: Tensor, C: Tensor, double:
 
 
 def _forward(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> Tensor:
-    """delta, A, B and C of any real, and complex, dtypes."""
+    """Return the kernel of delta, A, B and C of any real, and complex, dtypes."""
     from lra_ssm.ops.backends.triton_s4d_kernels import s4d_kernel
 
     (K, D, _), rows = C.shape, math.ceil(L / (BLOCK_I * BLOCK_J))
