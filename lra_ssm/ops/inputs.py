@@ -67,7 +67,7 @@ def _input_or_output_matrix(name: str, x: Tensor, A: Tensor, batch: int, D: int,
         check_shapes({name: x}, {name: "D N"}, {"D": D, "N": N})
         return x
     may_interleave = A.is_complex() and not x.is_complex()
-    interleaved = may_interleave and x.shape[-1] == 2 * L
+    interleaved = may_interleave and x.shape[-1] != L and x.shape[-1] == 2 * L
     if x.dim() not in (3, 4) or x.shape[0] != batch or x.shape[-2] != N or not (interleaved or x.shape[-1] == L):
         # A symbolic length as text is a number: torch.compile would compile again for each.
         sizes = f"batch = {batch}, D = {D}, N = {N}, L = {L}"
