@@ -112,9 +112,7 @@ def test_half_precision_and_broadcasting():
 
 @pytest.mark.parametrize("rule", [zoh, bilinear, bilinear_as_zoh])
 def test_errors(rule):
-    with pytest.raises(ValueError, match="delta: dtype torch.complex64"):
-        rule(torch.zeros(2, dtype=torch.complex64), torch.zeros(2))
-    with pytest.raises(ValueError, match="A: dtype torch.int64"):
+    with pytest.raises(ValueError, match="A: dtype torch.int64; expected a real or complex floating dtype"):
         rule(torch.zeros(2), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"delta: shape \(2,\) does not broadcast against A of shape \(3,\)"):
         rule(torch.zeros(2), torch.zeros(3))
