@@ -201,8 +201,8 @@ def check_linear_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, rese
     dtype = torch.promote_types(a.dtype, b.dtype)
     dtype = dtype if initial_state is None else torch.promote_types(dtype, initial_state.dtype)
     work = torch.promote_types(dtype, torch.float32)
-    a, b, initial = (None if x is None else x.to(work).resolve_conj() for x in (a, b, initial_state))
-    assert a is not None and b is not None
+    a, b = (x.to(work).resolve_conj() for x in (a, b))
+    initial = None if initial_state is None else initial_state.to(work).resolve_conj()
     return LinearInputs(a, b, initial, reset, dtype)
 
 
