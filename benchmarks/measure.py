@@ -7,6 +7,7 @@ three times for one sample.
 
 import gc
 import math
+import os
 import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from torch.utils.benchmark.utils.timer import timer
 FORWARD, BOTH = "forward", "forward+backward"
 FAILURES = (RuntimeError, ValueError, ImportError)  # out of memory is a RuntimeError
 Call = Callable[[], Any]
+os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # the profiler's lines on starting and stopping tell a user nothing
 
 
 class Prepared(NamedTuple):

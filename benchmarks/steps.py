@@ -7,7 +7,6 @@ Shapes: as the config's data module makes them.
 """
 
 import argparse
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -201,7 +200,6 @@ def parts_of_step(step: Call, device: torch.device) -> tuple[dict[str, float], d
     S4D kernel. So the functions of REGIONS are marked while they run, where the package calls them. Autograd's sequence
     numbers tell what backward does for them.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its lines on starting and stopping tell a user nothing
     is_gpu = device.type == "cuda"
     with _marked_regions():
         step()

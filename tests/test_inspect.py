@@ -12,17 +12,14 @@ import yaml
 from PIL import Image
 
 from lra_ssm.analysis.inputs import part_of_batch
-from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.sources import SHIPPED
-from lra_ssm.cli.find_model import NamedNetwork, named_network
-from lra_ssm.cli.inspect import check_fits, open_data, other_data, random_examples, validation_examples
-from lra_ssm.datamodules import MNIST
+from lra_ssm.cli.find_model import NamedNetwork
+from lra_ssm.cli.inspect import check_fits, open_data, validation_examples
 from lra_ssm.datamodules.batches import Batch, TokenBatch
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.layers import S4D, S6, LayerSpec
 from lra_ssm.models import LanguageModel, Regressor
-from tests.datamodules.language.helpers import MadeUp
 from tests.runner import TINY, everything_below, printed, refused
 
 
@@ -50,7 +47,7 @@ def reported(monkeypatch, capsys):
 
 
 def opened(network, config=None, **more):
-    return NamedNetwork("it", network, network.specification() if network else {}, config or {}, **more)
+    return NamedNetwork("it", network, network.specification() if network else {}, config=config or {}, **more)
 
 
 def test_a_run_is_inspected_on_its_own_data(finished, capsys):
@@ -61,7 +58,7 @@ def test_a_run_is_inspected_on_its_own_data(finished, capsys):
     assert last == file and Path(file).read_bytes().startswith(b"%PDF") and len(everything_below(Path("of"))) == 2
 
 
-def test_two_are_measured_on_the_same_inputs_or_refused(finished, reported, capsys):
+def test_two_are_measured_on_the_data_of_the_first_or_refused(finished, reported, capsys):
     for name in ("first", "second"):
         shutil.copytree(finished, name)
     config = yaml.safe_load(Path("second/config.yaml").read_text())
@@ -71,42 +68,21 @@ def test_two_are_measured_on_the_same_inputs_or_refused(finished, reported, caps
     assert file == Path("first/inspect.png")
     assert [one.partition(":")[0] for one in texts] == ["tiny first", "tiny second"]
     assert "best.ckpt" in texts[0] and "last.ckpt" in texts[1]
-    note = "; trained with other settings of data: num_val 777"
-    for text, end in zip(texts, ("", note), strict=True):
-        assert text.endswith(f"measured on 1 validation example(s) of ListOps{end}")
-    for more, name in (("--examples=1", "ListOps"), ("--random", "random input for first")):
-        line = refused(["inspect", "first", "--against=mnist-lru", more], capsys)
-        assert line == f"mnist-lru: its d_input is 1, but {name} has None"
+    assert all(text.endswith("; measured on 1 validation example(s) of ListOps") for text in texts)
+    line = refused(["inspect", "first", "--against=mnist-lru"], capsys)
+    assert line == "mnist-lru: model.network.vocab_size is None, but ListOps has 18"
     words = opened(None, config, recorded={"vocabulary": ["a", "b"]})
     data = open_data([words], ["--data.num_val=20", "--data.root=data"])
     with pytest.raises(InputError, match="it: was trained on another vocabulary than ListOps has here"):
         check_fits(words, data)
 
 
-def test_data_that_is_not_prepared_is_one_line_whose_command_prepares_it(finished, tmp_path, reported, capsys):
-    nowhere = tmp_path / "nowhere"
-    smaller = [f"--data.root={nowhere}", "--data.num_val=3", "--data.batch_size=5"]
-    line = refused(["inspect", str(finished), *smaller], capsys)
-    assert line == (
-        f"ListOps is not prepared below {nowhere} with these settings: `lra-ssm prepare --config {finished}/config.yaml"
-        f" {' '.join(smaller)}` prepares it, --random takes random inputs"
-    )
-    assert not nowhere.exists() and not (finished / "inspect.png").exists()
-    nowhere.mkdir()
-    printed(line.partition("`")[2].partition("`")[0].split()[1:], capsys)
-    _, (text,) = reported(finished, *smaller, "--examples=4")
-    note = "trained with other settings of data: num_val 20"
-    assert text.endswith(f"measured on 3 validation example(s) of ListOps; {note}")
-
-
-def test_a_checkpoint_without_a_run_takes_data_or_random_inputs(finished, reported):
+def test_a_checkpoint_without_a_run_takes_data_which_is_prepared(finished, reported):
     shutil.copy(finished / "checkpoints" / "best.ckpt", "some.ckpt")
     settings = ["--data=ListOps", "--data.length_bounds=[3,20]", "--data.max_depth=3", "--data.num_train=16",
-                "--data.num_val=20", "--data.num_test=20"]  # fmt: skip
-    assert "measured on 3 validation example(s) of ListOps" in reported("some.ckpt", *settings, "--examples=3")[1][0]
-    first, second = random_examples(named_network("some.ckpt"), 2)
-    assert first.inputs.dtype == torch.int64 and 0 < first.inputs.min() < first.inputs.max() < 18
-    assert not torch.equal(first.inputs, second.inputs)
+                "--data.num_val=3", "--data.num_test=3", "--data.root=new"]  # fmt: skip
+    out, (text,) = reported("some.ckpt", *settings, "--examples=4")
+    assert out == Path("inspect.png") and text.endswith("measured on 3 validation example(s) of ListOps")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +98,6 @@ def test_data_that_needs_no_preparation_is_the_runs_own_and_so_is_its_pretrainin
     one = opened(Regressor(LayerSpec(S4D, d_state=4), d_model=4, n_layers=1, pooling=None, **sizes), config)
     data = open_data([one._replace(config={}), one], [])
     check_fits(one, data)
-    assert other_data(one, data) == []
     examples = validation_examples(data, 2)
     data.setup("validate")
     batch = next(iter(data.val_dataloader()))
@@ -136,34 +111,25 @@ def test_data_that_needs_no_preparation_is_the_runs_own_and_so_is_its_pretrainin
 def test_text_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):
     settings = {"root": str(tmp_path / "data"), "length": 8}
     config = {"data": {"class_path": "tests.datamodules.language.helpers.MadeUp", "init_args": settings}}
-    network = LanguageModel(LayerSpec(S6, d_state=4), vocab_size=300, d_model=8, n_layers=1)
-    network.save_pretrained(tmp_path / "lm", tokenizer=CharacterTokenizer("abc"))
-    network.save_pretrained(tmp_path / "bare")
-    one = opened(network, config)
-    (tmp_path / "data").mkdir()
-    MadeUp(**settings).prepare_data()
+    one = opened(LanguageModel(LayerSpec(S6, d_state=4), vocab_size=300, d_model=8, n_layers=1), config)
     data = open_data([one], [])
     assert validation_examples(data, 1)[0].inputs.shape == (1, 8)
-    check_fits(one._replace(files=ModelFiles(tmp_path / "bare")), data)
-    with pytest.raises(InputError, match="its tokenizer is not the data's"):
-        check_fits(one._replace(files=ModelFiles(tmp_path / "lm")), data)
-    with pytest.raises(InputError, match=r"^it: its vocab_size is 299, but MadeUp has 3"):
+    check_fits(one, data)
+    with pytest.raises(InputError, match="it: its tokenizer is not the data's"):
+        check_fits(one._replace(tokenizer=CharacterTokenizer("abc")), data)
+    with pytest.raises(InputError, match=r"^it: .*vocab_size is 299, but MadeUp's prepared data .* has 300 tokens"):
         check_fits(opened(LanguageModel(LayerSpec(S6, d_state=4), vocab_size=299, d_model=8, n_layers=1)), data)
 
 
 def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, reported, capsys):
     monkeypatch.setenv("LRA_SSM_DATA", str(tmp_path))
     folder = str(Path(shutil.copytree(SHIPPED / "mnist-b2s6", "mine")))
-    line = refused(["inspect", "mnist-b2s6", f"--against={folder}"], capsys)
-    assert "MNIST is not prepared below" in line
-    assert f"`lra-ssm prepare --config {SHIPPED / 'mnist-b2s6' / 'config.yaml'}` prepares it" in line
-    (example,) = random_examples(named_network("mnist-b2s6"), 1)
-    assert example.inputs.shape == (1, 28 * 28, 1)
-    monkeypatch.setattr(MNIST, "image_size", (4, 4))
-    out, texts = reported("mnist-b2s6", f"--against={folder}", "--examples=1", "--random")
+    assert "`lra-ssm prepare mnist --source=" in refused(["inspect", "mnist-b2s6", f"--against={folder}"], capsys)
+    data = ["--data=TeacherStudent", "--data.length=16", "--data.num_val=2"]
+    monkeypatch.setattr("lra_ssm.cli.inspect.check_fits", lambda *_: None)  # real targets for a classifier
+    out, texts = reported("mnist-b2s6", f"--against={folder}", "--examples=1", *data)
     assert out == Path("inspect.png") and [text.partition(":")[0] for text in texts] == ["mnist-b2s6", "mine"]
-    for text in texts:
-        assert "test/accuracy 98.89 %" in text and "measured on 1 random input(s) with random labels" in text
+    assert all("test/accuracy 98.89 %" in text for text in texts)
     config = Path("mine/config.yaml")
     config.write_text(config.read_text().replace("lra_ssm.datamodules.MNIST", "tests.helpers.KillMe"))
     stated = json.loads(Path("mine/config.json").read_text())
@@ -175,25 +141,30 @@ def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, reported, ca
 # --- coordcheck ---
 
 CHECK = ["coordcheck", str(TINY), "--widths", "8", "16", "32", "--steps=1", "--examples=2", "--length=8", "--layers=1"]
+DIVERGING = ["--model.optimizer.lr=1e30"]
 MUP = ["--model.width.parameterization=mup", "--model.width.base_d_model=8"]
 
 
 @pytest.mark.filterwarnings("error::UserWarning:matplotlib")
-@pytest.mark.parametrize("flags", [[], MUP, ["--random", "--model.optimizer.lr=1e30"]])
-def test_a_check_prints_slopes_and_writes_a_table_and_a_picture(flags, capsys, monkeypatch):
+@pytest.mark.parametrize("flags", [[], MUP, DIVERGING])
+def test_a_check_prints_slopes_and_writes_a_table_and_a_picture(flags, capsys, monkeypatch, data):
     monkeypatch.setenv("COLUMNS", "100")
-    out = printed([*CHECK, *flags, "--out=checks"], capsys)
+    out = printed([*CHECK, *flags, f"--data.root={data}", "--out=checks"], capsys)
     assert ("tiny, mup: d_model 8, 16, 32" if flags == MUP else "without a width parameterization") in out
-    assert ("random inputs, as the data is not prepared here" in out) == ("--random" not in flags)
     assert "backbone.blocks.0.glu" in out and "head.weight" in out and "logits" in out
     rows = pd.read_csv("checks/coordcheck.csv")
     assert set(rows["width"]) == {8, 16, 32} and set(rows["what"]) == {"activation", "update", "gradient"}
     assert rows.groupby("width").size().nunique() == 1
     with Image.open("checks/coordcheck.png") as picture:
         assert picture.width > 500
-    diverges = "--random" in flags
+    diverges = flags == DIVERGING
     assert diverges == ("diverge: a value is NaN or infinite at some width" in out)
     assert np.isfinite(rows["rms"]).all() != diverges and (diverges or (rows["rms"] >= 0).all())
+
+
+def test_a_width_that_cannot_be_is_named(data, capsys):
+    line = refused(["coordcheck", str(TINY), f"--data.root={data}", "--widths", "8", "9"], capsys)
+    assert line == "B2S6 d_model 9 is not divisible by num_blocks 2"
 
 
 def test_batches_are_shortened():

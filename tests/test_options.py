@@ -39,8 +39,8 @@ def recorded(function, got):
 @pytest.mark.parametrize(
     ("function", "line", "expected"),
     [
-        (generate, "m --prompt a --prompt=b --top_k=4 --num-samples 2 --begin-document=false --allow-pickle",
-         {"model": "m", "prompt": ["a", "b"], "top_k": 4, "num_samples": 2, "begin_document": False,
+        (generate, "m --prompt a --prompt=b --top_k=4 --num-samples 2 --allow-pickle",
+         {"model": "m", "prompt": ["a", "b"], "top_k": 4, "num_samples": 2,
           "allow_pickle": True, "seed": None, "temperature": 0.8, "stop": [], "trust": []}),
         (score, "m a --allow-pickle b --device cpu c", {"model": "m", "files": ("a", "b", "c"), "allow_pickle": True}),
         (results, "--format=csv", {"runs": (), "format": "csv", "grid": False}),

@@ -90,10 +90,9 @@ def test_a_run_is_continued_as_the_parallel_form_has_it(folder, capsys):
     model, tokenizer, before, _, (stop,) = load_language_model(str(run))
     assert model.vocab_size == tokenizer.vocab_size < 24 and not model.training and before == (stop,)
     ids = tokenizer.encode(["Some"], [False]).tokens.tolist()
-    expected, without = (f"Some{greedy(model, tokenizer, [*first, *ids], stop)}\n" for first in (before, ()))
-    for name in (run, run / "checkpoints/last.ckpt", run.parent):
+    expected = f"Some{greedy(model, tokenizer, [*before, *ids], stop)}\n"
+    for name in (run, run / "checkpoints/last.ckpt"):
         assert made([str(name), "--prompt=Some", *GREEDY], capsys) == expected
-    assert made([str(run), "--prompt=Some", *GREEDY, "--begin_document=false"], capsys) == without
 
 
 def test_a_saved_folder_has_its_tokenizer_or_is_given_it(tmp_path, capsys):
@@ -114,11 +113,10 @@ def test_mambas_own_layouts_begin_with_the_prompt_only(tmp_path, capsys):
         model = LanguageModel.from_pretrained(tmp_path / name, allow_pickle=bool(allow))
         expected = f"Hi{greedy(model, ByteTokenizer(), [*b'Hi'], 256)}\n"
         assert made([str(tmp_path / name), *bytes_, *allow], capsys) == expected
-        assert made([str(tmp_path / name), *bytes_, *allow, "--begin_document=true"], capsys) != expected
     assert "are a pickle" in refused(["generate", str(tmp_path / "plain"), *bytes_], capsys)
     # With an empty prompt transformers begins with the end-of-text token too.
-    empty = [str(tmp_path / "hf"), "--tokenizer=bytes", *GREEDY]
-    assert made(empty, capsys) == made([*empty, "--begin_document=true"], capsys)
+    model, empty = LanguageModel.from_pretrained(tmp_path / "hf"), [str(tmp_path / "hf"), "--tokenizer=bytes", *GREEDY]
+    assert made(empty, capsys) == f"{greedy(model, ByteTokenizer(), [256], 256)}\n"
 
 
 def llama_tokenizer(folder: Path) -> None:
@@ -193,7 +191,7 @@ CAT = WORDS.encode(["cat sat"], [False]).tokens.tolist()
 def test_a_stop_ends_a_text_wherever_tokens_end(tmp_path, capsys, tokenizer, favourite, stop, prompt, shown, count):
     name = checkpoint(tmp_path, tokenizer, favourite)
     options = [f"--prompt={prompt}", "--temperature=0", "--max_new_tokens=7", f"--stop={stop}", "--stop=never"]
-    code, out, errors = in_process(["generate", name, *options, "--begin_document=false"], capsys)
+    code, out, errors = in_process(["generate", name, *options], capsys)
     assert code == 0 and out == f"{prompt}{shown}\n"
     assert errors[-1].startswith(f"{count} tokens in ") and "seed" not in errors[-1]
 
@@ -328,10 +326,13 @@ def test_it_is_pushed_once_it_is_validated_and_its_card_names_what_runs(folder):
     run = str(only_run(folder).relative_to(folder))
     message = fail(["push", run, "./pushed"], folder)
     assert message == (
-        f"{run}: no complete validation of its best.ckpt is recorded (its data has no test split): lightning"
-        f" validate --config {run}/config.yaml, or --unfinished to push it without a validation figure"
+        f"{run}: validate has no complete score of its best.ckpt: lightning validate --config {run}/config.yaml, or"
+        " --unfinished to push it without one"
     )
+    assert "Corpus has no test split; there is nothing to score" in succeed(["test", run], folder).out
+    assert "has no split test" in fail(["predict", run, "--split=test"], folder)
     succeed(["validate", "--config", f"{run}/config.yaml"], folder)
+    assert "best val/loss" in succeed(["results", run], folder).out
     use = "lra-ssm validate ./pushed --data.source=PATH"
     assert succeed(["push", run, "./pushed"], folder).out == f"./pushed: use it with {use}\n"
     found = json.loads((only_run(folder) / "validate.json").read_text())["metrics"]
@@ -342,24 +343,18 @@ def test_it_is_pushed_once_it_is_validated_and_its_card_names_what_runs(folder):
     assert "lightning fit --config config.yaml --data.source=PATH\n" in card and "lra-ssm test" not in card
 
 
-def test_other_text_is_validated_in_the_models_own_tokens(folder):
+def test_other_text_is_validated_in_a_saved_models_own_tokens(folder):
+    """In the tokens of the model, which text of another folder would not give."""
     run = only_run(folder)
     succeed(["push", str(run), "./own", "--unfinished"], folder)
     (folder / "other").mkdir()
     for split, text in {"train": "said again\n", "val": "and again and again\n"}.items():
         (folder / f"other/{split}.txt").write_text(text * 9)
     other = ["--data.source=other", "--data.splits=auto"]
-    for name in ("own", str(run)):  # in the tokens of the model, which text of another folder would not give
-        out = succeed(["validate", name, *other], folder).out
-        assert "the text of other in the model's own tokens: characters, " in out and "val/bits_per_byte" in out
-    data = json.loads((run / "validate-others.json").read_text())["others"][0]["data"]
-    assert data["tokenizer"]["specification"] == "the model's own" and data["source"]["source"] == "other"
-    assert "own tokens" not in succeed(["validate", str(run)], folder).out
-    message = fail(["validate", str(run), *other, "--data.tokenizer=characters"], folder)  # which is made of that text
-    assert "the checkpoint's tokenizer (sha256 " in message
+    assert "val/bits_per_byte" in succeed(["validate", "own", *other], folder).out
+    assert "the checkpoint's tokenizer (sha256 " in fail(["validate", str(run), *other], folder)
     config = yaml.safe_load((folder / "own/config.yaml").read_text())
     config["data"]["init_args"]["tokenizer"] = "vocabulary.json"  # what push makes of /home/me/vocabulary.json
     (folder / "own/config.yaml").write_text(yaml.safe_dump(config))
-    out = succeed(["validate", "own", "--data.source=text.txt"], folder).out
-    assert "val/bits_per_byte" in out and "own tokens" not in out
+    assert "val/bits_per_byte" in succeed(["validate", "own"], folder).out
     assert "there is no such path" in fail(["validate", "own", "--data.tokenizer=mine.json"], folder)

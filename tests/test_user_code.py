@@ -16,7 +16,7 @@ from lra_ssm.layers.blocks import run_with_state
 from lra_ssm.models import Classifier
 from lra_ssm.runs.checks import try_network
 from lra_ssm.tasks import Classification, OptimizerSettings
-from tests.runner import FIT, fail, in_process, only_run, refused, succeed
+from tests.runner import FIT, in_process, only_run, refused, succeed
 
 FILE = """\
 import os
@@ -24,7 +24,6 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from lra_ssm.datamodules import SequenceData
 from lra_ssm.models import Backbone
 
 class Base(nn.Module):
@@ -91,12 +90,6 @@ class BadData(LightningDataModule):
     def __getitem__(self, i): return self.missing
     def __len__(self): return 8
     def train_dataloader(self): return DataLoader(self, 8)
-class Promoters(SequenceData):
-    num_classes, vocabulary = 2, ("<pad>", *"ACGT")
-    def examples(self):
-        for number, line in enumerate(self.source_path().read_text().splitlines()):
-            label, letters = line.split(",")
-            yield "train" if number % 10 else "val", [self.vocabulary.index(x) for x in letters], int(label)
 """
 
 
@@ -245,15 +238,3 @@ def test_a_lightning_module_and_its_data_are_trained(folder):
     out = succeed(["fit", "--model=own.Module", "--data=own.Data", "--experiment=own", *trainer], folder).out
     assert "group 0" in out and "val/accuracy" in out
     assert (only_run(folder, "own") / "checkpoints/best.ckpt").is_file()
-
-
-def test_data_without_a_test_split_is_trained_and_there_is_nothing_to_score(folder):
-    (folder / "promoters.csv").write_text("0,ACGT\n1,CCGT\n" * 20)
-    options = [*FIT[1:], "--data=own.Promoters", "--data.source=promoters.csv", "--model.network.num_classes=2",
-               "--model.network.vocab_size=5", "--trainer.max_epochs=1"]  # fmt: skip
-    assert "val/loss" in succeed(["fit", *options], folder).out
-    out = succeed(["test", *options], folder).out
-    assert "Promoters has no test split; there is nothing to score" in out and "test/" not in out
-    assert "val/loss" in succeed(["validate", *options], folder).out
-    assert "has no split test" in fail(["predict", *options, "--split=test"], folder)
-    assert "val/accuracy" in succeed(["results", "runs"], folder).out

@@ -1,15 +1,8 @@
-"""Inputs to measure a network on: parts of batches, or random ones of the network's sizes.
+"""Inputs to measure a network on: parts of batches."""
 
-Shapes: B batch, L length.
-"""
-
-from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from lra_ssm.errors import InputError
+from torch import Tensor
 
 
 def part_of_batch(batch: Any, examples: slice, length: int) -> Any:
@@ -35,43 +28,3 @@ def part_of_batch(batch: Any, examples: slice, length: int) -> Any:
             value = value[:, :length]
         cut[name] = value
     return batch._replace(**cut)
-
-
-class RandomInputs:
-    """Random inputs and labels for a network, with the sizes that a data module would have.
-
-    Args:
-        network: its attribute `per_example` says whether it takes pairs.
-        specification: of the network; its arguments vocab_size, d_input, num_classes and num_outputs are the sizes.
-
-    Raises:
-        InputError: the network says no size of its inputs.
-    """
-
-    def __init__(self, network: nn.Module, specification: Mapping[str, Any]) -> None:
-        sizes = specification.get("init_args") or {}
-        self.vocab_size, self.d_input = sizes.get("vocab_size"), sizes.get("d_input")
-        self.num_classes, self.num_outputs = sizes.get("num_classes"), sizes.get("num_outputs")
-        self.per_example = getattr(network, "per_example", 1)
-        self._generator = torch.Generator().manual_seed(0)
-        if not self.vocab_size and not self.d_input:
-            raise InputError(f"{type(network).__name__} has neither vocab_size nor d_input: no random inputs for it")
-
-    def draw(self, examples: int, length: int) -> tuple[Tensor, Tensor | None]:
-        """Return inputs (B, L) int64, (B, L, d_input) float32 or pairs (B, 2, …); and labels (B,), None if no classes.
-
-        Tokens leave out 0, which is padding."""
-        shape = (examples, *((2,) if self.per_example == 2 else ()), length)
-        if self.vocab_size:
-            lowest = min(1, self.vocab_size - 1)
-            inputs = torch.randint(lowest, self.vocab_size, shape, generator=self._generator)
-        else:
-            assert self.d_input
-            inputs = torch.rand(*shape, self.d_input, generator=self._generator)
-        if not self.num_classes:
-            return inputs, None
-        return inputs, torch.randint(0, self.num_classes, (examples,), generator=self._generator)
-
-    def values(self, *shape: int) -> Tensor:
-        """Return random real targets of any shape."""
-        return torch.randn(shape, generator=self._generator)

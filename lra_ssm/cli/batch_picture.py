@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.base import PreparedData
 from lra_ssm.datamodules.images import ImageData
 from lra_ssm.files import replacing
 
@@ -19,11 +18,9 @@ def draw_batch(datamodule: ImageData, path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    loader = datamodule.train_dataloader()
-    dataset: Any = loader.dataset
-    batch: Any = next(iter(loader))
+    batch: Any = next(iter(datamodule.train_dataloader()))
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
-    low, high = dataset.transform.value_range()
+    low, high = float(inputs.min()), float(inputs.max())
     num_drawn = min(len(inputs), COLUMNS * ROWS)
     rows = -(-num_drawn // COLUMNS)
     names = getattr(datamodule, "class_names", None) or range(max(labels) + 1)
@@ -47,23 +44,6 @@ def draw_batch(datamodule: ImageData, path: Path) -> None:
         below.set(xlim=(0, len(curve) - 1), xlabel="position in the sequence of the first image", ylabel="value")
         shape = " × ".join(map(str, inputs.shape))
         facts = f"{num_drawn} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}"
-        figure.suptitle(
-            f"{_title(datamodule)}\n{facts}{_describe_order(dataset.transform.permutation)}", x=0.01, ha="left"
-        )
+        figure.suptitle(f"{datamodule.describe()}\n{facts}", x=0.01, ha="left")
         with replacing(path, "wb") as file:
             figure.savefig(file, format="png", metadata={"Software": None})
-
-
-def _title(datamodule: PreparedData) -> str:
-    source = datamodule.manifest()["source"]
-    names = ("resolution", "difficulty", "permutation", "inputs")
-    settings = {name: getattr(datamodule, name, None) for name in names}
-    texts = [f"{name} {value}" for name, value in settings.items() if value not in (None, "none")]
-    return " · ".join([type(datamodule).__name__, source["kind"], *texts])
-
-
-def _describe_order(permutation: Any) -> str:
-    if permutation is None:
-        return "; pixels row by row"
-    first = ", ".join(map(str, permutation[:6].tolist()))
-    return f"; pixels {first}, … put row by row"

@@ -24,6 +24,14 @@ from lra_ssm.errors import InputError, hint
 SECTIONS = ("config", "seed_everything", "experiment", "runs_dir", "init_from", "init_from_without", "ckpt_path",
             "check_layer", "trainer", "model", "data", "checkpoint", "compute")  # fmt: skip
 _OPEN = ("settings", "options")  # names of `*parameters` that take options
+# Help on parameters that mean the same in every command whose docstring does not explain them.
+_HELP = {
+    "model": "a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, or a saved model by its name or folder",
+    "trust": "a class of other packages that a saved model, or its data, may be made with; may be repeated",
+    "allow_pickle": "read a saved model's weights from a pickle (only tensors)",
+    "device": "such as cpu or cuda:1; default: cuda if there is one",
+    "tokenizer": "for a model that has none: a tokenizer.json, a folder with one, bytes, or a name on the Hub",
+}
 
 
 def call(command: str, function: Callable[..., int | None], arguments: Sequence[str]) -> int:
@@ -34,8 +42,8 @@ def call(command: str, function: Callable[..., int | None], arguments: Sequence[
     parser = function_parser(f"lra-ssm {command}", function)
     parameters = inspect.signature(function).parameters.values()
     extra = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL and p.name in _OPEN), "")
-    settings, arguments = _split_settings(arguments, parser, extra)
-    values = {**vars(parse(parser, _positional_first(parser, arguments), SECTIONS if extra else ())), extra: settings}
+    settings, arguments = _sort(arguments, parser, extra)
+    values = {**vars(parse(parser, arguments, SECTIONS if extra else ())), extra: settings}
     positional = [values[p.name] for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     several = [item for p in parameters if p.kind is p.VAR_POSITIONAL for item in values[p.name]]
     options = {p.name: values[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
@@ -78,7 +86,7 @@ def expected(message: str) -> str:
 def function_parser(prog: str, function: Callable[..., Any]) -> ArgumentParser:
     """Make the parser of a typed function; its docstring is Google's."""
     about = docstring_parser.parse(inspect.getdoc(function) or "", docstring_parser.DocstringStyle.GOOGLE)
-    helps = {each.arg_name.lstrip("*"): " ".join((each.description or "").split()) for each in about.params}
+    helps = _HELP | {each.arg_name.lstrip("*"): " ".join((each.description or "").split()) for each in about.params}
     parser = ArgumentParser(
         prog=prog, description=about.description or "", exit_on_error=False, allow_abbrev=False, formatter_class=Help,
         epilog="".join(f"examples:\n{indent(each.description or '', '  ')}" for each in about.examples),
@@ -110,46 +118,34 @@ def function_parser(prog: str, function: Callable[..., Any]) -> ArgumentParser:
     return parser
 
 
-def _positional_first(parser: ArgumentParser, arguments: Sequence[str]) -> list[str]:
-    """Return the positional arguments, then the options: argparse wants several positional arguments in one row."""
-    positional, options, waiting = list[str](), list[str](), 0.0  # number of values that the last option still takes
-    for argument in arguments:
-        if argument.startswith("-") and argument != "-":
-            action = parser._option_string_actions.get(argument)
-            nargs = 0 if action is None else action.nargs
-            waiting = float("inf") if nargs == "+" else float(nargs in (None, "?"))
-            options.append(argument)
-        elif waiting:
-            waiting -= 1
-            options.append(argument)
-        else:
-            positional.append(argument)
-    return [*positional, *options]
-
-
-def _split_settings(arguments: Sequence[str], parser: ArgumentParser, extra: str) -> tuple[list[str], list[str]]:
+def _sort(arguments: Sequence[str], parser: ArgumentParser, extra: str) -> tuple[list[str], list[str]]:
     """Return the options that `*settings` or `*options` takes, each as one text, and the other arguments.
 
-    Raises InputError for one without a value.
+    Of these, positional ones come first: argparse wants several in one row. Raises InputError for a setting without a
+    value.
     """
-    settings, rest = list[str](), list[str]()
+    settings, positional, options = list[str](), list[str](), list[str]()
+    waiting = 0.0  # number of values that the last option still takes
     remaining = iter(arguments)
     for argument in remaining:
         name, equals, _ = argument.partition("=")
+        option = name.replace("_", "-") if name.startswith("--") else name  # --top_k is --top-k
+        action = parser._option_string_actions.get(option)
         top = "config" if name == "-c" else re.split(r"[.+]", name.removeprefix("--"))[0]
-        open_ended = extra == "options" and name.startswith("--") and name not in parser._option_string_actions
-        if name == "--print_config" and extra:
+        if not name.startswith("-") or argument == "-":
+            (options if waiting else positional).append(argument)
+            waiting = max(0, waiting - 1)
+        elif extra and name == "--print_config":
             settings.append(name)
-        elif extra and name.startswith("-") and top in SECTIONS or open_ended:
-            value = argument if equals else f"{name}={next(remaining, '')}"
-            if value.endswith("=") and not equals:
+        elif extra and top in SECTIONS or extra == "options" and name.startswith("--") and action is None:
+            if not equals and not (value := next(remaining, "")):
                 raise InputError(f"{name}: a value is missing")
-            settings.append(value)
-        elif argument.startswith("--"):  # --top_k is --top-k
-            rest.append(name.replace("_", "-") + argument.removeprefix(name))
+            settings.append(argument if equals else f"{name}={value}")
         else:
-            rest.append(argument)
-    return settings, rest
+            options.append(option + argument.removeprefix(name))
+            nargs = 0 if action is None or equals else action.nargs
+            waiting = float("inf") if nargs == "+" else float(nargs in (None, "?"))
+    return settings, [*positional, *options]
 
 
 def _options(parser: ArgumentParser) -> list[str]:

@@ -5,7 +5,6 @@ import inspect
 import re
 import traceback
 from collections.abc import Sequence
-from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -190,7 +189,7 @@ class Config:
         for logger in as_list(config.trainer.logger):
             if (settings := getattr(logger, "init_args", {})).get("save_dir") == RUN_FOLDER:
                 settings["save_dir"] = str(run)
-        seed_everything(config[SEED], workers=True)
+        seed_everything(config[SEED], workers=True, verbose=False)
         built = _instantiate(_parser(), config)
         return Built(built.model, built.data, {**built.trainer}, built.checkpoint, built.compute)
 
@@ -253,8 +252,6 @@ def _freeze_specifications(model: Namespace) -> None:
                 f"{cls.__name__} takes {name!r} without a type, so that it is not built: annotate it, `{name}:"
                 " NetworkFactory` (from lra_ssm.layers.spec import NetworkFactory)"
             )
-        if name in settings and value is None and is_dataclass(known.get(name)):
-            raise InputError(f"model.{name} is null; give its settings, or leave it out for its defaults")
         if value is not None and wants_specification(known.get(name)):
             settings[name] = _specification(value)
 

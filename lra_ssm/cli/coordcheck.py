@@ -15,6 +15,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.tables import terminal_width, wrapped
 
 if TYPE_CHECKING:
+    from lra_ssm.cli.config import Config
     from lra_ssm.tasks.base import NetworkTask
     from lra_ssm.width.coordinates import Slope
 
@@ -29,14 +30,13 @@ def coordcheck(
     length: PositiveInt = 128,
     layers: PositiveInt | None = None,
     tolerance: float = 0.2,
-    random: bool = False,
     out: Path = Path(),
 ) -> int:
     """Train a config's model for a few steps at several widths, and show how activations and gradients scale.
 
     Settings of one width do not hold for another if activations, their changes or gradients grow or shrink with it.
-    Options of fit, such as --model.width.parameterization, change the config. Batches are cut to a few short sequences.
-    Writes coordcheck.png and coordcheck.csv.
+    Options of fit, such as --model.width.parameterization, change the config. Its data is prepared if its files are
+    here, and batches are cut to a few short sequences. Writes coordcheck.png and coordcheck.csv.
 
     Args:
         config: a config's name or file
@@ -47,13 +47,12 @@ def coordcheck(
         length: positions of a sequence, at most
         layers: blocks of the model, whose depth changes no slope; default: 2, or as many as lists of layers have
         tolerance: largest accepted deviation of a slope
-        random: use random inputs, and no data
         out: folder of coordcheck.png and .csv, created if it does not exist; default: this one
 
     Examples:
         lra-ssm coordcheck quickstart
         lra-ssm coordcheck quickstart --model.width.parameterization=mup --model.width.base_d_model=64
-        lra-ssm coordcheck lm/quickstart --widths 64 128 256 512 --steps 10 --out checks --random
+        lra-ssm coordcheck lm/quickstart --widths 64 128 256 512 --steps 10 --out checks
     """
     widths, layers = sorted({*map(int, widths)}), layers and int(layers)  # plain integers, which a network can store
     if len(widths) < 2:
@@ -63,24 +62,32 @@ def coordcheck(
     import pandas as pd
 
     from lra_ssm.bars import Bar
+    from lra_ssm.checkpoints.files import get_nested
     from lra_ssm.cli.config import read_fit_options
     from lra_ssm.files import replacing
     from lra_ssm.width.report import draw_check, slope_tables
 
-    options = read_fit_options([f"--config={config}", *settings])
-    models = _Models(options.resolved["model"], layers)
-    batches, source = _batches(models, None if random else options.data(), steps + 1, examples, length)
-    title = f"{options.given.experiment}, {models.parameterization}"
-    print(wrapped(f"{title}: d_model {', '.join(map(str, widths))}, {models.layers} blocks, {steps} steps at the"
-                  f" config's rates, without warm-up; {source}"), flush=True)  # fmt: skip
+    checked = read_fit_options([f"--config={config}", *settings])
+    network = get_nested(checked.resolved, "model", "init_args", "network", "init_args")
+    if not isinstance(network.get("d_model"), int):
+        raise InputError(f"coordcheck: the network of {config} has no d_model to change")
+    lists = [value for name in ("layer", "block") if isinstance(value := network.get(name), list)]
+    layers = layers or max([2, *map(len, lists)])
+    base = _task(checked, network["d_model"], layers, 0)  # refuses wrong settings before data is prepared
+    batches = _batches(checked.data(), steps + 1, examples, length)
+    parameterization = get_nested(checked.resolved, "model", "init_args", "width").get("parameterization")
+    title = f"{checked.given.experiment}, {parameterization or 'without a width parameterization'}"
+    print(wrapped(f"{title}: d_model {', '.join(map(str, widths))}, {layers} blocks, {steps} steps at the config's"
+                  f" rates, without warm-up; batches of {examples} sequences of at most {length} positions"),
+          flush=True)  # fmt: skip
     rows: list[dict[str, Any]] = []
     with Bar("measuring", len(widths) * seeds, unit="models") as bar:
         for seed in range(seeds):
             for width in widths:
-                measured = _measure(models.task(width, seed), batches, steps)
+                measured = _measure(_task(checked, width, layers, seed), batches, steps)
                 rows += [{"width": width, "seed": seed, **row} for row in measured]
                 bar.advance(1)
-    slopes = models.slopes(rows)
+    slopes = _slopes(base, rows)
     print(slope_tables(slopes, tolerance, terminal_width()))
     frame = pd.DataFrame(rows)
     out.mkdir(parents=True, exist_ok=True)
@@ -92,62 +99,33 @@ def coordcheck(
     return 0
 
 
-class _Models:
-    """A config's task at any width.
+def _task(config: Config, width: int, layers: int, seed: int) -> NetworkTask:
+    """Build the task of a config at another width; attention has more heads there, not larger ones."""
+    from lra_ssm.cli.config import Config
+    from lra_ssm.runs.identity import SEED
+    from lra_ssm.tasks.base import NetworkTask
 
-    Args:
-        model: the section of the resolved configuration.
-        layers: blocks of every model; None for 2, or as many as its lists of layers have.
+    changed = {**copy.deepcopy(config.resolved), SEED: seed}
+    network = changed["model"]["init_args"]["network"]["init_args"]
+    _scale_heads(network, width / network["d_model"])
+    network |= {"d_model": width, **({"n_layers": layers} if "n_layers" in network else {})}
+    task = Config([], changed).build(None).task
+    if not isinstance(task, NetworkTask):
+        raise InputError(f"coordcheck: {type(task).__name__} is not a task of this package, or derived from one")
+    for name in ("log", "log_dict"):
+        setattr(task, name, lambda *_, **__: None)  # there is no Trainer
+    return task
 
-    Raises:
-        InputError: its network has no d_model.
-    """
 
-    def __init__(self, model: dict[str, Any], layers: int | None) -> None:
-        self.model, network = model, (model.get("init_args") or {}).get("network") or {}
-        self.network: dict[str, Any] = network.get("init_args") or {}
-        if not isinstance(self.network.get("d_model"), int):
-            raise InputError(f"coordcheck: {network.get('class_path', 'the model')} has no d_model to change")
-        lists = [value for name in ("layer", "block") if isinstance(value := self.network.get(name), list)]
-        self.layers = layers or max([2, *map(len, lists)])
-        self.width = model["init_args"].get("width")
+def _slopes(task: NetworkTask, rows: Sequence[dict[str, Any]]) -> list[Slope]:
+    """Return the measured slopes next to what the task's parameterization promises."""
+    from lra_ssm.tasks.algorithms import update_rule
+    from lra_ssm.width.coordinates import promises, slopes
+    from lra_ssm.width.scaling import WidthSettings
 
-    @property
-    def parameterization(self) -> str:
-        return "without a width parameterization" if self.width is None else str(self.width["parameterization"])
-
-    def task(self, width: int, seed: int = 0) -> NetworkTask:
-        """Return the task at a width; attention has more heads there, not larger ones."""
-        from lightning.pytorch import seed_everything
-
-        from lra_ssm.layers.spec import import_object
-        from lra_ssm.tasks.base import NetworkTask
-
-        model = copy.deepcopy(self.model)
-        network = model["init_args"]["network"]["init_args"]
-        network |= {"d_model": width, **({"n_layers": self.layers} if "n_layers" in network else {})}
-        _scale_heads(network, width / self.network["d_model"])
-        seed_everything(seed, verbose=False)
-        try:
-            task = import_object(model["class_path"])(**model["init_args"])
-        except ValueError as error:
-            raise InputError(f"d_model {width}: {error}") from error
-        if not isinstance(task, NetworkTask):
-            raise InputError(f"coordcheck: {model['class_path']} is not a task of this package, or derived from one")
-        for name in ("log", "log_dict"):
-            setattr(task, name, lambda *_, **__: None)  # there is no Trainer
-        return task
-
-    def slopes(self, rows: Sequence[dict[str, Any]]) -> list[Slope]:
-        """Return the measured slopes next to what the parameterization promises."""
-        from lra_ssm.tasks.algorithms import update_rule
-        from lra_ssm.width.coordinates import promises, slopes
-        from lra_ssm.width.scaling import WidthSettings
-
-        task, width = self.task(self.network["d_model"]), WidthSettings.of(self.width)
-        optimizer = task.optimizer_settings
-        rule = "adam" if width is None else update_rule(optimizer.algorithm, optimizer.arguments)
-        return slopes(rows, promises(task.network, width, rule))
+    width, optimizer = WidthSettings.of(task.hparams.get("width")), task.optimizer_settings
+    rule = "adam" if width is None else update_rule(optimizer.algorithm, optimizer.arguments)
+    return slopes(rows, promises(task.network, width, rule))
 
 
 def _scale_heads(node: Any, ratio: float) -> None:
@@ -175,35 +153,15 @@ def _measure(task: NetworkTask, batches: list[Any], steps: int) -> list[dict[str
     return list(measure(task.network, lambda: task.network(inputs, lengths), loss, optimizer, steps))
 
 
-def _batches(models: _Models, data: Any, count: int, examples: int, length: int) -> tuple[list[Any], str]:
-    """Return small batches of the data, or random ones if no data is prepared, and a text that describes them."""
+def _batches(data: Any, count: int, examples: int, length: int) -> list[Any]:
+    """Return small batches of a data module's training examples, after preparing its data."""
     from lra_ssm.analysis.inputs import part_of_batch
-    from lra_ssm.datamodules.base import DataModule, PreparedData
 
-    size = f"batches of {examples} sequences of at most {length} positions"
-    if not isinstance(data, DataModule) or isinstance(data, PreparedData) and not data.is_prepared():
-        why = "as asked for" if data is None else "as the data is not prepared here"
-        return _random(models, count, examples, length), f"random inputs, {why}: {size}"
+    if data is None:
+        raise InputError("coordcheck: the config names no data")
+    data.prepare_data()
     data.setup("fit")
     batches = chain.from_iterable(data.train_dataloader() for _ in range(count))  # an epoch has at least one
     small_batches = [part_of_batch(batch, slice(examples), length) for batch in islice(batches, count)]
-    data.teardown()
-    return small_batches, size
-
-
-def _random(models: _Models, count: int, examples: int, length: int) -> list[Any]:
-    """Return random inputs with random labels; for a language model the label of a token is the next token."""
-    import torch
-
-    from lra_ssm.analysis.inputs import RandomInputs
-
-    sizes = models.network
-    random = RandomInputs(models.task(sizes["d_model"]).network, {"init_args": sizes})
-    batches = []
-    for _ in range(count):
-        inputs, labels = random.draw(examples, length)
-        if labels is None and random.num_outputs:
-            positions = () if sizes.get("pooling", True) else (length,)
-            labels = random.values(examples, *positions, random.num_outputs)
-        batches.append((inputs, torch.roll(inputs, -1, 1) if labels is None else labels))
-    return batches
+    data.teardown("fit")
+    return small_batches

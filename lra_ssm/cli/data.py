@@ -1,15 +1,13 @@
 """`lra-ssm prepare` prepares data ahead of a fit; `lra-ssm configs` lists the configs of the package."""
 
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
 from lra_ssm.cli.datasets import DATASETS, SYNTHETIC
-from lra_ssm.cli.summary import prepared_folders, show_prepared, unfinished
-from lra_ssm.datamodules.storage import LOCK, resolve_root
+from lra_ssm.cli.summary import prepared_folders, show_prepared
+from lra_ssm.datamodules.storage import resolve_root
 from lra_ssm.errors import InputError, hint, to_one_line
-from lra_ssm.files import locked
 from lra_ssm.shipped import FOLDERS, find, names
 from lra_ssm.tables import table, terminal_width, wrapped
 
@@ -19,7 +17,6 @@ def prepare(
     *options: str,
     root: str | None = None,
     summary: bool = False,
-    clean: bool = False,
     shard: str | None = None,
     merge: bool = False,
     picture: str | None = None,
@@ -36,7 +33,6 @@ def prepare(
         dataset: the dataset's name
         root: data root; default: LRA_SSM_DATA, else ./data
         summary: show a table of prepared data, and unfinished preparations
-        clean: remove unfinished preparations; do not use it while other machines prepare shards
         shard: i/n makes only every n-th part of a corpus, from the i-th on; on any machine
         merge: put all parts of a corpus together
         picture: a PNG file of one training batch of images as the model sees it
@@ -51,12 +47,9 @@ def prepare(
     arguments = [*options, *([f"--data.root={root}"] if root else [])]
     configured = any(each.startswith(("--config=", "-c=")) for each in arguments)
     if dataset is None and not configured:
-        if options or not (summary or clean):
-            raise InputError("prepare needs a dataset, --config CONFIG, --summary or --clean")
-        if clean:
-            remove_unfinished(resolve_root(root))
-        if summary:
-            _show(resolve_root(root))
+        if options or not summary:
+            raise InputError("prepare needs a dataset, --config CONFIG, or --summary")
+        _show(resolve_root(root))
         return
     if dataset in SYNTHETIC:
         print(f"{dataset}: nothing to prepare; a fit with --data={SYNTHETIC[dataset]} makes its examples as it goes")
@@ -112,16 +105,6 @@ def prepare(
 def _show(root: Path) -> None:
     for line in show_prepared(root):
         print(line)
-
-
-def remove_unfinished(root: Path) -> None:
-    """Remove the files of unfinished preparations; wait for preparations that still run."""
-    for path in unfinished(root):
-        with locked(path.parent / LOCK, "prepares this dataset", keep=True):
-            if not path.exists():
-                continue
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-            print(f"removed: {path}")
 
 
 # -- configs -------------------------------------------------------------------------------------------------------

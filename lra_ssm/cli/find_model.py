@@ -17,7 +17,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.models import LanguageModel
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, is_known, load_pretrained, one_of_known, texts
-from lra_ssm.runs.record import load_yaml, read_object
+from lra_ssm.runs.record import read_file, read_object
 
 
 class RunCheckpoint(NamedTuple):
@@ -35,6 +35,7 @@ class NamedNetwork(NamedTuple):
         name: what messages call it.
         network: the network, on the CPU.
         specification: the network's specification as plain values.
+        tokenizer: the tokenizer that comes with the model; None if it has none.
         config: the run's configuration; empty without a config.yaml.
         recorded: what the run recorded about its data.
         score: the metric in the model's headline, as text.
@@ -46,6 +47,7 @@ class NamedNetwork(NamedTuple):
     name: str
     network: nn.Module
     specification: dict[str, Any]
+    tokenizer: TextTokenizer | None = None
     config: dict[str, Any] = {}
     recorded: dict[str, Any] = {}
     score: str = ""
@@ -58,18 +60,9 @@ class NamedNetwork(NamedTuple):
         return sum(p.numel() for p in self.network.parameters())
 
     @property
-    def tokenizer(self) -> TextTokenizer | None:
-        """The tokenizer that comes with the model; None if it has none."""
-        if self.files is not None:
-            return tokenizer_of(self.files)
-        return tokenizer_of(self.checkpoint.file) if self.checkpoint else None
-
-    @property
-    def config_file(self) -> Path | None:
-        """The file of the run's configuration; None if the model has no such file."""
-        if self.files is not None:
-            return self.files.find(RUN_CONFIG)
-        return self.checkpoint.run / RUN_CONFIG if self.checkpoint and self.checkpoint.run else None
+    def hparams(self) -> dict[str, Any]:
+        """The network's specification where a task has it: the checks of data read it there."""
+        return {"network": self.specification}
 
     @property
     def data(self) -> dict[str, Any] | None:
@@ -98,8 +91,8 @@ def find(name: str) -> RunCheckpoint:
     """Return a checkpoint by its run's directory or its file. Raises InputError if it does not exist."""
     path = Path(name)
     if path.is_dir():
-        run: Path | None = _only_run(path)
-        files = [run / "checkpoints" / f"{kind}.ckpt" for kind in ("best", "last")] if run else []
+        run: Path | None = path
+        files = [path / "checkpoints" / f"{kind}.ckpt" for kind in ("best", "last")]
         file = next((file for file in files if file.is_file()), None)
         if file is None:
             raise InputError(f"{name} has no checkpoints/best.ckpt or last.ckpt: give a run's directory, or a .ckpt")
@@ -108,60 +101,39 @@ def find(name: str) -> RunCheckpoint:
         run = next((folder for folder in path.absolute().parents[:2] if (folder / RUN_CONFIG).is_file()), None)
     else:
         raise InputError(f"checkpoint {name} does not exist: give a run's directory, or a .ckpt")
-    config = run / RUN_CONFIG if run else None
-    return RunCheckpoint(file, run, read_config(config) if config and config.is_file() else {})
-
-
-def _only_run(folder: Path) -> Path:
-    """Return the only run in an experiment's folder; return any other folder unchanged."""
-    runs = [] if (folder / "checkpoints").is_dir() else sorted(p.parent for p in folder.glob("*/checkpoints"))
-    if len(runs) > 1:
-        raise InputError(f"{folder} holds {len(runs)} runs: give one of them, such as {runs[-1]}")
-    return runs[0] if runs else folder
-
-
-def read_config(file: Path) -> dict[str, Any]:
-    """Return the configuration of a run. Raises InputError if the file does not hold one."""
-    config = load_yaml(file)
-    if not isinstance(config, dict):
-        raise InputError(f"{file} is not the configuration of a run")
-    return config
+    return RunCheckpoint(file, run, read_file(run / RUN_CONFIG) if run else {})
 
 
 # --- the network ---
 
 
 def named_network(name: str, allow_pickle: bool = False, trust: Collection[str] = ()) -> NamedNetwork:
-    """Read a network by its name. Raises InputError if it cannot be read.
+    """Read a network by its name.
 
-    allow_pickle, trust: apply to a saved model, as in `from_pretrained`.
+    allow_pickle, trust: apply to a saved model, as in `from_pretrained`. Raises InputError if it cannot be read, or if
+    the task of a checkpoint keeps no `network` among its hyperparameters.
     """
     if not is_saved(name):
-        checkpoint = find(name)
-        network, specification, step = load_network(checkpoint.file)
-        record = read_object(checkpoint.run / "run.json") if checkpoint.run else {}
-        best = [f"{key} {value:.4g}" for key, value in record.get("metrics", {}).items() if key.startswith("best ")]
-        recorded = record.get("data") or {}
-        score = "".join(best[:1])
-        return NamedNetwork(name, network, specification, checkpoint.config, recorded, score, checkpoint, step=step)
+        return _network_of_checkpoint(name, find(name))
     files = ModelFiles(name)
     network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
-    path, stated = files.find(RUN_CONFIG), files.config()
-    config = read_config(path) if path else {}  # the code that builds from it checks its classes
-    specification = network.specification() if isinstance(network, Pretrained) else stated["network"]
-    score = headline(get_nested(stated, "source", "metrics", "test"))
-    recorded = get_nested(stated, "source", "data")
-    return NamedNetwork(files.name, network, specification, config, recorded, score, files=files)
+    stated, tokenizer = files.config(), files.tokenizer()
+    return NamedNetwork(
+        files.name,
+        network,
+        specification=network.specification() if isinstance(network, Pretrained) else stated["network"],
+        tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
+        config=read_file(files.folder / RUN_CONFIG),  # the code that builds from it checks its classes
+        recorded=get_nested(stated, "source", "data"),
+        score=headline(get_nested(stated, "source", "metrics", "test")),
+        files=files,
+    )
 
 
-def load_network(file: Path) -> tuple[nn.Module, dict[str, Any], int]:
-    """Return a checkpoint's network in evaluation mode, its specification as plain values, and its training step.
-
-    Raises InputError if it cannot be read, or if its task keeps no `network` among its hyperparameters.
-    """
+def _network_of_checkpoint(name: str, checkpoint: RunCheckpoint) -> NamedNetwork:
     from lra_ssm.runs.checkpoints import load_checkpoint  # loads lightning
 
-    state = load_checkpoint(file)
+    file, state = checkpoint.file, load_checkpoint(checkpoint.file)
     spec = get_nested(state, "hyper_parameters", "network")
     if "class_path" not in spec:
         raise InputError(f"{file} names no network: its task keeps none among its hyperparameters")
@@ -172,21 +144,24 @@ def load_network(file: Path) -> tuple[nn.Module, dict[str, Any], int]:
         raise InputError(f"{file}: its network cannot be built: {error}") from error
     check_shapes(network.state_dict(), weights, str(file))
     network.load_state_dict(weights)
-    return network.eval(), spec, int(state.get("global_step") or 0)
-
-
-def tokenizer_of(model: ModelFiles | Path) -> TextTokenizer | None:
-    """Return the tokenizer that comes with a saved model or a checkpoint; None if it has none."""
-    if isinstance(model, ModelFiles):
-        path = model.tokenizer()
-        return None if path is None else load_tokenizer(path)
-    from lra_ssm.runs.checkpoints import load_checkpoint  # loads lightning
-
-    for part in load_checkpoint(model).values():  # a data module's state is stored under the module's name
-        state = get_nested(part, "tokenizer")
-        if isinstance(state.get("text"), str):
-            return read_tokenizer(state["text"].encode(), f"{model}, its tokenizer", state.get("end_of_text"))
-    return None
+    tokenizer = None
+    for part in state.values():  # a data module's state is stored under the module's name
+        saved = get_nested(part, "tokenizer")
+        if isinstance(saved.get("text"), str):
+            tokenizer = read_tokenizer(saved["text"].encode(), f"{file}, its tokenizer", saved.get("end_of_text"))
+    record = read_object(checkpoint.run / "run.json") if checkpoint.run else {}
+    best = [f"{key} {value:.4g}" for key, value in record.get("metrics", {}).items() if key.startswith("best ")]
+    return NamedNetwork(
+        name,
+        network.eval(),
+        specification=spec,
+        tokenizer=tokenizer,
+        config=checkpoint.config,
+        recorded=record.get("data") or {},
+        score="".join(best[:1]),
+        checkpoint=checkpoint,
+        step=int(state.get("global_step") or 0),
+    )
 
 
 class LoadedLanguageModel(NamedTuple):

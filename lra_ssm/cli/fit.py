@@ -8,7 +8,6 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -17,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lra_ssm.callbacks import fit_callbacks
 from lra_ssm.cli.config import Built, Config, read_fit_options
-from lra_ssm.cli.starting_weights import StartingWeights, find_weights, options_of, with_own_tokenizer
+from lra_ssm.cli.starting_weights import StartingWeights, find_weights, options_of
 from lra_ssm.cli.write_predictions import WritePredictions, check_output_path
 from lra_ssm.datamodules.base import DataModule, PreparedData
 from lra_ssm.errors import InputError, to_one_line
@@ -90,8 +89,6 @@ def _scoring_command(command: str, split: str) -> Callable[..., None]:
 
     Args:
         name: a run, a checkpoint in it, or a saved model, in place of --config
-        trust: a class of other packages that a saved model may be made with; may be repeated
-        allow_pickle: read a saved model's weights from a pickle (only tensors)
 
     Examples:
         lightning {command} --config quickstart
@@ -119,8 +116,6 @@ def predict(
         name: a run, a checkpoint in it, or a saved model, in place of --config
         split: the split to predict; default: the data module's choice, val for ours
         output: a CSV file; default: predictions-<split>.csv in the run's directory
-        trust: a class of other packages that a saved model may be made with; may be repeated
-        allow_pickle: read a saved model's weights from a pickle (only tensors)
 
     Examples:
         lightning predict --config quickstart --split=test
@@ -200,32 +195,26 @@ def _score(
 ) -> None:
     """Score or predict with a run's best checkpoint, another checkpoint, or a saved model."""
     quiet()
-    options = [*options_of(name, trust), *settings] if name else settings
+    options = [*options_of(name, trust, settings), *settings] if name else settings
     config = read_fit_options(options)
     given = config.given
-    if allow_pickle and given.ckpt_path in _RUN_CHECKPOINTS:
-        raise InputError("--allow-pickle reads a saved model: give its name, or --ckpt_path")
     checkpoint, run = _find_checkpoint(config)
     # Before anything is scored: the run's config.yaml may be damaged.
     changed = _changed_settings(config, run) if run and command != "predict" else {}
     built, began = config.build(run.path if run else None), now()
     weights = None if checkpoint else StartingWeights(given.ckpt_path, allow_pickle)
-    with TemporaryDirectory(prefix="lra_ssm-") as folder:  # holds the file of the model's own tokenizer
-        use_own_tokenizer = name and not any(option.startswith("--data.tokenizer=") for option in settings)
-        if use_own_tokenizer and (model := checkpoint or weights and weights.files):
-            built = built._replace(data=with_own_tokenizer(built.data, model, Path(folder)))
-        trainer = _scorer(command, config, built, run, split, output)
-        prepare, source = _make_prepare(config, built.data), user_source(config.resolved)
-        validate_setup(trainer, built.task, built.data, checkpoint, weights, prepare, source, resuming=False)
-        if command == "test" and hasattr(built.data, "manifest") and "test" not in built.data.manifest()["splits"]:
-            print(f"{type(built.data).__name__} has no test split; there is nothing to score")
-            return
-        if run is not None and checkpoint is not None and (loops := load_checkpoint(checkpoint).get("loops")):
-            trainer.fit_loop.load_state_dict(loops["fit_loop"])  # loggers log at the step that is scored, not at 0
-        with built.compute.applied(built.task, trainer.strategy.root_device):
-            arguments = {"verbose": False} if command != "predict" else {}
-            path = checkpoint and str(checkpoint)
-            getattr(trainer, command)(built.task, datamodule=built.data, ckpt_path=path, weights_only=True, **arguments)
+    trainer = _scorer(command, config, built, run, split, output)
+    prepare, source = _make_prepare(config, built.data), user_source(config.resolved)
+    validate_setup(trainer, built.task, built.data, checkpoint, weights, prepare, source, resuming=False)
+    if command == "test" and hasattr(built.data, "manifest") and "test" not in built.data.manifest()["splits"]:
+        print(f"{type(built.data).__name__} has no test split; there is nothing to score")
+        return
+    if run is not None and checkpoint is not None and (loops := load_checkpoint(checkpoint).get("loops")):
+        trainer.fit_loop.load_state_dict(loops["fit_loop"])  # loggers log at the step that is scored, not at 0
+    with built.compute.applied(built.task, trainer.strategy.root_device):
+        arguments = {"verbose": False} if command != "predict" else {}
+        path = checkpoint and str(checkpoint)
+        getattr(trainer, command)(built.task, datamodule=built.data, ckpt_path=path, weights_only=True, **arguments)
     if trainer.is_global_zero and command != "predict":
         _report_score(command, config, built, trainer, checkpoint, run, {"began": began, "settings": changed})
 

@@ -220,11 +220,9 @@ def _names_class(text: str) -> bool:
 def find_class(path: str, where: str) -> Any:
     """Return the class of an import path or of a short name (ours or Lightning's); None for other short names.
 
-    Raises InputError if the path is not a text, or cannot be imported (with the nearest name); an error in a user's
-    module is raised as it is.
+    Raises InputError if the path cannot be imported (with the nearest name); an error in a user's module is raised as
+    it is.
     """
-    if not isinstance(path, str):
-        raise InputError(f"{where}: class_path is {path!r}; it must be the name of a class")
     if path in _SHORT_NAMES:
         return _SHORT_NAMES[path]
     if "." not in path:

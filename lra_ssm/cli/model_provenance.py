@@ -53,13 +53,10 @@ def check_shareable(run: RunRecord, file: Path) -> None:
     if not run.finished:
         raise InputError(f"{run.path}: {run.missing}: --unfinished pushes it all the same")
     if not _scores(run, file, run.scored_by):
-        validated = run.scored_by == "validate"
-        what, why = ("validation", "its data has no test split") if validated else ("test", run.score_problem)
         option = "" if file.name == "best.ckpt" else f" --ckpt_path={file}"
         raise InputError(
-            f"{run.path}: no complete {what} of its {file.name} is recorded{f' ({why})' if why else ''}: lightning"
-            f" {run.scored_by} --config {run.path / 'config.yaml'}{option}, or --unfinished to push it without a {what}"
-            " figure"
+            f"{run.path}: {run.scored_by} has no complete score of its {file.name}: lightning {run.scored_by} --config"
+            f" {run.path / 'config.yaml'}{option}, or --unfinished to push it without one"
         )
 
 

@@ -44,8 +44,6 @@ def pull(
         name: the model; none with --list
         to: also write it into this folder, whole or not at all
         force: replace a model in that folder
-        trust: a class of other packages that the model, or its data, may be made with; may be repeated
-        allow_pickle: read weights that are a pickle (only tensors)
         list: show the known names; needs no network
 
     Examples:
@@ -118,7 +116,7 @@ _ON_HUB = """on the Hub, trained on the Pile:
 
 def export(
     *checkpoints: str,
-    to: Path | None = None,
+    to: Path,
     average: bool = False,
     format: Literal["lra_ssm", "hf"] = "lra_ssm",
     force: bool = False,
@@ -141,12 +139,8 @@ def export(
         lra-ssm export runs/lm/quickstart/38722f686f/checkpoints/last.ckpt --to saved/lm --format=hf
         lra-ssm export --average a/best.ckpt b/best.ckpt c/best.ckpt --to saved/mean
     """
-    if to is None:
-        raise InputError("--to is missing: the folder of the saved model")
-    if not checkpoints:
-        raise InputError("give a run's directory, or a .ckpt")
-    if average != (len(checkpoints) > 1):
-        raise InputError("--average needs several checkpoints" if average else "several checkpoints need --average")
+    if not checkpoints or average != (len(checkpoints) > 1):
+        raise InputError("give a run's directory or a .ckpt, or several and --average")
     from lra_ssm.checkpoints import check_finite
     from lra_ssm.cli.find_model import find, named_network
     from lra_ssm.models import save_network
@@ -172,31 +166,25 @@ def _average(model: NamedNetwork, files: Sequence[Path]) -> str:
     """
     import torch
 
-    from lra_ssm.cli.find_model import load_network, tokenizer_of
+    from lra_ssm.cli.find_model import named_network
 
     def to_wide(x: Tensor) -> Tensor:
         return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
     last = model.network.state_dict()
     means = {n: to_wide(x) / len(files) for n, x in last.items() if x.is_floating_point() or x.is_complex()}
-    tokenizer = model.tokenizer
     for file in files[:-1]:
-        network, specification, _ = load_network(file)
-        if specification != model.specification:
+        other = named_network(str(file))
+        if other.specification != model.specification:
             raise InputError(f"{file} has another network than {files[-1]}: their settings differ")
-        other = tokenizer_of(file)
-        if other and tokenizer and (other.digest, other.end_of_text) != (tokenizer.digest, tokenizer.end_of_text):
+        tokenizers = {(each.digest, each.end_of_text) for each in (other.tokenizer, model.tokenizer) if each}
+        if len(tokenizers) > 1:
             raise InputError(f"{file} has another tokenizer than {files[-1]}: a mean of their weights means nothing")
-        state = network.state_dict()
+        state = other.network.state_dict()
         for name in means:
             means[name] += to_wide(state[name]) / len(files)
     model.network.load_state_dict(last | means)
-    line = f"mean of {len(files)} checkpoints: {len(means)} tensors"
-    if statistics := [name for name in means if name.endswith(("running_mean", "running_var"))]:
-        line += f", {len(statistics)} of them running statistics of batch norm (not what the averaged network measures)"
-    if integers := len(last) - len(means):
-        line += f"; the {integers} integers are those of {files[-1]}"
-    return line
+    return f"mean of {len(files)} checkpoints: {len(means)} of {len(last)} tensors; integers are those of {files[-1]}"
 
 
 # --- push ---
@@ -271,7 +259,7 @@ def push(
 
 
 def _parse_destination(destination: str) -> tuple[Literal["folder", "hub", "wandb"], str]:
-    """Return the kind of a destination and its name there. Raises InputError if it is ambiguous or malformed."""
+    """Return the kind of a destination and its name there, by the rules that find a model by its name."""
     from lra_ssm.checkpoints.sources import HUB, WANDB, is_local, is_repository
 
     if destination.startswith(WANDB):
@@ -280,18 +268,9 @@ def _parse_destination(destination: str) -> tuple[Literal["folder", "hub", "wand
             raise InputError(f"{destination}: give wandb:entity/project/name, or wandb:project/name")
         return "wandb", name
     name = destination.removeprefix(HUB)
-    may_be_hub = name.count("/") == 1 and is_repository(name)
-    if destination.startswith(HUB):
-        if not may_be_hub:
-            raise InputError(f"{destination}: a repository of the Hub is owner/name")
+    if destination.startswith(HUB) or "/" in name and is_repository(name) and not is_local(name):
         return "hub", name
-    if not may_be_hub or destination.startswith("."):
-        return "folder", destination
-    if is_local(destination):
-        raise InputError(
-            f"{destination}: a folder here, or a repository of the Hub? Give ./{destination}, or {HUB}{destination}"
-        )
-    return "hub", name
+    return "folder", destination
 
 
 def _write(folder: Path, name: str, run: RunRecord, file: Path, model: NamedNetwork, license: str | None) -> str:

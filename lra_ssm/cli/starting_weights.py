@@ -1,6 +1,5 @@
 """Load the weights that a command starts from: from a checkpoint, or from a saved model, maybe with its config."""
 
-import dataclasses
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,20 +9,19 @@ from torch import nn
 
 from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
 from lra_ssm.checkpoints.files import get_nested
-from lra_ssm.cli.find_model import check_trusted, find, is_saved, read_config, tokenizer_of
-from lra_ssm.datamodules.language.module import LanguageDataModule
-from lra_ssm.datamodules.language.tokenizer import TOKENIZER
+from lra_ssm.cli.find_model import check_trusted, find, is_saved
 from lra_ssm.errors import InputError, hint, to_one_line
 from lra_ssm.files import sha256
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, load_pretrained
 from lra_ssm.runs.checks import check_tokenizer, differing_settings, existing, load_checkpoint
+from lra_ssm.runs.record import read_file
 
 
-def options_of(name: str, trust: Collection[str]) -> list[str]:
+def options_of(name: str, trust: Collection[str], settings: Sequence[str] = ()) -> list[str]:
     """Return the options with which validate, test and predict take a run, or a saved model with its config.
 
-    trust: classes that a saved model's config may name. Raises InputError if the model does not exist, or if its config
-    names other classes (`check_trusted`).
+    trust: classes that a saved model's config may name; settings: the options that follow. Raises InputError if the
+    model does not exist, or if its config names other classes (`check_trusted`).
     """
     if not is_saved(name):
         checkpoint = find(name)
@@ -34,12 +32,13 @@ def options_of(name: str, trust: Collection[str]) -> list[str]:
     path = files.find(RUN_CONFIG)
     if path is None:
         raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
-    config = read_config(path)
+    config = read_file(path)
     check_trusted(files.name, config, trust, path.parent)
-    # A tokenizer file of the training machine is saved with the model.
+    # The model's tokenizer replaces a file of the training machine, and one that other text would be used to train.
     configured, file = get_nested(config, "data", "init_args").get("tokenizer"), files.tokenizer()
-    tokenizer_option = [f"--data.tokenizer={file}"] if file and str(configured).endswith(".json") else []
-    return [f"--config={path}", f"--ckpt_path={name}", *tokenizer_option]
+    other_text = any(option.startswith("--data.source=") for option in settings)
+    takes_own = file and (str(configured).endswith(".json") or other_text)
+    return [f"--config={path}", f"--ckpt_path={name}", *([f"--data.tokenizer={file}"] if takes_own else [])]
 
 
 def find_weights(name: str) -> str:
@@ -137,21 +136,3 @@ class StartingWeights:
 
 def _is_below(name: str, module: str) -> bool:
     return f"{name.removeprefix('network.')}.".startswith(f"{module}.")
-
-
-def with_own_tokenizer(data: Any, model: ModelFiles | Path, folder: Path) -> Any:
-    """Return the data to score a model on, with the model's own tokenizer if the data would train another one.
-
-    It prints a line if so. folder: for the tokenizer's file, which must exist until the data is prepared.
-    """
-    if not isinstance(data, LanguageDataModule) or not data.spec.is_trained:
-        return data
-    tokenizer = tokenizer_of(model)
-    if tokenizer is None or (data.is_prepared() and data.tokenizer_digest == tokenizer.digest):
-        return data
-    tokens = f"{data.tokenizer}, {tokenizer.vocab_size:,} tokens"
-    print(to_one_line(f"the text of {data.source} in the model's own tokens: {tokens}"))
-    end = tokenizer.end_of_text_name if tokenizer.file == TOKENIZER and not tokenizer.ends_lines else None
-    new_data = dataclasses.replace(data, tokenizer=str(tokenizer.save(folder)), end_of_text=end)
-    new_data.spec = dataclasses.replace(new_data.spec, text="the model's own")  # the text that runs record
-    return new_data

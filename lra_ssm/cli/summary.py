@@ -18,12 +18,6 @@ def prepared_folders(root: Path) -> list[Path]:
     return sorted(path.parent for path in root.glob(f"*/[!.]*/{MANIFEST}"))
 
 
-def unfinished(root: Path) -> list[Path]:
-    """Return the files of unfinished preparations below a data root; the same command goes on from them."""
-    patterns = (".parts-*", f"{UNFINISHED}*")
-    return sorted(path for pattern in patterns for path in root.glob(f"*/{pattern}"))
-
-
 def show_prepared(root: Path, compare: bool = False) -> list[str]:
     """Print a table of what is prepared below a root, a row per split; return messages about damage.
 
@@ -43,10 +37,8 @@ def show_prepared(root: Path, compare: bool = False) -> list[str]:
     print(table(_COLUMNS, rows, 4, terminal_width()) if rows else to_one_line(f"nothing is prepared below {root}"))
     if compare and not damaged:
         print("all digests are as recorded")
-    for path in (left := unfinished(root)):
-        print(f"not finished: {path}")
-    if left:
-        print(to_one_line(f"the same command goes on there; `lra-ssm prepare --clean --root={root}` removes them"))
+    for path in sorted([*root.glob("*/.parts-*"), *root.glob(f"*/{UNFINISHED}*")]):
+        print(to_one_line(f"not finished: {path} (the same command goes on there)"))
     return damaged
 
 
@@ -57,7 +49,7 @@ def _rows(manifest: dict[str, Any], folder: str) -> list[list[str]]:
     settings += ["{} to {}".format(*source["length_bounds"])] if "length_bounds" in source else []
     for name, split in manifest["splits"].items():
         image = "×".join(map(str, split.get("arrays", {}).get("images", {"shape": []})["shape"][1:]))
-        inputs = f"{image} {source.get('pixels', '')}".rstrip() if image else source.get("inputs", "tokens")
+        inputs = f"{image} {source.get('inputs', '')}".rstrip() if image else source.get("inputs", "tokens")
         if tokenizer := manifest.get("tokenizer"):
             inputs, count, tokens = tokenizer["specification"], split["documents"], f"{split['tokens']:,}"
             lengths = [f"{split['tokens'] / (count or 1):,.1f}", ""]

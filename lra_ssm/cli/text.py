@@ -31,16 +31,10 @@ _TOKENS = 8192  # scored at a time
 
 
 def _device(name: str | None) -> torch.device:
-    """Return the device that --device names. Raises InputError if it does not exist here."""
+    """Return the device that --device names."""
     import torch
 
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"--device {name}: there is no such device here ({reason})") from error
-    return device
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _read_input(file: str) -> tuple[str, bytes]:
@@ -71,7 +65,6 @@ def generate(
     repetition_penalty: float = 1.0,
     seed: int | None = None,
     stop: list[str] = [],  # noqa: B006
-    begin_document: bool | None = None,
     batch_size: PositiveInt = 8,
     device: str | None = None,
     tokenizer: str | None = None,
@@ -84,7 +77,6 @@ def generate(
     defaults; those of transformers are 1.0 and 50.
 
     Args:
-        model: a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, or a saved model by its name or folder
         prompt: a text; may be repeated
         prompt_file: more prompts, one per line; - for standard input
         num_samples: texts for each prompt
@@ -95,13 +87,7 @@ def generate(
         repetition_penalty: above 1, tokens of the text so far become less probable
         seed: of what is drawn; default: another one each time, which is printed
         stop: end a text after this; may be repeated
-        begin_document: put the end-of-text token before a prompt; default: if the model was trained by lra_ssm, else
-            what its tokenizer puts there
         batch_size: prompts at a time
-        device: such as cpu or cuda:1; default: cuda if there is one
-        tokenizer: for a model that has none: a tokenizer.json, a folder with one, bytes, or a name on the Hub
-        trust: a class of other packages that a saved model, or its data, may be made with; may be repeated
-        allow_pickle: read a saved model's weights from a pickle (only tensors)
 
     Examples:
         lra-ssm generate runs/lm/quickstart/38722f686f --prompt "The list of"
@@ -130,7 +116,9 @@ def generate(
         if unknown := _unknown([prompt_text], loaded.tokenizer):
             raise InputError(f"prompt {number}: the model's vocabulary has no {unknown}")
     texts = [text for text in prompts for _ in range(num_samples)]
-    ids = [_prompt_ids(text, loaded, begin_document) for text in texts]
+    # An empty prompt begins with the end-of-text token, as in transformers.
+    encoded = [[*loaded.before, *loaded.tokenizer.encode([text], [False]).tokens.tolist()] for text in texts]
+    ids = [each or [loaded.tokenizer.end_of_text] for each in encoded]
     loaded.model.to(place)
     live, began, num_tokens = len(texts) == 1, time.perf_counter(), 0
     if live:
@@ -153,22 +141,9 @@ def generate(
 
 
 def _read_prompts(file: str) -> list[str]:
-    where, data = _read_input(file)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"--prompt-file {where}: is not UTF-8, at byte {error.start}") from error
-    lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
-    if not lines:
-        raise InputError(f"--prompt-file {where}: has no prompt, a line with text")
-    return lines
-
-
-def _prompt_ids(prompt: str, loaded: LoadedLanguageModel, begin_document: bool | None) -> list[int]:
-    end_of_text = loaded.tokenizer.end_of_text
-    before = loaded.before if begin_document is None else (end_of_text,) if begin_document else ()
-    # An empty prompt begins with the end-of-text token, as in transformers.
-    return [*before, *loaded.tokenizer.encode([prompt], [False]).tokens.tolist()] or [end_of_text]
+    """Return the lines with text of a file in UTF-8."""
+    text = _read_input(file)[1].decode("utf-8-sig")
+    return [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
 
 
 def _show(text: str) -> None:
@@ -199,12 +174,7 @@ def score(
     windows of 2,048 tokens by 1,024.
 
     Args:
-        model: a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, or a saved model by its name or folder
         files: texts in UTF-8, whatever their names; - for standard input
-        device: such as cpu or cuda:1; default: cuda if there is one
-        tokenizer: for a model that has none: a tokenizer.json, a folder with one, bytes, or a name on the Hub
-        trust: a class of other packages that a saved model, or its data, may be made with; may be repeated
-        allow_pickle: read a saved model's weights from a pickle (only tensors)
 
     Examples:
         lra-ssm score lm-imdb-b2s6 review.txt

@@ -19,12 +19,8 @@ if TYPE_CHECKING:  # pandas takes half a second to import, and every fit imports
 def check_output_path(file: str, option: str = "--output") -> Path:
     """Return the file that an option names. Raises InputError if it cannot be written there."""
     path = Path(file)
-    if path.is_dir():
-        raise InputError(f"{option} {path}: this is a folder")
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"{option} {path}: its folder does not exist")
-    if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
-        raise InputError(f"{option} {path}: its folder cannot be written")
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise InputError(f"{option} {path}: give a file in an existing folder that can be written")
     return path
 
 
