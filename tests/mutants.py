@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 # The tests of each room. A GPU's kernels are left out, because they do not run without one.
 ROOMS = {
     **{room: [f"tests/{room}"] for room in ("ops", "layers", "models", "datamodules")},
-    "tasks": ["tests/tasks", "tests/test_evaluation.py", "tests/test_packed_documents.py"],
+    "tasks": ["tests/tasks", "tests/test_evaluation.py"],
     "runs": ["tests/results/test_record.py", *(f"tests/test_{name}.py" for name in (
         "runs", "identity", "curves", "records", "estimate", "resume", "init_from", "checks", "signals"))],
     "results": ["tests/results", "tests/test_results_command.py"],

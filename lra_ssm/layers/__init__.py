@@ -13,22 +13,20 @@ from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.hyena import HyenaBlock
 from lra_ssm.layers.local_convolution import LocalConvolution
 from lra_ssm.layers.lru import LRU
-from lra_ssm.layers.mamba2 import Mamba2Block
+from lra_ssm.layers.mamba2 import SSD, Mamba2Block
 from lra_ssm.layers.mamba3 import Mamba3, Mamba3Block
 from lra_ssm.layers.masking import check_lengths, mask_padding, valid_mask
+from lra_ssm.layers.mlp import TransformerBlock
 from lra_ssm.layers.norms import BatchNorm, LayerNorm, RMSNorm, make_norm
 from lra_ssm.layers.plain import PlainBlock
 from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext
 from lra_ssm.layers.rglru import RGLRU, GriffinBlock
 from lra_ssm.layers.roles import Role, WidthRole, linear_roles, parameter_roles, width_roles
 from lra_ssm.layers.s4d import S4D
-from lra_ssm.layers.s5 import S5
-from lra_ssm.layers.s5_block import S5Block
+from lra_ssm.layers.s5 import S5, S5Block
 from lra_ssm.layers.s6 import S6
 from lra_ssm.layers.spec import BlockSpec, EmbeddingSpec, HeadSpec, LayerSpec, ModuleSpec, NetworkSpec, PoolingSpec
-from lra_ssm.layers.ssd import SSD
 from lra_ssm.layers.stable_ssm import StableSSM
-from lra_ssm.layers.transformer import TransformerBlock
 
 __all__ = [
     "B2S6",

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lra_ssm.layers.arguments import KeepsArguments
 from lra_ssm.layers.masking import check_lengths, check_sequence, mask_padding
-from lra_ssm.layers.roles import WidthRole, linear_roles
+from lra_ssm.layers.roles import WidthRole, channel_maps
 from lra_ssm.ops.tensors import is_clean, is_nonfinite
 
 Cache = tuple[Tensor, Tensor, Tensor]  # keys, values (B, T, G, K), positions (B, T)
 
 
-class Attention(nn.Module):
+class Attention(KeepsArguments):
     """softmax(Q Kᵀ / √K) V of every head, by torch's scaled_dot_product_attention. x (B, L, D) -> (B, L, D).
 
     A position only sees its own document; with `causal`, only itself and earlier positions.
@@ -67,16 +68,12 @@ class Attention(nn.Module):
         if d_head is not None and d_head < 1:
             raise ValueError(f"Attention d_head is {d_head}; it must be at least 1, or None for d_model / n_heads")
         self.n_heads, self.n_kv_heads, self.d_head = n_heads, G, d_model // n_heads if d_head is None else d_head
-        if positions not in ("rope", "learned", "none"):
-            raise ValueError(f"Attention positions is {positions!r}; it must be rope, learned or none")
         if positions == "rope" and self.d_head % 2:
             raise ValueError(f"Attention has heads of {self.d_head} channels; rotary positions need an even number")
         if (positions == "learned") != (max_length is not None):
             raise ValueError("Attention max_length belongs to positions='learned': give both or neither")
         if window is not None and window < 1:
             raise ValueError(f"Attention window is {window}; it must be at least 1, or None")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"Attention dropout is {dropout}; it must be at least 0 and below 1")
         self.causal, self.positions, self.window, self.dropout, self.rope_base = (
             causal, positions, window, dropout, rope_base,
         )  # fmt: skip
@@ -242,15 +239,9 @@ class Attention(nn.Module):
         first = at.shape[1] - cached_length
         return keys[:, first:], values[:, first:], at[:, first:]
 
-    @torch.no_grad()
-    def scale_residual(self, factor: float) -> None:
-        """Scale what the layer adds to a residual at initialization."""
-        self.out_proj.weight *= factor
-
     def width_roles(self) -> dict[str, WidthRole]:
         """A wider layer has more heads of the same size, so that q · k keeps its size too."""
-        roles = linear_roles(qkv_proj=(self.qkv_proj, "hidden"), out_proj=(self.out_proj, "hidden"))
-        return roles if self.position_embedding is None else {**roles, "position_embedding.weight": "embedding"}
+        return {**channel_maps(self), "position_embedding.weight": "embedding"}
 
     def extra_repr(self) -> str:
         return f"n_heads={self.n_heads}, n_kv_heads={self.n_kv_heads}, causal={self.causal}, window={self.window}"

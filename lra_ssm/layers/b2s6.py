@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, run_scan
 from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
@@ -23,7 +23,6 @@ from lra_ssm.ops import (
     inverse_softplus,
     log_uniform_delta,
     selective_scan,
-    selective_step,
     step_sizes,
 )
 
@@ -108,7 +107,8 @@ class B2S6(RecurrentLayer):
         B_bias: Tensor | None = self.B_bias
         if B_bias is not None and self.complex_state:
             B_bias = as_complex(B_bias)
-        out = selective_scan(
+        y, state = run_scan(
+            selective_scan,
             x.transpose(1, 2),
             **step_sizes(delta.reshape(Bt, L, D).transpose(1, 2), self.delta_bias, context.valid),
             A=eigenvalues(self.A_log, self.A_imag, self.parameterization),
@@ -117,25 +117,9 @@ class B2S6(RecurrentLayer):
             D=self.D,
             B_bias=B_bias,
             discretization="zoh",
-            reset=context.reset,
-            initial_state=context.initial_state,
-            return_last_state=context.return_last_state,
+            context=context,
         )
-        y, state = out if isinstance(out, tuple) else (out, None)
         return y.transpose(1, 2), state
-
-    def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RecurrentLayer.scan_step`."""
-        blocks = x_t.unflatten(-1, (self.H, self.P)).unsqueeze(1)
-        B, C = (self._per_channel(each) for each in self._selection(blocks))
-        if self.B_bias is not None:
-            B = B + (as_complex(self.B_bias) if self.complex_state else self.B_bias)
-        A = eigenvalues(self.A_log, self.A_imag, self.parameterization)
-        return selective_step(x_t, self._delta(blocks).flatten(1), A, B, C, self.D, state, self.delta_bias, "zoh")
-
-    def _per_channel(self, x: Tensor) -> Tensor:
-        """Repeat one position's B or C for all channels of its block: (batch, H, N, 1) -> (batch, D, N)."""
-        return x.squeeze(-1).unsqueeze(2).expand(-1, -1, self.P, -1).flatten(1, 2)
 
     def _delta(self, blocks: Tensor) -> Tensor:
         """Return Δ before its bias and softplus: blocks (batch, L, H, P) -> the same shape."""
@@ -155,19 +139,10 @@ class B2S6(RecurrentLayer):
         return B.permute(0, 2, 3, 1), C.permute(0, 2, 3, 1)
 
     def roles(self) -> dict[str, Role]:
-        roles: dict[str, Role] = {"A_log": "recurrent", "delta_weight": "delta", "delta_bias": "delta", "D": "no_decay"}
-        if self.A_imag is not None:
-            roles["A_imag"] = "recurrent"
-        if self.B_bias is not None:
-            roles["B_bias"] = "no_decay"
-        return roles
+        roles: dict[str, Role] = dict.fromkeys(("delta_weight", "delta_bias"), "delta")
+        return roles | {"A_log": "recurrent", "A_imag": "recurrent", "D": "no_decay", "B_bias": "no_decay"}
 
     def width_roles(self) -> dict[str, WidthRole]:
         """H is fixed and P grows: each block's Δ, B and C map P channels to one Δ and N states."""
         roles: dict[str, WidthRole] = dict.fromkeys(("delta_weight", "B_weight", "C"), "state")
-        roles |= {"A_log": "fixed", "delta_bias": "vector", "D": "vector"}
-        if self.A_imag is not None:
-            roles["A_imag"] = "fixed"
-        if self.B_bias is not None:
-            roles["B_bias"] = "vector"
-        return roles
+        return roles | {"A_log": "fixed", "A_imag": "fixed", "delta_bias": "vector", "D": "vector", "B_bias": "vector"}

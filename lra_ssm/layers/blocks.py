@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.errors import InputError
+from lra_ssm.layers.arguments import KeepsArguments
 from lra_ssm.layers.contract import check_output, wrong_output
 from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.masking import check_lengths, check_sequence, mask_padding
 from lra_ssm.layers.norms import NormName, RMSNorm, make_norm
-from lra_ssm.layers.roles import WidthRole, linear_roles
+from lra_ssm.layers.roles import channel_maps
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 from lra_ssm.ops import mamba_step, step_linear
 
@@ -120,7 +121,7 @@ class RunPart(Protocol):
         """Return the part's output for u; width: the number of its channels, if it is not u's."""
 
 
-class Block(nn.Module):
+class Block(KeepsArguments):
     """x + mixer(norm(x)) with `prenorm`, norm(x + mixer(x)) without; a subclass implements `mixer`.
 
     The output is 0 at padding, unless the norm counts padding (see `counts_padding`). A block of another form
@@ -131,6 +132,10 @@ class Block(nn.Module):
     """
 
     stateful: tuple[str, ...] = ("layer",)
+
+    # The linear maps whose outputs are added to the residual, and how many outputs one residual gets.
+    residual_maps: tuple[str, ...] = ()
+    num_sublayers = 1
 
     def __init__(self, d_model: int, norm: NormName | None, prenorm: bool) -> None:
         super().__init__()
@@ -235,6 +240,16 @@ class Block(nn.Module):
     def extra_repr(self) -> str:
         return f"prenorm={self.prenorm}"
 
+    @torch.no_grad()
+    def scale_residual(self, factor: float) -> None:
+        """Scale what is added to the residual at initialization, because many blocks add up.
+
+        A block of n sublayers scales by another 1/√n.
+        """
+        for name, parameter in self.named_parameters():
+            if name.removesuffix(".weight") in self.residual_maps:
+                parameter.mul_(factor * self.num_sublayers**-0.5)
+
     def final_norm(self, d_model: int) -> nn.Module | None:
         """Return the norm that ends a stack of such blocks: with `prenorm` one of the same kind, otherwise None."""
         return make_norm(self.norm_name, d_model) if self.norm_name is not None and self.prenorm else None
@@ -268,8 +283,7 @@ class S4Block(Block):
         y = self.dropout(F.gelu(run_part("layer", x)))
         return self.dropout(F.glu(self.glu(y), dim=-1))
 
-    def width_roles(self) -> dict[str, WidthRole]:
-        return linear_roles(glu=(self.glu, "hidden"))
+    width_roles = channel_maps
 
 
 class MambaBlock(Block):
@@ -296,6 +310,7 @@ class MambaBlock(Block):
     """
 
     stateful = ("conv1d", "layer")
+    residual_maps = ("out_proj",)
 
     def __init__(
         self,
@@ -312,8 +327,6 @@ class MambaBlock(Block):
     ) -> None:
         super().__init__(d_model, norm, prenorm)
         E = inner_width("MambaBlock expand", expand, d_model)
-        if d_conv < 1:
-            raise ValueError(f"MambaBlock d_conv is {d_conv}; it must be at least 1")
         self.in_proj = nn.Linear(d_model, 2 * E, bias=bias)
         self.conv1d = ShortConvolution(E, d_conv, bias=conv_bias, silu=True)
         self.layer = LayerSpec.of(layer)(E)
@@ -351,13 +364,4 @@ class MambaBlock(Block):
             self.out_proj.weight, *state,
         )  # fmt: skip
 
-    @torch.no_grad()
-    def scale_residual(self, factor: float) -> None:
-        """Scale what the mixer adds to the residual at initialization, because many blocks add up."""
-        self.out_proj.weight *= factor
-
-    def width_roles(self) -> dict[str, WidthRole]:
-        maps: dict[str, tuple[nn.Module | None, WidthRole]] = {
-            name: (getattr(self, name), "hidden") for name in ("in_proj", "out_proj", "glu")
-        }
-        return linear_roles(**maps)
+    width_roles = channel_maps

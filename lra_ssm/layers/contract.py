@@ -18,10 +18,7 @@ def check_call(module: Any, kind: str, *arguments: str) -> None:
         raise InputError(f"{name} is not a torch.nn.Module, and a {kind} has to be one{where}")
     if type(module).forward is nn.Module.forward:
         raise InputError(f"{name} has no forward: a {kind} is called with ({', '.join(arguments)}){where}")
-    try:
-        signature = inspect.signature(module.forward)
-    except (ValueError, TypeError):  # TorchScript has no signature
-        return
+    signature = inspect.signature(module.forward)
     try:
         signature.bind(*arguments)
     except TypeError:

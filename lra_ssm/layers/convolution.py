@@ -22,9 +22,14 @@ class ShortConvolution(nn.Conv1d):
         width: W.
         bias: whether each channel has a bias.
         silu: apply SiLU to the convolution.
+
+    Raises:
+        ValueError: there is no tap.
     """
 
     def __init__(self, d_model: int, width: int, bias: bool = True, silu: bool = False) -> None:
+        if width < 1:
+            raise ValueError(f"d_conv is {width}; it must be at least 1")
         super().__init__(d_model, d_model, width, groups=d_model, bias=bias)
         self.silu = silu
 

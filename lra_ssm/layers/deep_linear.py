@@ -63,8 +63,6 @@ class DeepLinearSSM(RecurrentLayer):
             raise ValueError(
                 f"DeepLinearSSM lambda_min {lambda_min}, lambda_max {lambda_max}: must be finite, in order"
             )
-        if trained not in ("A", "AB", "AC", "ABC"):
-            raise ValueError(f"DeepLinearSSM trained is {trained!r}; it must be A, AB, AC or ABC")
         K, D, N = n_layers, d_model, d_state
         self.normalize, self.relu, self.state_shape = normalize, relu, (K, D, N)
         self.parameterization = Parameterization.of(parameterization, "discrete")

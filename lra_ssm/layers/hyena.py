@@ -16,10 +16,8 @@ from lra_ssm.layers.blocks import RunPart
 from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.mlp import MLPBlock
 from lra_ssm.layers.norms import NormName
-from lra_ssm.layers.roles import Role, WidthRole, linear_roles
+from lra_ssm.layers.roles import Role, WidthRole, channel_maps
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
-
-_ACTIVATIONS = ("identity", "gelu", "half_glu2")
 
 
 class HalfGLU(nn.Module):
@@ -33,8 +31,7 @@ class HalfGLU(nn.Module):
         gate: Tensor = self.gate(F.gelu(y))
         return y * gate.sigmoid()
 
-    def width_roles(self) -> dict[str, WidthRole]:
-        return linear_roles(gate=(self.gate, "hidden"))
+    width_roles = channel_maps
 
 
 class HyenaBlock(MLPBlock):
@@ -63,10 +60,11 @@ class HyenaBlock(MLPBlock):
         bias: of the linear maps and the convolution.
 
     Raises:
-        ValueError: F is not a whole number, there is no tap, there is no such activation, or a dropout is not below 1.
+        ValueError: F is not a whole number, there is no tap, or there is no such activation.
     """
 
     stateful = ("conv1d", "layer")
+    residual_maps = ("out_proj", "mlp.fc2")
 
     def __init__(
         self,
@@ -83,13 +81,6 @@ class HyenaBlock(MLPBlock):
         bias: bool = True,
     ) -> None:
         super().__init__(d_model, norm, prenorm)
-        if d_conv < 1:
-            raise ValueError(f"HyenaBlock d_conv is {d_conv}; it must be at least 1")
-        if activation not in _ACTIVATIONS:
-            raise ValueError(f"HyenaBlock activation is {activation!r}; it must be one of {', '.join(_ACTIVATIONS)}")
-        for name, value in {"dropout": dropout, "gate_dropout": gate_dropout}.items():
-            if not 0 <= value < 1:
-                raise ValueError(f"HyenaBlock {name} is {value}; it must be at least 0 and below 1")
         self.in_proj = nn.Linear(d_model, 3 * d_model, bias=bias)
         self.conv1d = ShortConvolution(3 * d_model, d_conv, bias=bias)
         self.layer = LayerSpec.of(layer)(d_model)
@@ -108,13 +99,8 @@ class HyenaBlock(MLPBlock):
         y = y if self.D is None else y + self.D.to(v.dtype) * v
         return self.out_proj(q * self.activation(y))
 
-    def scale_mixer(self, factor: float) -> None:
-        """See `MLPBlock.scale_mixer`."""
-        self.out_proj.weight *= factor
-
     def optim_roles(self) -> dict[str, Role]:
-        return {} if self.D is None else {"D": "no_decay"}
+        return {"D": "no_decay"}
 
     def width_roles(self) -> dict[str, WidthRole]:
-        roles = linear_roles(in_proj=(self.in_proj, "hidden"), out_proj=(self.out_proj, "hidden"))
-        return roles if self.D is None else {**roles, "D": "vector"}
+        return {**channel_maps(self), "D": "vector"}

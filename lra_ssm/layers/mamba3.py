@@ -16,8 +16,8 @@ from lra_ssm.layers.blocks import RunPart, apply_linear, inner_width
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.mlp import MLPBlock
 from lra_ssm.layers.norms import NormName
-from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext
-from lra_ssm.layers.roles import Role, WidthRole, linear_roles
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, run_scan
+from lra_ssm.layers.roles import Role, WidthRole, channel_maps
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 from lra_ssm.ops import inverse_softplus, log_uniform_delta, mamba3_scan, mamba3_step, step_linear
 
@@ -83,8 +83,6 @@ class Mamba3(RecurrentLayer):
             )
         if not 0 <= rope_fraction <= 1:
             raise ValueError(f"Mamba3 rope_fraction is {rope_fraction}; it must be from 0 to 1")
-        if A_function not in ("heavy_tail", "softplus"):
-            raise ValueError(f"Mamba3 A_function is {A_function!r}; it must be heavy_tail or softplus")
         self.d_model, self.n_groups, self.chunk_size = D, n_groups, chunk_size
         self.A_function, self.A_min = A_function, A_min
         self.state_shape = (H, head_dim + 1, N + 1)
@@ -121,12 +119,9 @@ class Mamba3(RecurrentLayer):
 
     def scan(self, x: Tensor, context: ScanContext) -> tuple[Tensor, Tensor | None]:
         """See `RecurrentLayer.scan`; state (batch, H, P + 1, N + 1)."""
-        valid, reset, initial_state, return_last_state = context
-        out = mamba3_scan(
-            *self._inputs(x), self.D, chunk_size=self.chunk_size, initial_state=initial_state, reset=reset,
-            valid=None if valid is None else valid.squeeze(-1), return_last_state=return_last_state,
-        )  # fmt: skip
-        y, state = out if isinstance(out, tuple) else (out, None)
+        valid = None if context.valid is None else context.valid.squeeze(-1)
+        settings = {"chunk_size": self.chunk_size, "valid": valid}
+        y, state = run_scan(mamba3_scan, *self._inputs(x), self.D, **settings, context=context)
         return y.flatten(2), state
 
     def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,17 +175,15 @@ class Mamba3(RecurrentLayer):
 
     def roles(self) -> dict[str, Role]:
         """The biases of B and C decay, as in the public code."""
-        roles: dict[str, Role] = {"delta_bias": "delta", "D": "no_decay", "B_norm": "norm", "C_norm": "norm"}
-        return {**roles, "delta_weight": "delta"} if self.own_projections else roles
+        roles: dict[str, Role] = {"delta_bias": "delta", "delta_weight": "delta"}
+        return {**roles, "D": "no_decay", "B_norm": "norm", "C_norm": "norm"}
 
     def width_roles(self) -> dict[str, WidthRole]:
         """A wider layer has more heads of the same size; B, C and θ are of a fixed number of groups and states."""
         roles: dict[str, WidthRole] = {"B_norm": "fixed", "C_norm": "fixed"}
         roles |= dict.fromkeys(("delta_bias", "B_bias", "C_bias", "D"), "vector")
-        if self.own_projections:
-            roles |= dict.fromkeys(("B", "C", "angle_weight"), "state")
-            roles |= dict.fromkeys(("A_weight", "trapezoid_weight", "delta_weight"), "hidden")
-        return roles
+        roles |= dict.fromkeys(("B", "C", "angle_weight"), "state")
+        return roles | dict.fromkeys(("A_weight", "trapezoid_weight", "delta_weight"), "hidden")
 
 
 class Mamba3Block(MLPBlock):
@@ -213,6 +206,8 @@ class Mamba3Block(MLPBlock):
     Raises:
         ValueError: E or the MLP's width is not a whole number.
     """
+
+    residual_maps = ("out_proj", "mlp.fc2")
 
     def __init__(
         self,
@@ -242,15 +237,7 @@ class Mamba3Block(MLPBlock):
             u = torch.cat([u, apply_linear(self.delta_proj, x)], dim=-1)
         return apply_linear(self.out_proj, run_part("layer", u, width=self.E) * F.silu(z))
 
-    def scale_mixer(self, factor: float) -> None:
-        """See `MLPBlock.scale_mixer`."""
-        self.out_proj.weight *= factor
-
     def optim_roles(self) -> dict[str, Role]:
-        return {name: "delta" for name, _ in self.named_parameters() if name.startswith("delta_proj.")}
+        return {"delta_proj.weight": "delta", "delta_proj.bias": "delta"}
 
-    def width_roles(self) -> dict[str, WidthRole]:
-        """in_proj's rows for states are scaled as its rows for channels."""
-        return linear_roles(
-            in_proj=(self.in_proj, "hidden"), delta_proj=(self.delta_proj, "hidden"), out_proj=(self.out_proj, "hidden")
-        )
+    width_roles = channel_maps  # in_proj's rows for states are scaled as its rows for channels

@@ -1,19 +1,19 @@
-"""The MLP of a Transformer's block, and blocks of two sublayers: a mixer, then an MLP.
+"""The MLP of a Transformer's block, blocks of two sublayers (a mixer, then an MLP), and the Transformer's own.
 
 Shapes: B batch, L length, D channels, F channels of the MLP.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.blocks import Block, RunPart, inner_width
-from lra_ssm.layers.norms import make_norm
-from lra_ssm.layers.roles import WidthRole, linear_roles
+from lra_ssm.layers.norms import NormName, make_norm
+from lra_ssm.layers.roles import channel_maps
+from lra_ssm.layers.spec import LayerFactory, LayerSpec
 
 Activation = Literal["gelu", "geglu", "swiglu"]
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"geglu": partial(F.gelu, approximate="tanh"), "swiglu": F.silu}
@@ -48,9 +48,7 @@ class MLP(nn.Module):
             y = F.gelu(y, approximate="tanh")
         return self.fc2(self.dropout(y))
 
-    def width_roles(self) -> dict[str, WidthRole]:
-        """F grows with the channels."""
-        return linear_roles(fc1=(self.fc1, "hidden"), fc2=(self.fc2, "hidden"))
+    width_roles = channel_maps  # F grows with the channels
 
 
 class MLPBlock(Block):
@@ -68,17 +66,14 @@ class MLPBlock(Block):
     ) -> None:
         """Add the second sublayer, with F = factor · D; no second sublayer if the factor is 0.
 
-        Raises ValueError if F is not a whole number, or there is no such activation.
+        Raises ValueError if F is not a whole number.
         """
-        if activation not in get_args(Activation):
-            known = ", ".join(get_args(Activation))
-            raise ValueError(f"{type(self).__name__} mlp_activation is {activation!r}; it must be one of {known}")
         self.norm2 = self.mlp = None
         if factor:
             width = inner_width(f"{type(self).__name__} mlp_factor", factor, d_model)
             assert self.norm_name is not None
             self.norm2 = make_norm(self.norm_name, d_model)
-            self.mlp = MLP(d_model, width, activation, bias, dropout)
+            self.mlp, self.num_sublayers = MLP(d_model, width, activation, bias, dropout), 2
 
     def body(self, x: Tensor, run_part: RunPart, lengths: Tensor | None = None) -> Tensor:
         """See `Block.body`."""
@@ -87,13 +82,46 @@ class MLPBlock(Block):
             x = self.sublayer(x, self.norm2, lambda u: self.dropout(mlp(u)), lengths)
         return x
 
-    @torch.no_grad()
-    def scale_residual(self, factor: float) -> None:
-        """Scale what each sublayer adds to the residual at initialization, by another 1/√2 if there are two."""
-        if self.mlp is not None:
-            factor *= 2**-0.5
-            self.mlp.fc2.weight *= factor
-        self.scale_mixer(factor)
 
-    def scale_mixer(self, factor: float) -> None:
-        """Scale what the mixer adds to the residual; called without gradients."""
+class TransformerBlock(MLPBlock):
+    """x + Γ(norm(x)), then x + MLP(norm2(x)); Γ is any layer.
+
+    With `Attention` as Γ it is the Transformer's block (Vaswani et al. 2017, section 3; with the norms in front, Xiong
+    et al. 2020, "On Layer Normalization in the Transformer Architecture").
+
+    Args:
+        d_model: D.
+        layer: Γ, built as `layer(D)`.
+        mlp_factor: the MLP's width / D, such that the width is a whole number; 0 for a block without MLP.
+        mlp_activation: "gelu", "geglu" or "swiglu".
+        norm: "batch", "batch_padded", "layer" or "rms".
+        prenorm: the norms are applied before Γ and the MLP; otherwise after the residuals, as in Vaswani et al.
+        dropout: before both residuals, of single positions.
+        mlp_dropout: between the MLP's two linear maps.
+        bias: of the MLP's linear maps.
+
+    Raises:
+        ValueError: the MLP's width is not a whole number, or there is no such activation.
+    """
+
+    residual_maps = ("layer.out_proj", "mlp.fc2")  # the first is Attention's
+
+    def __init__(
+        self,
+        d_model: int,
+        layer: LayerFactory,
+        mlp_factor: float = 4.0,
+        mlp_activation: Activation = "gelu",
+        norm: NormName = "layer",
+        prenorm: bool = True,
+        dropout: float = 0.0,
+        mlp_dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(d_model, norm, prenorm)
+        self.layer = LayerSpec.of(layer)(d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.add_mlp(d_model, mlp_factor, bias, mlp_activation, mlp_dropout)
+
+    def mixer(self, x: Tensor, run_part: RunPart) -> Tensor:
+        return run_part("layer", x)

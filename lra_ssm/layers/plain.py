@@ -35,9 +35,6 @@ class PlainBlock(Block):
         self, d_model: int, layer: LayerFactory, nonlinearity: Nonlinearity = "gelu", bias: bool = True
     ) -> None:
         super().__init__(d_model, norm=None, prenorm=False)
-        if nonlinearity not in NONLINEARITIES:
-            known = ", ".join(NONLINEARITIES)
-            raise ValueError(f"PlainBlock nonlinearity is {nonlinearity!r}; it must be one of {known}")
         self.layer = LayerSpec.of(layer)(d_model)
         self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
         self.nonlinearity = NONLINEARITIES[nonlinearity]()
@@ -48,4 +45,4 @@ class PlainBlock(Block):
         return self.nonlinearity(y if self.bias is None else y + self.bias)
 
     def width_roles(self) -> dict[str, WidthRole]:
-        return {} if self.bias is None else {"bias": "vector"}
+        return {"bias": "vector"}

@@ -6,7 +6,8 @@ Shapes: B batch, L length, D channels, N states; a layer's state is (B, *state_s
 """
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -158,17 +159,25 @@ class RecurrentLayer(KeepsArguments, ABC):
         )
 
 
+def run_scan(
+    scan: Callable[..., Tensor | tuple[Tensor, Tensor]], *inputs: Tensor, context: ScanContext, **settings: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Call a scan of `ops` with the context, except for `valid`; return (y, last state or None)."""
+    _, reset, initial, last = context
+    out = scan(*inputs, **settings, reset=reset, initial_state=initial, return_last_state=last)
+    return out if isinstance(out, tuple) else (out, None)
+
+
 def linear_recurrence(a: Tensor, b: Tensor, context: ScanContext) -> tuple[Tensor, Tensor | None]:
     """Compute x_t = a x_{t-1} + b_t for a constant a: a (N,), b (B, L, N) -> (x (B, L, N), last state (B, N) or None).
 
     x at padding has no meaning.
     """
-    valid, reset, initial, return_last_state = context
-    out = linear_scan(a, b.transpose(1, 2), initial_state=initial, reset=reset, return_last_state=return_last_state)
-    if not isinstance(out, tuple):
-        return out.transpose(1, 2), None
-    x, last = out[0].transpose(1, 2), out[1]
-    if valid is not None:  # the state after the last real position; at padding a goes on changing it
+    x, last = run_scan(linear_scan, a, b.transpose(1, 2), context=context)
+    x, valid, initial = x.transpose(1, 2), context.valid, context.initial_state
+    if (
+        last is not None and valid is not None
+    ):  # the state after the last real position; at padding a goes on changing it
         count = valid.sum(1)  # (B, 1)
         end = x.gather(1, (count - 1).clamp(min=0).unsqueeze(-1).expand(-1, 1, x.shape[-1])).squeeze(1)
         before = torch.zeros_like(last) if initial is None else initial.to(last.dtype)

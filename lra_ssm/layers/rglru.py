@@ -17,8 +17,8 @@ from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.mlp import MLPBlock
 from lra_ssm.layers.norms import NormName
-from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext
-from lra_ssm.layers.roles import Role, WidthRole, linear_roles
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, run_scan
+from lra_ssm.layers.roles import Role, WidthRole, channel_maps
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 from lra_ssm.ops import inverse_softplus, linear_scan
 from lra_ssm.ops.block_linear import block_linear
@@ -85,11 +85,7 @@ class RGLRU(RecurrentLayer):
         a = log_a.exp()
         if context.valid is not None:
             a, b = torch.where(context.valid, a, 1), b.masked_fill(~context.valid, 0)
-        out = linear_scan(
-            a.transpose(1, 2), b.transpose(1, 2), initial_state=context.initial_state, reset=context.reset,
-            return_last_state=context.return_last_state,
-        )  # fmt: skip
-        y, last = out if isinstance(out, tuple) else (out, None)
+        y, last = run_scan(linear_scan, a.transpose(1, 2), b.transpose(1, 2), context=context)
         return y.transpose(1, 2).to(x.dtype), last
 
     def roles(self) -> dict[str, Role]:
@@ -139,6 +135,7 @@ class GriffinBlock(MLPBlock):
     """
 
     stateful = ("conv1d", "layer")
+    residual_maps = ("out_proj", "mlp.fc2")
 
     def __init__(
         self,
@@ -154,8 +151,6 @@ class GriffinBlock(MLPBlock):
     ) -> None:
         super().__init__(d_model, norm, prenorm)
         E = inner_width("GriffinBlock expand", expand, d_model)
-        if d_conv < 1:
-            raise ValueError(f"GriffinBlock d_conv is {d_conv}; it must be at least 1")
         self.in_proj = nn.Linear(d_model, 2 * E, bias=bias)
         self.conv1d = ShortConvolution(E, d_conv)
         self.layer = LayerSpec.of(layer)(E)
@@ -168,9 +163,4 @@ class GriffinBlock(MLPBlock):
         y = run_part("layer", run_part("conv1d", u))
         return apply_linear(self.out_proj, y * F.gelu(z, approximate="tanh"))
 
-    def scale_mixer(self, factor: float) -> None:
-        """See `MLPBlock.scale_mixer`."""
-        self.out_proj.weight *= factor
-
-    def width_roles(self) -> dict[str, WidthRole]:
-        return linear_roles(in_proj=(self.in_proj, "hidden"), out_proj=(self.out_proj, "hidden"))
+    width_roles = channel_maps

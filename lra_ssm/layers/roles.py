@@ -6,7 +6,8 @@ A module may declare `optim_roles() -> {parameter name: role}` for its own param
 The optimizer's settings (`lra_ssm.tasks.OptimizerSettings`) give each role its learning rate and weight decay. "norm"
 is the weight of a normalization, "embedding" the weight of tokens, which may also be the head's. A parameter that no
 module names is "no_decay" if it is a bias, "norm" if it is the weight of one of torch's norms, and "base" otherwise. A
-user's layer may use other words, which the optimizer's settings must then have.
+user's layer may use other words, which the optimizer's settings must then have. Declarations may name parameters that
+a module leaves out in its settings: those that are None, or buffers.
 
 To a width parameterization (`lra_ssm.width`) each parameter is one of
 
@@ -25,7 +26,7 @@ or one of these with another exponent, such as ("vector", −0.5) for the biases
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 Role = Literal["base", "recurrent", "delta", "no_decay", "norm", "embedding"]
 ROLES = ("base", "embedding", "no_decay", "norm", "recurrent", "delta")
@@ -84,20 +85,33 @@ def _declared(model: nn.Module, method: str) -> Iterator[tuple[str, str, Any]]:
     """Yield (full name as declared, the parameter's first name, role), a parent's before its children's."""
     first = {id(p): name for name, p in model.named_parameters()}  # a shared parameter has several names but one role
     canonical = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
-    # Buffers may be parameters that are not learned, such as S4D's B.
-    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     # named_modules lists a parent before its children, so that a child's declaration replaces its parent's.
     for prefix, module in model.named_modules():
         declare = getattr(module, method, None)
         for name, role in declare().items() if callable(declare) else ():
             full = f"{prefix}.{name}" if prefix else name
-            if full in buffers:
-                continue
-            if full not in canonical:
+            if full in canonical:
+                yield full, canonical[full], role
+            elif not _is_left_out(module, name):
                 raise ValueError(
                     f"{method} of {prefix or type(model).__name__} names {name!r}, which is not one of its parameters"
                 )
-            yield full, canonical[full], role
+
+
+def _is_left_out(module: nn.Module, name: str) -> bool:
+    """Return whether this module has None, or a buffer, such as an S4D's B that is not learned, for a parameter."""
+    for part in name.split("."):
+        if not hasattr(module, part):
+            return False
+        if (value := getattr(module, part)) is None:
+            return True
+        module = value
+    return isinstance(module, Tensor) and not isinstance(module, nn.Parameter)
+
+
+def channel_maps(module: nn.Module) -> dict[str, WidthRole]:
+    """Return the width roles of a module whose own nn.Linear modules all map channels to channels."""
+    return linear_roles(**{name: (m, "hidden") for name, m in module.named_children() if isinstance(m, nn.Linear)})
 
 
 def linear_roles(**maps: tuple[nn.Module | None, WidthRole]) -> dict[str, WidthRole]:

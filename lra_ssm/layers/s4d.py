@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, flip_reset
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, flip_reset, run_scan
 from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
@@ -25,7 +25,6 @@ from lra_ssm.ops import (
     log_uniform_delta,
     s4d_kernel,
     selective_scan,
-    selective_step,
 )
 
 
@@ -75,8 +74,6 @@ class S4D(RecurrentLayer):
         learn_B: bool = True,
     ) -> None:
         super().__init__()
-        if discretization not in ("zoh", "bilinear"):
-            raise ValueError(f"S4D discretization is {discretization!r}; it must be zoh or bilinear")
         if d_state % 2:
             raise ValueError(f"S4D d_state {d_state} is odd: the layer holds d_state / 2 conjugate pairs")
         D, N, K = d_model, d_state // 2, 2 if bidirectional else 1
@@ -106,17 +103,6 @@ class S4D(RecurrentLayer):
         A = eigenvalues(self.A_log, self.A_imag, self.parameterization).expand(D, -1)
         return self.log_delta.exp(), A, as_complex(self.B).expand(D, -1), as_complex(self.C).expand(-1, D, -1)
 
-    def _zoh_system(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return `_system` with the A and B whose zero-order hold gives this layer's Ā and B̄.
-
-        The scans know no bilinear rule.
-        """
-        delta, A, B, C = self._system()
-        if self.discretization == "bilinear":
-            A, factor = bilinear_as_zoh(delta[:, None], A)
-            B = factor * B
-        return delta, A, B, C
-
     def _kernel(self, L: int) -> Tensor:
         """Return the convolution's kernel (K, D, L)."""
         return s4d_kernel(*self._system(), L, self.discretization)
@@ -133,11 +119,6 @@ class S4D(RecurrentLayer):
         y = causal_convolution(x.transpose(1, 2), self._kernel(x.shape[1])[0])
         return y.transpose(1, 2) + self.D * x, None
 
-    def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RecurrentLayer.scan_step`."""
-        delta, A, B, C = self._zoh_system()
-        return selective_step(x_t, delta[None], A, B, C[0], self.D, state, discretization="zoh")
-
     def bidirectional_scan(self, x: Tensor, lengths: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
         """See `RecurrentLayer.bidirectional_scan`; from the right, y_t sees what comes after t, and x_t is left out."""
         if reset is None:
@@ -150,15 +131,14 @@ class S4D(RecurrentLayer):
 
     def _run_scan(self, x: Tensor, direction: int, context: ScanContext) -> tuple[Tensor, Tensor | None]:
         """Run the system with one direction's C as a scan, without D u: (y (batch, L, D), last state or None)."""
-        delta, A, B, C = self._zoh_system()
+        delta, A, B, C = self._system()
+        if self.discretization == "bilinear":  # scans only know the zero-order hold: the A and B with the same Ā and B̄
+            A, factor = bilinear_as_zoh(delta[:, None], A)
+            B = factor * B
         u = x.transpose(1, 2)
         if context.valid is not None:  # no time passes at padding
             delta = delta[:, None].expand_as(u).masked_fill(~context.valid.transpose(1, 2), 0)
-        out = selective_scan(
-            u, delta, A, B, C[direction], discretization="zoh", reset=context.reset,
-            initial_state=context.initial_state, return_last_state=context.return_last_state,
-        )  # fmt: skip
-        y, state = out if isinstance(out, tuple) else (out, None)
+        y, state = run_scan(selective_scan, u, delta, A, B, C[direction], discretization="zoh", context=context)
         return y.transpose(1, 2), state
 
     def step_sizes(self, x: Tensor) -> Tensor:
@@ -166,8 +146,7 @@ class S4D(RecurrentLayer):
         return self.log_delta.exp().expand_as(x)
 
     def roles(self) -> dict[str, Role]:
-        roles: dict[str, Role] = {"A_log": "recurrent", "A_imag": "recurrent", "log_delta": "delta"}
-        return {**roles, "B": "recurrent"} if isinstance(self.B, nn.Parameter) else roles
+        return {"A_log": "recurrent", "A_imag": "recurrent", "B": "recurrent", "log_delta": "delta"}
 
     def width_roles(self) -> dict[str, WidthRole]:
         """Every channel has a system of its own; what all channels share does not grow with the width."""

@@ -1,8 +1,8 @@
-"""S5: one diagonal state-space system for all channels at once.
+"""S5, one diagonal state-space system for all channels at once, and its block.
 
 Shapes: L length, D channels, N complex states (conjugate pairs), J blocks, K directions (1, or 2 if bidirectional).
 Sources: Smith et al. 2023, "Simplified State Space Layers for Sequence Modeling", section 3 and appendix B; its public
-code, lindermanlab/S5, for scales at initialization and the second direction.
+code, lindermanlab/S5, for scales at initialization, the second direction and the block (s5/layers.py).
 """
 
 from typing import Literal
@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lra_ssm.layers.blocks import RunPart, S4Block
+from lra_ssm.layers.norms import BatchNorm, NormName
 from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, flip_reset, linear_recurrence
 from lra_ssm.layers.roles import Role, WidthRole
+from lra_ssm.layers.spec import LayerFactory
 from lra_ssm.ops import (
     Form,
     Parameterization,
@@ -82,11 +85,9 @@ class S5(RecurrentLayer):
         self.B = nn.Parameter(torch.view_as_real(B).float())
         if C_init == "complex_normal":
             C = torch.randn(K, D, N, dtype=torch.complex64)
-        elif C_init in ("lecun", "lecun_row"):
+        else:
             fan = 2 * N * (D if C_init == "lecun" else 1)
             C = torch.complex(*(_lecun(fan, K, D, 2 * N) for _ in range(2))) @ V
-        else:
-            raise ValueError(f"S5 C_init is {C_init!r}; it must be lecun, lecun_row or complex_normal")
         self.C = nn.Parameter(torch.view_as_real(C).float())
         self.D = nn.Parameter(torch.randn(D))
         self.C_scales_with_D = C_init == "lecun"
@@ -132,3 +133,55 @@ def _lecun(fan_in: int, *shape: int) -> Tensor:
     """Draw from the normal distribution with variance 1/fan_in, truncated at two deviations; float64."""
     std = fan_in**-0.5 / 0.87962566103423978  # truncation reduces the variance
     return nn.init.trunc_normal_(torch.empty(*shape, dtype=torch.float64), std=std, a=-2 * std, b=2 * std)
+
+
+class S5Block(S4Block):
+    """S4's block with half of its gated linear unit, or all of it, and no norm after the last block.
+
+    mixer(x) = dropout(h · sigmoid(linear(g))) with g = dropout(GELU(y)), y the layer's output, and h one of g, y and
+    another linear map of g. GELU is approximated by tanh, which is Flax's default.
+
+    Args:
+        d_model: D.
+        layer: built as `layer(D)`.
+        activation: h, by the public code's names: "half_glu1" is g; "half_glu2" is y; "full_glu" is a linear map of g,
+            as in minimal-LRU, which builds on this code.
+        norm: "batch", "batch_padded", "layer" or "rms".
+        norm_momentum: the share of a batch norm's running statistics that a step keeps; torch's own BatchNorm keeps
+            0.9, Flax's, and so minimal-LRU, 0.99.
+        prenorm: the norm is applied before the mixer; otherwise after the residual.
+        dropout: its probability; tied over length.
+
+    Raises:
+        ValueError: there is no such activation, or norm_momentum is not between 0 and 1.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        layer: LayerFactory,
+        activation: Literal["half_glu1", "half_glu2", "full_glu"] = "half_glu1",
+        norm: NormName = "batch",
+        norm_momentum: float = 0.95,
+        prenorm: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(d_model, layer, norm, prenorm, dropout)
+        if not 0 <= norm_momentum <= 1:
+            raise ValueError(f"S5Block norm_momentum is {norm_momentum}; it must be from 0 to 1")
+        self.activation = activation
+        if activation != "full_glu":
+            self.glu = nn.Linear(d_model, d_model)
+        if isinstance(self.norm, BatchNorm):
+            self.norm.norm.momentum = 1 - norm_momentum  # torch's momentum is the share of the new batch
+
+    def mixer(self, x: Tensor, run_part: RunPart) -> Tensor:
+        y = run_part("layer", x)
+        g = self.dropout(F.gelu(y, approximate="tanh"))
+        if self.activation == "full_glu":
+            return self.dropout(F.glu(self.glu(g), dim=-1))
+        return self.dropout((g if self.activation == "half_glu1" else y) * self.glu(g).sigmoid())
+
+    def final_norm(self, d_model: int) -> None:
+        """Return None: the stack ends with the residual itself."""
+        return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext
+from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext, run_scan
 from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
@@ -80,7 +80,8 @@ class S6(RecurrentLayer):
     def scan(self, x: Tensor, context: ScanContext) -> tuple[Tensor, Tensor | None]:
         """See `RecurrentLayer.scan`; state (batch, D, N)."""
         delta, B, C = self._projections(x)
-        out = selective_scan(
+        y, state = run_scan(
+            selective_scan,
             x.transpose(1, 2),
             **step_sizes(delta.transpose(1, 2), self.delta_bias, context.valid),
             A=self._A(),
@@ -88,11 +89,8 @@ class S6(RecurrentLayer):
             C=C.transpose(1, 2),
             D=self.D,
             discretization="euler",
-            reset=context.reset,
-            initial_state=context.initial_state,
-            return_last_state=context.return_last_state,
+            context=context,
         )
-        y, state = out if isinstance(out, tuple) else (out, None)
         return y.transpose(1, 2), state
 
     def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

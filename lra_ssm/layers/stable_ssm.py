@@ -69,12 +69,10 @@ class StableSSM(RecurrentLayer):
                 d_model, d_state, init, delta_min=delta_min, delta_max=delta_max, bidirectional=bidirectional,
                 parameterization=parameterization, learn_B=learn_B,
             )  # fmt: skip
-        elif form == "real":
+        else:
             if not learn_B:
                 raise ValueError("StableSSM learn_B is false; only form s4d has a B")
             self.system = _RealDiagonal(d_model, d_state, parameterization, readout, delta, bidirectional)
-        else:
-            raise ValueError(f"StableSSM form is {form!r}; it must be s4d or real")
         self.state_shape, self.complex_state = self.system.state_shape, self.system.complex_state
 
     @property
@@ -106,8 +104,6 @@ class _RealDiagonal(RecurrentLayer):
         bidirectional: bool,
     ) -> None:
         super().__init__()
-        if readout not in _READOUTS:
-            raise ValueError(f"StableSSM readout is {readout!r}; it must be one of {', '.join(_READOUTS)}")
         if delta is not None and not 0 < delta < math.inf:
             raise ValueError(f"StableSSM delta is {delta}; it must be greater than 0, or None for discrete time")
         D, N = d_model, d_state

@@ -2,8 +2,7 @@
 
 from lra_ssm.layers.spec import LayerSpec, NetworkSpec
 from lra_ssm.models.backbone import Backbone
-from lra_ssm.models.classifier import Classifier
-from lra_ssm.models.dual_encoder import DualEncoder
+from lra_ssm.models.classifier import Classifier, DualEncoder
 from lra_ssm.models.embeddings import FeaturePositionEmbedding, PositionEmbedding, ScalarEmbedding
 from lra_ssm.models.generation import Generation
 from lra_ssm.models.heads import LinearHead, LogitPairHead, LRAPairHead, MLPHead, NLIHead

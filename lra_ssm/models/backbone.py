@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lra_ssm.layers import BlockSpec, EmbeddingSpec, LayerSpec, Role, check_lengths, mask_padding
+from lra_ssm.layers.arguments import KeepsArguments
 from lra_ssm.layers.blocks import S4Block, require_method, run_with_state
 from lra_ssm.layers.contract import check_output
 from lra_ssm.layers.norms import freeze_running_stats
@@ -22,7 +23,7 @@ Padding = Literal["masked", "seen"]
 State = tuple[Any, ...]  # a backbone's: its blocks' states
 
 
-class Backbone(nn.Module):
+class Backbone(KeepsArguments):
     """An embedding of tokens or a linear map of features, blocks, and the norm that such blocks end with.
 
     Args:
@@ -64,8 +65,6 @@ class Backbone(nn.Module):
         embedding: EmbeddingFactory | None = None,
     ) -> None:
         super().__init__()
-        if padding not in ("masked", "seen"):
-            raise ValueError(f"padding is {padding!r}; it must be masked or seen")
         if (vocab_size is None) == (d_input is None):
             raise ValueError("give vocab_size for token inputs or d_input for feature inputs, and not both")
         if embedding_std is not None and (vocab_size is None or not 0 < embedding_std < math.inf):

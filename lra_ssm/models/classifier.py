@@ -1,4 +1,4 @@
-"""The classifier of sequences.
+"""The classifier of sequences, and the dual encoder of LRA's Retrieval: do two documents belong together?
 
 Shapes: B batch, L length, D channels, V vocabulary.
 """
@@ -9,7 +9,7 @@ from lra_ssm.layers import HeadSpec, PoolingSpec, S4Block
 from lra_ssm.layers.contract import check_call, check_output
 from lra_ssm.layers.spec import Blocks, EmbeddingFactory, HeadFactory, LayerFactory, Layers
 from lra_ssm.models.backbone import Backbone, Padding
-from lra_ssm.models.heads import LinearHead
+from lra_ssm.models.heads import LinearHead, NLIHead
 from lra_ssm.models.pooling import MeanPooling
 from lra_ssm.models.pretrained import Pretrained
 
@@ -90,3 +90,24 @@ class Classifier(Pretrained):
         shape = (len(vectors[0]), self.num_classes)
         check_output(self.head, logits, shape, vectors[0], f"this head gives (batch, num_classes) {shape}")
         return logits
+
+
+class DualEncoder(Classifier):
+    """One backbone and pooling for both sequences of a pair, and a head on the two vectors.
+
+    Arguments and errors as in `Classifier`; head: `NLIHead`, the public S4 code's, or `LRAPairHead`, LRA's own.
+    """
+
+    per_example = 2
+    default_head = NLIHead
+
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Map inputs (B, 2, L) int64 or (B, 2, L, d_input) float and lengths (B, 2) to logits (B, num_classes).
+
+        Raises ValueError if the inputs are not pairs.
+        """
+        if inputs.dim() < 3 or inputs.shape[1] != 2:
+            raise ValueError(f"inputs {tuple(inputs.shape)}: a dual encoder takes pairs (batch, 2, length)")
+        vectors = self.encode(inputs.flatten(0, 1), None if lengths is None else lengths.flatten())
+        x, y = vectors.unflatten(0, (-1, 2)).unbind(1)
+        return self.logits(x, y)

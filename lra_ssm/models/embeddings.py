@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lra_ssm.layers.arguments import KeepsArguments
 from lra_ssm.layers.roles import WidthRole
 
 
@@ -34,7 +35,7 @@ class ScalarEmbedding(nn.Linear):
         return super().forward(ids.unsqueeze(-1).to(self.weight.dtype))
 
 
-class PositionEmbedding(nn.Embedding):
+class PositionEmbedding(KeepsArguments, nn.Embedding):
     """dropout(embedding + positions) of ids (B, L) -> (B, L, D), or (B, 1 + L, D) with a class token in front.
 
     For layers that do not know where a token is. LRA's Transformer has it (Tay et al. 2021), on some tasks with a class
@@ -49,7 +50,7 @@ class PositionEmbedding(nn.Embedding):
         embedding_dropout: of the sum, position by position.
 
     Raises:
-        ValueError: a size or dropout is out of range, or there are no such positions.
+        ValueError: there are no such positions, or d_model is odd for sinusoidal ones.
     """
 
     positions: Tensor
@@ -65,12 +66,6 @@ class PositionEmbedding(nn.Embedding):
         embedding_dropout: float = 0.0,
     ) -> None:
         super().__init__(vocab_size, d_model)
-        if max_length < 1:
-            raise ValueError(f"PositionEmbedding max_length is {max_length}; it must be at least 1")
-        if positions not in ("sinusoidal", "learned"):
-            raise ValueError(f"PositionEmbedding positions is {positions!r}; it must be sinusoidal or learned")
-        if not 0 <= embedding_dropout < 1:
-            raise ValueError(f"embedding_dropout is {embedding_dropout}; it must be at least 0 and below 1")
         self.max_length, self.extra_positions = max_length, int(class_token)
         self.dropout = nn.Dropout(embedding_dropout)
         self.class_token = nn.Parameter(torch.zeros(d_model)) if class_token else None
@@ -109,8 +104,6 @@ class FeaturePositionEmbedding(nn.Linear):
 
     def __init__(self, d_input: int, d_model: int, max_length: int) -> None:
         super().__init__(d_input, d_model)
-        if max_length < 1:
-            raise ValueError(f"FeaturePositionEmbedding max_length is {max_length}; it must be at least 1")
         self.register_buffer("positions", sinusoids(max_length, d_model), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:

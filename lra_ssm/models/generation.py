@@ -17,7 +17,6 @@ from lra_ssm.layers.masking import check_lengths
 MAX_SEED = 2**32 - 1  # the range of Lightning's seed_everything
 _MIN_TEMPERATURE = 1e-30  # lower ones draw the same tokens
 _CANDIDATES = 1024  # top-p seldom keeps more; sorting only so many takes a tenth of the time of a whole vocabulary
-_STEPS_PER_DRAW = 64  # uniform numbers are drawn for so many steps at a time
 
 
 class Generation(Iterator[Tensor]):
@@ -152,12 +151,8 @@ class Generation(Iterator[Tensor]):
 
     def _uniform(self) -> Tensor:
         """Return the next uniform number in [0, 1) of each row's own generator, (B,) float64."""
-        if self._count % _STEPS_PER_DRAW == 0:
-            rows = [
-                torch.rand(_STEPS_PER_DRAW, dtype=torch.float64, generator=generator) for generator in self._generators
-            ]
-            self._drawn = torch.stack(rows).to(self._new.device)
-        return self._drawn[:, self._count % _STEPS_PER_DRAW]
+        numbers = [torch.rand((), dtype=torch.float64, generator=generator) for generator in self._generators]
+        return torch.stack(numbers).to(self._new.device)
 
 
 def check_settings(temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float) -> None:

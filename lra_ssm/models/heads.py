@@ -7,6 +7,7 @@ Shapes: B batch, D channels.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,28 @@ class LinearHead(nn.Linear):
         return {"weight": "readout", "bias": ("fixed", -0.5)}
 
 
-class MLPHead(nn.Sequential):
+class _MLP(nn.Sequential):
+    """Linear maps of these sizes, an activation between each two.
+
+    grows: whether the sizes between the first and the last grow with the width of the model.
+    """
+
+    def __init__(self, sizes: Sequence[int], activation: type[nn.Module], grows: bool = True) -> None:
+        first, *others = (nn.Linear(a, b) for a, b in pairwise(sizes))
+        super().__init__(first, *(part for linear in others for part in (activation(), linear)))
+        self.grows = grows
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        linear = {name: module for name, module in self.named_children() if isinstance(module, nn.Linear)}
+        roles: list[WidthRole] = ["hidden" if self.grows else "fixed" for _ in linear]
+        if self.grows:
+            roles[-1] = "readout"
+        else:
+            roles[0] = "state"
+        return linear_roles(**{name: (linear[name], role) for name, role in zip(linear, roles, strict=True)})
+
+
+class MLPHead(_MLP):
     """D -> width -> ReLU -> num_classes: LRA's own head.
 
     Source: Tay et al. 2021.
@@ -40,32 +62,22 @@ class MLPHead(nn.Sequential):
     per_example = 1
 
     def __init__(self, d_model: int, num_classes: int, width: int | None = None) -> None:
-        hidden = _positive(width, d_model)
-        super().__init__(nn.Linear(d_model, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
-        self.grows = width is None
-
-    def width_roles(self) -> dict[str, WidthRole]:
-        """A given width does not grow with the model's."""
-        roles: tuple[WidthRole, ...] = ("hidden", "readout") if self.grows else ("state", "fixed")
-        return _linear_roles(self, roles)
+        super().__init__([d_model, width or d_model, num_classes], nn.ReLU, grows=width is None)
 
 
-class NLIHead(nn.Sequential):
+class NLIHead(_MLP):
     """[x, y, x − y, x · y] (4D) -> D -> GELU -> num_classes: the public S4 code's head for Retrieval."""
 
     per_example = 2
 
     def __init__(self, d_model: int, num_classes: int) -> None:
-        super().__init__(nn.Linear(4 * d_model, d_model), nn.GELU(), nn.Linear(d_model, num_classes))
+        super().__init__([4 * d_model, d_model, num_classes], nn.GELU)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(torch.cat([x, y, x - y, x * y], -1))
 
-    def width_roles(self) -> dict[str, WidthRole]:
-        return _linear_roles(self, ("hidden", "readout"))
 
-
-class LRAPairHead(nn.Sequential):
+class LRAPairHead(_MLP):
     """[x, y] (2D) -> width -> ReLU -> width/2 -> ReLU -> num_classes: LRA's own head for pairs.
 
     Source: Tay et al. 2021, for Retrieval.
@@ -79,18 +91,11 @@ class LRAPairHead(nn.Sequential):
     per_example = 2
 
     def __init__(self, d_model: int, num_classes: int, width: int | None = None) -> None:
-        hidden = _positive(width, d_model)
-        half = nn.Linear(hidden, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, num_classes)
-        super().__init__(nn.Linear(2 * d_model, hidden), nn.ReLU(), *half)
-        self.grows = width is None
+        hidden = width or d_model
+        super().__init__([2 * d_model, hidden, hidden // 2, num_classes], nn.ReLU, grows=width is None)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(torch.cat([x, y], -1))
-
-    def width_roles(self) -> dict[str, WidthRole]:
-        """A given width does not grow with the model's."""
-        roles: tuple[WidthRole, ...] = ("hidden", "hidden", "readout") if self.grows else ("state", "fixed", "fixed")
-        return _linear_roles(self, roles)
 
 
 class LogitPairHead(nn.Module):
@@ -114,15 +119,3 @@ class LogitPairHead(nn.Module):
     def width_roles(self) -> dict[str, WidthRole]:
         """`each` declares its own roles; the other sizes are the number of logits and fixed numbers."""
         return {name: "fixed" for name, _ in self.named_parameters() if name.startswith("match.")}
-
-
-def _positive(width: int | None, d_model: int) -> int:
-    if width is not None and width < 1:
-        raise ValueError(f"head width is {width}; it must be at least 1, or None for d_model")
-    return d_model if width is None else width
-
-
-def _linear_roles(maps: nn.Sequential, roles: Sequence[WidthRole]) -> dict[str, WidthRole]:
-    """Return the roles of a head's linear maps, given in their order."""
-    linear = [name for name, module in maps.named_children() if isinstance(module, nn.Linear)]
-    return linear_roles(**{name: (maps[int(name)], role) for name, role in zip(linear, roles, strict=True)})

@@ -194,7 +194,7 @@ class LanguageModel(Pretrained):
         return generation.ids
 
     def width_roles(self) -> dict[str, WidthRole]:
-        return {} if self.head is None else {"head.weight": "readout"}
+        return {"head.weight": "readout"}
 
     def scales_of_a_tied_readout(self) -> list[str]:
         """Return the parameters that scale the input of a head tied to the embedding: the last norm's.

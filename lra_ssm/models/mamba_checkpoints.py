@@ -33,6 +33,10 @@ _STATE_SPACES = {
 }  # fmt: skip
 
 
+# The only values that can be read, by either layout's names.
+_NEEDED = {"d_intermediate": 0, "attn_layer_idx": [], "hidden_act": "silu", "layer_norm_epsilon": 1e-5}
+
+
 def network_of_mamba(config: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     """Return the `LanguageModel`'s specification for a config.json of either layout, or None for another layout.
 
@@ -40,11 +44,14 @@ def network_of_mamba(config: Mapping[str, Any], where: str) -> dict[str, Any] | 
     """
     named = next((kind for kind in KINDS if config.get("model_type") == kind.model_type), None)
     if named is not None:
-        kind, values = named, _from_transformers(config, named, where)
+        kind, values = named, _from_transformers(config, named)
     elif {"d_model", "n_layer"} <= config.keys() and "model_type" not in config:
         kind, values = _from_state_spaces(config, where)
     else:
         return None
+    for name, needed in {**_NEEDED, **kind.needed}.items():
+        if values.get(name, needed) != needed:
+            raise InputError(f"{where}: {name} is {values[name]!r}; only {needed!r} can be read")
     D, E = values["d_model"], values.get("d_inner", int(values["expand"] * values["d_model"]))
     vocabulary, multiple = values["vocab_size"], values["pad_vocab_size_multiple"]
     sizes = (D, E, values["n_layer"], values["d_state"], values["d_conv"], vocabulary, multiple)
@@ -65,16 +72,12 @@ def network_of_mamba(config: Mapping[str, Any], where: str) -> dict[str, Any] | 
     return {"class_path": "lra_ssm.models.LanguageModel", "init_args": arguments}
 
 
-def _from_transformers(config: Mapping[str, Any], kind: Kind, where: str) -> dict[str, Any]:
+def _from_transformers(config: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
     """Return the settings of a -hf config.json by state-spaces' names."""
-    limit = config.get("time_step_limit")
-    if isinstance(limit, list):  # transformers writes infinity, which JSON lacks, as {"__float__": "Infinity"}
-        limit = [float("inf") if x == {"__float__": "Infinity"} else x for x in limit]
-        config = {**config, "time_step_limit": limit}
-    values = _settings(config, kind.hf, where, strict=False)
-    _require(values, where, layer_norm_epsilon=1e-5, **kind.hf_needed)
-    if values["hidden_act"] not in ("silu", "swish"):
-        raise InputError(f"{where}: hidden_act is {values['hidden_act']!r}; only 'silu' can be read")
+    values = {name: config.get(name, default) for name, default in kind.hf.items()}
+    if "time_step_limit" in values:  # transformers writes infinity, which JSON lacks, as {"__float__": "Infinity"}
+        limit = values["time_step_limit"]
+        values["time_step_limit"] = [math.inf if x == {"__float__": "Infinity"} else x for x in limit]
     renamed = {name: values[hf_name] for name, hf_name in kind.hf_names.items()}
     inner = {"d_inner": config["intermediate_size"]} if kind is MAMBA and "intermediate_size" in config else {}
     return {**kind.ssm_cfg, **values, **renamed, **inner, "rms_norm": True, "pad_vocab_size_multiple": 1}
@@ -82,36 +85,20 @@ def _from_transformers(config: Mapping[str, Any], kind: Kind, where: str) -> dic
 
 def _from_state_spaces(config: Mapping[str, Any], where: str) -> tuple[Kind, dict[str, Any]]:
     """Return the kind and the settings of a state-spaces config.json."""
-    values = _settings(config, _STATE_SPACES, where, strict=True)
-    _require(values, where, d_intermediate=0, attn_layer_idx=[])
-    layer, ssm_cfg_where = values["ssm_cfg"].get("layer", MAMBA.ssm_layer), f"{where}: ssm_cfg"
+    values = _with_defaults(config, _STATE_SPACES, where)
+    layer = values["ssm_cfg"].get("layer", MAMBA.ssm_layer)
     kind = next((kind for kind in KINDS if kind.ssm_layer == layer), None)
     if kind is None:
         known = " and ".join(repr(kind.ssm_layer) for kind in KINDS)
-        raise InputError(f"{ssm_cfg_where}: layer is {layer!r}; only {known} can be read")
-    values |= _settings(values["ssm_cfg"], kind.ssm_cfg, ssm_cfg_where, strict=True)
-    _require(values, ssm_cfg_where, **kind.ssm_needed)
-    return kind, values
+        raise InputError(f"{where}: ssm_cfg: layer is {layer!r}; only {known} can be read")
+    return kind, values | _with_defaults(values["ssm_cfg"], kind.ssm_cfg, f"{where}: ssm_cfg")
 
 
-def _settings(config: Any, defaults: Mapping[str, Any], where: str, strict: bool) -> dict[str, Any]:
-    """Fill in a configuration's defaults; strict: an unknown setting is an error instead of being ignored."""
-    if not isinstance(config, Mapping):
-        raise InputError(f"{where} is a {type(config).__name__}, not settings by name")
-    for name, value in config.items():
-        if name not in defaults and strict:
-            raise InputError(f"{where} has a setting {name!r} ({value!r:.40}) that this version does not know")
-        kind = type(defaults.get(name, value))
-        fits = isinstance(value, (int, float) if kind is float or name == "expand" else kind) or name == "conv_init"
-        if name in defaults and not fits and not (defaults[name] == "auto" and isinstance(value, int)):
-            raise InputError(f"{where}: {name} is {value!r:.40}; expected the type of {defaults[name]!r}")
-    return {name: config.get(name, default) for name, default in defaults.items()}
-
-
-def _require(values: Mapping[str, Any], where: str, **needed: Any) -> None:
-    for name, value in needed.items():
-        if values[name] != value:
-            raise InputError(f"{where}: {name} is {values[name]!r}; only {value!r} can be read")
+def _with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Fill in a configuration's defaults. Raises InputError for an unknown setting."""
+    for name in config.keys() - defaults.keys():
+        raise InputError(f"{where} has a setting {name!r} ({config[name]!r:.40}) that this version does not know")
+    return {**defaults, **config}
 
 
 def _kind_of(names: Iterable[str]) -> Kind:
@@ -171,6 +158,10 @@ def normalized(tensors: Mapping[str, Tensor], tied: bool, where: str) -> dict[st
     return renamed
 
 
+# Arguments of our layers and blocks: the only values that transformers has.
+_HF_HAS = {"bidirectional": False, "parameterization": "exp", "norm": "rms", "prenorm": True, "glu": False}
+
+
 def hf_config(network: Mapping[str, Any], end_of_text: int | None, where: str) -> dict[str, Any]:
     """Return the config.json of transformers' MambaForCausalLM or Mamba2ForCausalLM for a network's specification.
 
@@ -214,10 +205,9 @@ def _unsupported_reason(kind: Kind, network: Mapping[str, Any], layer: Any, bloc
         if not isinstance(spec, Mapping) or spec.get("class_path") != needed:
             path = spec.get("class_path") if isinstance(spec, Mapping) else "several kinds of layers or blocks"
             return f"it has {path}, not {needed}"
-    for values, needed_here in ((layer["init_args"], kind.layer_needed), (block["init_args"], kind.block_needed)):
-        for name, value in needed_here.items():
-            if values[name] != value:
-                return f"{name} is {values[name]!r}, not {value!r}"
+    for name, value in {**layer["init_args"], **block["init_args"]}.items():
+        if name in _HF_HAS and value != _HF_HAS[name]:
+            return f"{name} is {value!r}, not {_HF_HAS[name]!r}"
     if not float(block["init_args"]["expand"]).is_integer():
         return f"expand is {block['init_args']['expand']}, not a whole number"
     return ""

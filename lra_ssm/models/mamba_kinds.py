@@ -23,12 +23,9 @@ class Kind(NamedTuple):
     ssm_cfg: dict[str, Any]  # state-spaces' settings with their defaults
     hf: dict[str, Any]  # transformers'
     hf_names: dict[str, str]  # state-spaces' name -> transformers'
-    ssm_needed: dict[str, Any]  # in ssm_cfg: the only values that can be read
-    hf_needed: dict[str, Any]
+    needed: dict[str, Any]  # state-spaces' name -> the only value that can be read
     layer_arguments: Callable[[dict[str, Any], str], dict[str, Any]]  # from settings by state-spaces' names
     hf_arguments: Callable[[Mapping[str, Any], int], dict[str, Any]]  # from the layer's arguments and E
-    layer_needed: dict[str, Any]  # arguments of our layer: the only values that transformers has
-    block_needed: dict[str, Any]
     names: dict[str, str]  # name in transformers -> our name, within a block
     joined: dict[str, tuple[str, ...]]  # name in transformers -> our names, whose tensors are concatenated
 
@@ -73,12 +70,9 @@ MAMBA = Kind(
         "time_step_min": 1e-3, "time_step_max": 0.1,
     },
     hf_names={**_HF_NAMES, "dt_rank": "time_step_rank"},
-    ssm_needed={},
-    hf_needed={},
+    needed={},
     layer_arguments=_S6,
     hf_arguments=lambda S6, E: {"time_step_rank": S6["delta_rank"] or math.ceil(E / 16), "intermediate_size": E},
-    layer_needed={"bidirectional": False, "parameterization": "exp"},
-    block_needed={"norm": "rms", "prenorm": True, "glu": False},
     names={
         **_NAMES,
         "mixer.in_proj.weight": "in_proj.weight",
@@ -126,15 +120,12 @@ MAMBA2 = Kind(
         "use_conv_bias": True, "hidden_act": "silu", "residual_in_fp32": True, "tie_word_embeddings": False,
         "time_step_min": 1e-3, "time_step_max": 0.1, "time_step_limit": [0.0, math.inf],
     },
-    hf_names={**_HF_NAMES, "headdim": "head_dim", "ngroups": "n_groups"},
-    ssm_needed={
+    hf_names={**_HF_NAMES, "headdim": "head_dim", "ngroups": "n_groups", "dt_limit": "time_step_limit"},
+    needed={
         "d_ssm": None, "D_has_hdim": False, "rmsnorm": True, "norm_before_gate": False, "dt_limit": [0.0, math.inf],
     },
-    hf_needed={"time_step_limit": [0.0, math.inf]},
     layer_arguments=_SSD,
     hf_arguments=_hf_of_SSD,
-    layer_needed={"bidirectional": False, "parameterization": "exp"},
-    block_needed={"norm": "rms", "prenorm": True},
     names={**_NAMES, "mixer.dt_bias": "layer.delta_bias", "mixer.norm.weight": "gated_norm.weight"},
     joined={  # (2 E + 2 G N + H, D)
         f"mixer.in_proj.{name}": (f"in_proj.{name}", f"delta_proj.{name}") for name in ("weight", "bias")

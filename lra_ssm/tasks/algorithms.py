@@ -81,9 +81,6 @@ def optimizer_of(
     if not issubclass(cls, Optimizer):
         raise InputError(f"algorithm {name} is not a torch.optim.Optimizer")
     arguments, parameters = dict(arguments or {}), keyword_parameters(cls)
-    for setting in _SETTINGS:
-        if setting in arguments:
-            raise InputError(f"arguments.{setting}: set optimizer.{setting} instead")
     check_arguments(cls, arguments, f"algorithm {name}", "arguments", given=("params", *_SETTINGS))
     if cls is not Muon and "betas" not in parameters and betas != USUAL_BETAS:
         raise InputError(f"betas is {list(betas)}, but algorithm {name} does not take betas")
@@ -169,7 +166,7 @@ class MuonWithAdamW(Optimizer):
         muon_groups = [group for group in groups if group["algorithm"] == "Muon"]
         adamw_groups = [group for group in groups if group["algorithm"] == "AdamW"]
         if not muon_groups:
-            raise InputError("algorithm Muon: no hidden matrix found, an nn.Linear of role base in a block")
+            raise ValueError("no hidden matrix found, an nn.Linear of role base in a block")
         # Each writes its defaults into its groups, which are also this optimizer's.
         self._parts: list[Optimizer] = [Muon(muon_groups, **{"adjust_lr_fn": "match_rms_adamw", **arguments})]
         if adamw_groups:

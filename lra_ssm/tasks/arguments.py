@@ -1,7 +1,6 @@
 """Classes that settings name by import path, and their arguments."""
 
 import inspect
-import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -14,9 +13,7 @@ def import_class(path: str, kind: str) -> type[Any]:
     try:
         imported = import_object(path, kind)
     except ValueError as error:
-        module, _, name = path.rpartition(".")
-        suggestion = hint(name, getattr(sys.modules.get(module), "__all__", ()))
-        raise InputError(f"{error}{f'; {suggestion}' if suggestion.startswith('did') else ''}") from error
+        raise InputError(str(error)) from error
     if not inspect.isclass(imported):
         raise InputError(f"{kind} {path} is not a class")
     return imported
@@ -31,28 +28,20 @@ def keyword_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parame
 def check_arguments(
     function: Callable[..., Any], arguments: Mapping[str, Any], label: str, setting: str, given: Collection[str]
 ) -> None:
-    """Check that a function takes these arguments next to the ones that are always given, and that none is missing.
+    """Check that a function takes these arguments next to the ones that are always given. Raises InputError.
 
-    what, setting: names of the function and of the setting that holds the arguments, for messages. Raises InputError.
+    label, setting: names of the function and of the setting that holds the arguments, for messages.
     """
-    parameters = keyword_parameters(function)
-    settable = [name for name in parameters if name not in given]
+    settable = [name for name in keyword_parameters(function) if name not in given]
     any_name = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
     for name in arguments:
         if name in given or not (name in settable or any_name):
             raise InputError(f"{label} does not take {setting}.{name}; {hint(name, settable, 'it takes')}")
-    missing = [
-        name for name in settable if parameters[name].default is inspect.Parameter.empty and name not in arguments
-    ]
-    if missing:
-        raise InputError(f"{label} needs {', '.join(f'{setting}.{name}' for name in missing)}")
 
 
 def build(cls: Callable[..., Any], label: str, *positional: Any, **arguments: Any) -> Any:
-    """Build an instance. Raises InputError if the constructor refuses a value."""
+    """Build an instance. Raises InputError if the constructor misses an argument or refuses a value."""
     try:
         return cls(*positional, **arguments)
-    except InputError:
-        raise
     except (TypeError, ValueError) as error:
         raise InputError(f"{label}: {error}") from error

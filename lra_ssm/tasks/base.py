@@ -3,15 +3,17 @@
 Shapes: B batch, L length.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
+from torchmetrics import Metric
 
 from lra_ssm.errors import InputError
 from lra_ssm.layers import NetworkSpec, check_lengths
@@ -20,7 +22,7 @@ from lra_ssm.layers.norms import world_size
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.algorithms import muon_names, update_rule
 from lra_ssm.tasks.averaging import AverageWeights
-from lra_ssm.tasks.metrics import Metrics, build_metrics, metric_specs
+from lra_ssm.tasks.metrics import Metrics, MetricSpec, build_metrics, metric_specs
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule, parameter_rates
 from lra_ssm.tasks.sharding import shard
 from lra_ssm.width.scaling import Factors, WidthSettings, scale_initial_values, width_factors, width_of
@@ -36,7 +38,7 @@ class NetworkTask(L.LightningModule):
             to another. None leaves the model and its rates as they are.
     """
 
-    own_metrics: tuple[str, ...] = ("loss",)  # names that a task always logs for a split
+    in_progress_bar: tuple[str, ...] = ("loss",)  # what it shows of the metrics of validation and test
 
     def __init__(
         self,
@@ -51,6 +53,8 @@ class NetworkTask(L.LightningModule):
         check_call(self.network, "network", "inputs", "lengths")
         parameter_rates(self.network, optimizer)  # refuses roles without settings before data is read
         self.optimizer_settings = optimizer
+        self.metric_specs: dict[str, MetricSpec] = {}
+        self.metrics = nn.ModuleDict({"val": nn.ModuleDict(), "test": nn.ModuleDict()})
         hyperparameters = {"network": spec.as_dict(), "optimizer": asdict(optimizer)}
         self.save_hyperparameters(hyperparameters if width is None else {**hyperparameters, "width": asdict(width)})
         self.width_factors: dict[str, Factors] | None = None
@@ -100,22 +104,60 @@ class NetworkTask(L.LightningModule):
                 assert sorted(renumbered[number] for number in group["params"]) == sorted(order)
                 group["params"] = order
 
-    def take_metrics(self, metrics: Metrics | None) -> None:
-        """Build further metrics of validation and test from specifications by name.
+    def keep_metrics(self, build: Callable[[], Mapping[str, Metric]]) -> None:
+        """Keep metrics of validation and of test, by the names under which they are logged; `build` makes one set."""
+        for split in ("val", "test"):
+            self.metrics[split] = nn.ModuleDict({**build(), **build_metrics(self.metric_specs)})
 
-        Raises InputError for a name that the task logs itself, and ValueError for an invalid specification.
+    def take_metrics(self, metrics: Metrics | None, build: Callable[[], Mapping[str, Metric]]) -> None:
+        """Keep the task's own metrics, and further ones from specifications, which `evaluate` has to update.
+
+        Raises InputError for a name that the task has itself, and ValueError for an invalid specification.
         """
-        self.metric_specs = metric_specs(metrics, self.own_metrics)
-        self.val_metrics, self.test_metrics = build_metrics(self.metric_specs), build_metrics(self.metric_specs)
+        self.metric_specs = metric_specs(metrics, build())
         specs = {name: spec.as_dict() for name, spec in self.metric_specs.items()}
         self.save_hyperparameters({"metrics": specs or None})
+        self.keep_metrics(build)
 
-    def log_metrics(self, split: str, predictions: Tensor, targets: Tensor) -> None:
-        """Update the metrics with a batch, in which every example counts once on all devices."""
-        metrics: Any = self.val_metrics if split == "val" else self.test_metrics
-        for name, metric in metrics.items():
-            metric.update(predictions, targets)
-            self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True, batch_size=len(targets))
+    def evaluate(self, batch: Any, metrics: Mapping[str, Any]) -> None:
+        """Update a split's metrics with a batch, in which every example counts once on all devices."""
+        raise NotImplementedError
+
+    def results(self, split: str) -> dict[str, Tensor]:
+        """Return what is logged of a split, by name, from its updated metrics."""
+        return {name: metric.compute() for name, metric in self._of_split(split).items() if metric.update_called}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.evaluate(batch, self._of_split("val"))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.evaluate(batch, self._of_split("test"))
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_results("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_results("test")
+
+    def _of_split(self, split: str) -> Mapping[str, Any]:
+        return cast(Mapping[str, Any], self.metrics[split])
+
+    def _log_results(self, split: str) -> None:
+        for name, value in self.results(split).items():
+            # All processes have the same value; without sync_dist Lightning would warn.
+            self.log(f"{split}/{name}", value.float(), prog_bar=name in self.in_progress_bar, sync_dist=True)
+        for metric in self._of_split(split).values():
+            metric.reset()
+
+    def log_mean_loss(self, total: Tensor, count: Tensor, batch_size: int) -> Tensor:
+        """Log a training batch's mean loss over all devices, and return what to differentiate.
+
+        total, count: this process's sum of losses () and the number () that it is divided by.
+        """
+        (loss, number), size = all_reduce_sums(total.detach(), count)
+        number = number + (number == 0)
+        self.log("train/loss", loss / number, batch_size=batch_size)
+        return total * (size / number)  # DDP averages the gradients of all processes
 
     def try_metrics(self, predictions: Tensor, targets: Tensor) -> None:
         """Check that each metric takes such a batch and gives a single number. Raises InputError."""

@@ -4,6 +4,7 @@ Shapes: B batch, L length.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from lra_ssm.errors import InputError
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
-from lra_ssm.tasks.base import NetworkTask, all_reduce_sums, ddp_loss_weight, unpack
+from lra_ssm.tasks.base import NetworkTask, ddp_loss_weight, unpack
 from lra_ssm.tasks.metrics import Mean, Metrics
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
 from lra_ssm.width.scaling import WidthSettings
@@ -41,8 +42,7 @@ class Classification(NetworkTask):
         InputError: label_smoothing is out of range, a class weight is not above 0, or a metric is not valid.
     """
 
-    own_metrics = ("loss", "accuracy")
-
+    in_progress_bar = ("accuracy",)
     class_weights: Tensor | None
 
     def __init__(
@@ -63,9 +63,7 @@ class Classification(NetworkTask):
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("class_weights", weights, persistent=False)
         self.save_hyperparameters({"label_smoothing": self.label_smoothing, "class_weights": class_weights})
-        self.take_metrics(metrics)
-        self.val_loss, self.test_loss = Mean(), Mean()
-        self.val_accuracy, self.test_accuracy = Mean(), Mean()
+        self.take_metrics(metrics, lambda: {"loss": Mean(), "accuracy": Mean()})
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         logits = self.network(inputs, lengths)
@@ -106,34 +104,20 @@ class Classification(NetworkTask):
             mean = self.loss(logits, labels)
             self.log("train/loss", mean, batch_size=len(labels))
             loss = mean * ddp_loss_weight(len(labels), labels)
-        else:
-            loss = self._weighted_loss(logits, labels, self.class_weights)
+        else:  # the mean over all devices, whose sums of weights differ
+            weights, smoothing = self.class_weights, self.label_smoothing
+            total = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=smoothing)
+            loss = self.log_mean_loss(total, weights[labels].sum(), len(labels))
         self.log("train/accuracy", _correct(logits, labels).mean(), batch_size=len(labels))
         return loss
 
-    def _weighted_loss(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        """Return the weighted mean over the batch of all devices, whose sums of weights differ."""
-        total = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=self.label_smoothing)
-        (loss, counts), world_size = all_reduce_sums(total.detach(), weights[labels].sum())
-        self.log("train/loss", loss / counts, batch_size=len(labels))
-        return total * (world_size / counts)  # DDP averages the gradients of all processes
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, "val", self.val_loss, self.val_accuracy)
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, "test", self.test_loss, self.test_accuracy)
-
-    def _evaluate(self, batch: Any, split: str, mean_loss: Mean, accuracy: Mean) -> None:
-        """Count every example once, whatever the sizes of batches and the shares of devices."""
+    def evaluate(self, batch: Any, metrics: Mapping[str, Any]) -> None:
         inputs, lengths, labels = _examples(batch)
         logits = self(inputs, lengths)
-        size = len(labels)
-        mean_loss(F.cross_entropy(logits, labels), weight=size)
-        accuracy(_correct(logits, labels))
-        self.log_metrics(split, logits, labels)
-        self.log(f"{split}/loss", mean_loss, on_step=False, on_epoch=True, batch_size=size)
-        self.log(f"{split}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
+        metrics["loss"].update(F.cross_entropy(logits, labels), weight=len(labels))
+        metrics["accuracy"].update(_correct(logits, labels))
+        for name in self.metric_specs:
+            metrics[name].update(logits, labels)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return probabilities (B, num_classes)."""

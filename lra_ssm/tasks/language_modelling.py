@@ -4,9 +4,11 @@ Shapes: B batch, L length, V vocabulary.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
@@ -15,12 +17,12 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers.attention import Attention
 from lra_ssm.layers.blocks import supported_kwargs
 from lra_ssm.layers.contract import wrong_output
+from lra_ssm.layers.norms import world_size
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.models.language_model import NOT_SCORED
-from lra_ssm.tasks.base import NetworkTask, all_reduce_sums
+from lra_ssm.tasks.base import NetworkTask
 from lra_ssm.tasks.metrics import TokenLoss
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
-from lra_ssm.tasks.state_sync import gather_rows, local_rows
 from lra_ssm.width.scaling import WidthSettings
 
 
@@ -58,6 +60,7 @@ class LanguageModelling(NetworkTask):
     """
 
     predicts_classes = False  # predictions.csv has values: a log-likelihood per position
+    in_progress_bar = ("loss", "perplexity", "bits_per_byte", "word_perplexity")
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class LanguageModelling(NetworkTask):
         width: WidthSettings | None = None,
     ) -> None:
         super().__init__(network, optimizer, width)
-        self.val_tokens, self.test_tokens = TokenLoss(), TokenLoss()
+        self.keep_metrics(lambda: {"tokens": TokenLoss()})
         self._carried: dict[str, Any] = {}  # states by mode, "train" or "eval"
 
     def tokens_of(self, batch: Any) -> Tensor | int:
@@ -99,17 +102,7 @@ class LanguageModelling(NetworkTask):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         tokens = unpack_tokens(batch)
         total = self._carry(tokens, "train", reduction="sum")
-        scored = (tokens.targets != NOT_SCORED).sum()
-        (nll, count), world_size = all_reduce_sums(total.detach(), scored)
-        count = count.clamp(min=1)
-        self.log("train/loss", nll / count, batch_size=len(tokens.inputs))
-        return total * (world_size / count)  # DDP averages the gradients of all processes
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, self.val_tokens)
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, self.test_tokens)
+        return self.log_mean_loss(total, (tokens.targets != NOT_SCORED).sum(), len(tokens.inputs))
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return log p of the targets: (B, L, 1), 0 where nothing is scored."""
@@ -188,33 +181,20 @@ class LanguageModelling(NetworkTask):
             raise wrong_output(self.network, logits, tokens.inputs, rule, "inputs")
         return logits, state
 
-    def _evaluate(self, batch: Any, metric: TokenLoss) -> None:
+    def evaluate(self, batch: Any, metrics: Mapping[str, Any]) -> None:
         tokens = unpack_tokens(batch)
-        nll = self._carry(tokens, "eval")
-        metric.update(nll, tokens.targets != NOT_SCORED)
+        metrics["tokens"].update(self._carry(tokens, "eval"), tokens.targets != NOT_SCORED)
 
-    def on_validation_epoch_end(self) -> None:
-        self._log_split("val", self.val_tokens)
-
-    def on_test_epoch_end(self) -> None:
-        self._log_split("test", self.test_tokens)
-
-    def _log_split(self, split: str, metric: TokenLoss) -> None:
-        nll, tokens = metric.compute()
-        metric.reset()
-        loss = nll / tokens
-        values = {"loss": loss, "perplexity": loss.exp()}
+    def results(self, split: str) -> dict[str, Tensor]:
+        nll, tokens = super().results(split)["tokens"]
+        values = {"loss": nll / tokens, "perplexity": (nll / tokens).exp()}
         data = getattr(self._trainer, "datamodule", None)
         counts = getattr(data, "text_counts", None)
-        if counts is not None:
-            text = counts(split)
-            if text.tokens == int(tokens):  # exactly the whole split was scored
-                if getattr(data, "is_word_level", False):
-                    values["word_perplexity"] = (nll / text.words).exp()
-                values["bits_per_byte"] = nll / (text.bytes * math.log(2))
-        # All processes have the same values; without sync_dist Lightning would warn.
-        values = {f"{split}/{name}": value.float() for name, value in values.items()}
-        self.log_dict(values, prog_bar=True, sync_dist=True)
+        if counts is not None and (text := counts(split)).tokens == int(tokens):  # exactly the whole split was scored
+            if getattr(data, "is_word_level", False):
+                values["word_perplexity"] = (nll / text.words).exp()
+            values["bits_per_byte"] = nll / (text.bytes * math.log(2))
+        return values
 
 
 def unpack_tokens(batch: Any) -> Tokens:
@@ -228,3 +208,32 @@ def unpack_tokens(batch: Any) -> Tokens:
         "a batch of text is (inputs, targets, reset, lengths), with a target for each token of the inputs; the data"
         " gives another form: the tasks for classes and real targets are Classification and Regression"
     )
+
+
+# Carried states in checkpoints are those of all processes, so that any number of processes can continue with them. Row
+# r of a global batch is row r // W of process r % W (W processes, B rows per process).
+
+
+def gather_rows(state: Tensor) -> Tensor:
+    """Gather one process's rows (B, …) into those of the global batch (B · W, …), on the CPU; every process calls it.
+
+    Attention's caches (B, T, …) may have another T in each process; shorter ones get empty slots in front, position −1.
+    """
+    if world_size() > 1:
+        local = torch.view_as_real(state) if state.is_complex() else state  # gloo does not send complex numbers
+        local = local.contiguous()
+        if local.dim() > 1:
+            longest = torch.tensor(local.shape[1], device=local.device)
+            dist.all_reduce(longest, dist.ReduceOp.MAX)
+            padding_shape = (len(local), int(longest) - local.shape[1], *local.shape[2:])
+            local = torch.cat([local.new_full(padding_shape, 0 if local.is_floating_point() else -1), local], dim=1)
+        parts = [torch.empty_like(local) for _ in range(world_size())]
+        dist.all_gather(parts, local)
+        rows = torch.stack(parts, dim=1).flatten(0, 1)
+        state = torch.view_as_complex(rows) if state.is_complex() else rows
+    return state.cpu()
+
+
+def local_rows(state: Tensor) -> Tensor:
+    """Return this process's rows of the global batch."""
+    return state.clone() if world_size() == 1 else state[dist.get_rank() :: world_size()].clone()

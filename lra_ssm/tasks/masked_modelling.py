@@ -3,6 +3,7 @@
 Shapes: B batch, L length, V classes, C features per position, n scored positions.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class MaskedModelling(NetworkTask):
     """
 
     predicts_classes = False  # so predictions.csv has values: a log-likelihood, or an error, per position
-    own_metrics = ("loss", "accuracy")
+    in_progress_bar = ("loss", "accuracy")
 
     def __init__(
         self,
@@ -59,8 +60,7 @@ class MaskedModelling(NetworkTask):
             raise InputError(f"model.accuracy_up_to is {self.ends}; it must be rising positions from 1 on")
         self.save_hyperparameters({"accuracy_up_to": accuracy_up_to})
         names = ["loss", "accuracy", *(f"accuracy_{end}" for end in self.ends)]
-        self.val_means = torch.nn.ModuleDict({name: Mean() for name in names})
-        self.test_means = torch.nn.ModuleDict({name: Mean() for name in names})
+        self.keep_metrics(lambda: {name: Mean() for name in names})
 
     def predicts_next(self, data: Any) -> bool:
         """Return whether later positions hold what a position is to predict: then no layer may look ahead."""
@@ -84,21 +84,11 @@ class MaskedModelling(NetworkTask):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         losses, correct, _ = self._scored(_unpack_targets(batch))
-        total, size = losses.sum(), len(batch[0])
-        (loss, hits, count), world_size = all_reduce_sums(
-            total.detach(), correct.sum(), torch.tensor(float(len(losses)), device=total.device)
-        )
-        count = count.clamp(min=1)
-        self.log("train/loss", loss / count, batch_size=size)
+        count, size = torch.tensor(float(len(losses)), device=losses.device), len(batch[0])
         if not batch[1].is_floating_point():
-            self.log("train/accuracy", hits / count, batch_size=size)
-        return total * (world_size / count)  # DDP averages the gradients of all processes
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, self.val_means)
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, self.test_means)
+            (hits, number), _ = all_reduce_sums(correct.sum(), count)
+            self.log("train/accuracy", hits / number.clamp(min=1), batch_size=size)
+        return self.log_mean_loss(losses.sum(), count, size)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return log p of the targets, or minus the absolute error: (B, L, 1), 0 where nothing is scored."""
@@ -108,35 +98,21 @@ class MaskedModelling(NetworkTask):
         out[scored] = -losses
         return out.unsqueeze(-1)
 
-    def _evaluate(self, batch: Any, means: torch.nn.ModuleDict) -> None:
-        """Count every scored position once, whatever the sizes of batches and the shares of devices."""
+    def evaluate(self, batch: Any, metrics: Mapping[str, Any]) -> None:
         tokens = _unpack_targets(batch)
         losses, correct, scored = self._scored(tokens)
+        metrics["loss"].update(losses)
+        if tokens.targets.is_floating_point():
+            return
+        metrics["accuracy"].update(correct)
         positions = scored.nonzero()[:, 1]
-        parts: dict[str, Tensor] = {"loss": losses}
-        if not tokens.targets.is_floating_point():
-            parts["accuracy"] = correct
-            for start, end in zip([0, *self.ends], self.ends, strict=False):
-                parts[f"accuracy_{end}"] = correct[(positions >= start) & (positions < end)]
-        for name, values in parts.items():
-            metric: Any = means[name]
-            metric.update(values)
+        for start, end in zip([0, *self.ends], self.ends, strict=False):
+            metrics[f"accuracy_{end}"].update(correct[(positions >= start) & (positions < end)])
 
-    def on_validation_epoch_end(self) -> None:
-        self._log_means("val", self.val_means)
-
-    def on_test_epoch_end(self) -> None:
-        self._log_means("test", self.test_means)
-
-    def _log_means(self, split: str, means: Any) -> None:
-        """Log each mean over all devices, except those of no position: a split may be shorter than `accuracy_up_to`."""
-        values = {name: metric.compute() for name, metric in means.items() if metric.update_called}
-        in_progress_bar = "accuracy" if "accuracy" in values else "loss"
-        for name, value in values.items():
-            if name in ("loss", "accuracy") or not value.isnan():
-                # All processes have the same value; without sync_dist Lightning would warn.
-                self.log(f"{split}/{name}", value, prog_bar=name == in_progress_bar, sync_dist=True)
-            means[name].reset()
+    def results(self, split: str) -> dict[str, Tensor]:
+        """Leave out places without a scored position: a split may be shorter than `accuracy_up_to`."""
+        values = super().results(split)
+        return {name: value for name, value in values.items() if name in self.in_progress_bar or not value.isnan()}
 
     def _scored(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss (n,) of each scored position, whether it is right (n,) float, and the scored mask (B, L)."""

@@ -1,6 +1,6 @@
 """Metrics over a whole split, whose sums are exact in networks of any precision."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ class MetricSpec(ModuleSpec):
     kind, builder_gives = "metric", ()
 
 
-def metric_specs(metrics: Mapping[str, Any] | None, taken: Sequence[str]) -> dict[str, MetricSpec]:
+def metric_specs(metrics: Mapping[str, Any] | None, taken: Collection[str]) -> dict[str, MetricSpec]:
     """Return specifications by name. Raises InputError for a name in `taken`, which the task logs itself."""
     specs = {name: MetricSpec.of(metric) for name, metric in (metrics or {}).items()}
     for name in specs:

@@ -125,18 +125,8 @@ class OptimizerSettings:
 
     @classmethod
     def of(cls, settings: "OptimizerSettings | Mapping[str, Any]") -> "OptimizerSettings":
-        """Make settings from themselves or from values by name. Raises ValueError for unknown names."""
-        if isinstance(settings, OptimizerSettings):
-            return settings
-        _check_names(settings, cls, "an optimizer setting")
-        return cls(**settings)
-
-
-def _check_names(settings: Mapping[str, Any], cls: type[OptimizerSettings | RoleSettings], label: str) -> None:
-    known = [field.name for field in fields(cls)]
-    for name in settings:
-        if name not in known:
-            raise ValueError(f"{name!r} is not {label}; {hint(name, known)}")
+        """Make settings from themselves or from values by name."""
+        return settings if isinstance(settings, OptimizerSettings) else cls(**settings)
 
 
 def _number(name: str, value: Any) -> Any:
@@ -153,7 +143,6 @@ def _role_settings(role: str, entry: RoleSettings | Mapping[str, Any]) -> RoleSe
     if not isinstance(entry, RoleSettings):
         if not isinstance(entry, Mapping):
             raise ValueError(f"roles.{role} is {entry!r}; give lr or lr_factor, and weight_decay: {{lr: 0.001}}")
-        _check_names(entry, RoleSettings, f"a setting of roles.{role}")
         entry = RoleSettings(**entry)
     if entry.lr is not None and entry.lr_factor is not None:
         raise ValueError(f"roles.{role} has lr {entry.lr} and lr_factor {entry.lr_factor}; set one of them to null")
@@ -239,21 +228,22 @@ def format_groups(groups: list[dict[str, Any]]) -> str:
     Columns: name, number of parameters, learning rate, weight decay; the algorithm if there are two; the factors of a
     width parameterization in rate, decay and epsilon.
     """
-    rows, has_algorithms = [], any("algorithm" in group for group in groups)
-    widened = any("width" in group for group in groups)
+    rows = []
     for number, group in enumerate(groups):
-        count = sum(p.numel() for p in group["params"])
-        rate = group.get("initial_lr", group["lr"])
-        name, rate = group.get("name", f"group {number}"), f"{rate:g}" if rate else "0 (frozen)"
-        algorithm = [group.get("algorithm", "")] if has_algorithms else []
-        width = group.get("width", {})
-        factors = [f"{width[key]:.3g}" for key in ("lr", "weight_decay", "eps")] if widened else []
-        kind = [width["kind"]] if widened else []
-        rows.append((name, *kind, f"{count:,}", rate, f"{group['weight_decay']:g}", *algorithm, *factors))
-    head = ["group", *(["width"] if widened else []), "parameters", "lr", "weight decay"]
-    head += ["algorithm"] if has_algorithms else []
-    head += ["× lr", "× decay", "× eps"] if widened else []
-    return table(head, rows, left=1 + widened, width=terminal_width())
+        rate, width = group.get("initial_lr", group["lr"]), group.get("width", {})
+        row = {
+            "group": group.get("name", f"group {number}"),
+            "width": width.get("kind", ""),
+            "parameters": f"{sum(p.numel() for p in group['params']):,}",
+            "lr": f"{rate:g}" if rate else "0 (frozen)",
+            "weight decay": f"{group['weight_decay']:g}",
+            "algorithm": group.get("algorithm", ""),
+        }
+        factors = {"× lr": "lr", "× decay": "weight_decay", "× eps": "eps"}
+        rows.append(row | {name: f"{width[key]:.3g}" if width else "" for name, key in factors.items()})
+    head = [name for name in rows[0] if any(row[name] for row in rows)]
+    cells = [[row[name] for name in head] for row in rows]
+    return table(head, cells, left=1 + ("width" in head), width=terminal_width())
 
 
 def optimizer_and_schedule(

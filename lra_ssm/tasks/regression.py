@@ -3,6 +3,7 @@
 Shapes: B batch, L length, K outputs.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -41,7 +42,6 @@ class Regression(NetworkTask):
     """
 
     predicts_classes = False  # predictions.csv has values, not probabilities
-    own_metrics = ("loss", "l2_error", "relative_error")
 
     def __init__(
         self,
@@ -51,9 +51,7 @@ class Regression(NetworkTask):
         width: WidthSettings | None = None,
     ) -> None:
         super().__init__(network, optimizer, width)
-        self.take_metrics(metrics)
-        self.val_loss, self.val_l2_error, self.val_relative_error = Mean(), Mean(), RelativeError()
-        self.test_loss, self.test_l2_error, self.test_relative_error = Mean(), Mean(), RelativeError()
+        self.take_metrics(metrics, lambda: {"loss": Mean(), "l2_error": Mean(), "relative_error": RelativeError()})
 
     def dry_run(self, batch: Any, num_classes: int | None = None) -> None:
         """Run the network and the metrics on a batch and build the optimizer, without a loss or logs.
@@ -71,25 +69,15 @@ class Regression(NetworkTask):
         self.log("train/loss", loss, batch_size=len(errors))
         return loss * ddp_loss_weight(len(errors), errors)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, "val", self.val_loss, self.val_l2_error, self.val_relative_error)
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, "test", self.test_loss, self.test_l2_error, self.test_relative_error)
-
-    def _evaluate(self, batch: Any, split: str, loss: Mean, l2_error: Mean, relative_error: RelativeError) -> None:
-        """Count every scored row once, whatever the sizes of batches and the shares of devices."""
+    def evaluate(self, batch: Any, metrics: Mapping[str, Any]) -> None:
         outputs, targets = self._scored(batch)
         errors = outputs - targets
         norms = errors.norm(dim=-1)
-        loss.update(errors.square())
-        l2_error.update(norms)
-        relative_error.update(norms, targets.norm(dim=-1))
-        self.log_metrics(split, outputs, targets)
-        size = len(errors)
-        self.log(f"{split}/loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
-        self.log(f"{split}/l2_error", l2_error, on_step=False, on_epoch=True, batch_size=size)
-        self.log(f"{split}/relative_error", relative_error, on_step=False, on_epoch=True, batch_size=size)
+        metrics["loss"].update(errors.square())
+        metrics["l2_error"].update(norms)
+        metrics["relative_error"].update(norms, targets.norm(dim=-1))
+        for name in self.metric_specs:
+            metrics[name].update(outputs, targets)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the network's outputs, (B, K) or (B, L, K)."""

@@ -16,9 +16,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lra_ssm.layers import parameter_roles
 from lra_ssm.layers.norms import BatchNorm
+from lra_ssm.layers.roles import NORMS
 from lra_ssm.models import Backbone
 
-_NORMS = (BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
 # Methods of a network that are called in place of its forward.
 _METHODS = ("negative_log_likelihood",)
 
@@ -55,7 +55,7 @@ def _float32_modules(unit: nn.Module, owners: set[nn.Module]) -> Iterator[nn.Mod
     for child in unit.children():
         if isinstance(child, FSDPModule):
             continue
-        if isinstance(child, _NORMS) or child in owners:
+        if isinstance(child, (BatchNorm, *NORMS)) or child in owners:
             yield child
         else:
             yield from _float32_modules(child, owners)

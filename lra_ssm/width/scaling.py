@@ -85,14 +85,8 @@ class WidthSettings:
 
     @classmethod
     def of(cls, settings: "WidthSettings | Mapping[str, Any] | None") -> "WidthSettings | None":
-        """Make settings from themselves, from values by name, or None. Raises ValueError for unknown names."""
-        if settings is None or isinstance(settings, WidthSettings):
-            return settings
-        known = list(inspect.signature(cls).parameters)
-        for name in settings:
-            if name not in known:
-                raise ValueError(f"{name!r} is not a setting of width; {hint(name, known)}")
-        return cls(**settings)
+        """Make settings from themselves, from values by name, or None."""
+        return settings if settings is None or isinstance(settings, WidthSettings) else cls(**settings)
 
     def exponents(self, optimizer: Optimizer = "adam") -> Parameterization:
         """Return the optimizer's exponents. Raises ValueError for own exponents that are not stable."""

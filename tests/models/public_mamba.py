@@ -1,4 +1,4 @@
-"""Mamba and Mamba-2 as their papers and public code have them, and folders of tiny such models.
+"""Folders of tiny Mamba and Mamba-2 models as public code writes them, and what transformers computes with them.
 
 D channels, E inner channels, N states, V vocabulary; R rank of Mamba's Δ projection; H heads of P channels and G groups
 of Mamba-2's.
@@ -9,12 +9,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn import functional as F
-
-from tests.layers.naive import convolved, rms_norm, states
 
 Sizes = dict[str, Any]
 SIZES = {"d": 12, "layers": 2, "vocabulary": 21, "W": 4, "expand": 2, "tied": True, "bias": False, "conv_bias": True,
@@ -60,51 +58,11 @@ def weights(s: Sizes, embedding: str = "embeddings") -> dict[str, Tensor]:
     return found | norm("backbone.norm_f") | ({} if s["tied"] else {"lm_head.weight": random(s["vocabulary"], D)})
 
 
-def convolution(own: dict[str, Tensor], u: Tensor) -> Tensor:
-    return F.silu(convolved(own["conv1d.weight"][:, 0].flip(1), u) + own.get("conv1d.bias", 0))
-
-
-def mamba(s: Sizes, own: dict[str, Tensor], h: Tensor) -> Tensor:
-    """in_proj's output -> what out_proj reads."""
-    u, z = h.chunk(2, -1)
-    v = convolution(own, u)
-    low, B, C = (v @ own["x_proj.weight"].T).split([s["R"], s["N"], s["N"]], -1)
-    delta = F.softplus(low @ own["dt_proj.weight"].T + own["dt_proj.bias"])[..., None]
-    state = states((-delta * own["A_log"].exp()).exp(), delta * B[..., None, :] * v[..., None])
-    return ((state * C[..., None, :]).sum(-1) + own["D"] * v) * F.silu(z)
-
-
-def mamba2(s: Sizes, own: dict[str, Tensor], h: Tensor) -> Tensor:
-    """in_proj's output -> what out_proj reads."""
-    E, N, P, G = s["expand"] * s["d"], s["N"], s["P"], s["G"]
-    H = E // P
-    z, u, delta = h.split([E, E + 2 * G * N, H], -1)
-    v, B, C = convolution(own, u).split([E, G * N, G * N], -1)
-    v = v.unflatten(-1, (H, P))
-    B, C = (x.unflatten(-1, (G, 1, N)).repeat_interleave(H // G, -3) for x in (B, C))  # of each head
-    delta = F.softplus(delta + own["dt_bias"])[..., None, None]
-    state = states((-delta * own["A_log"].exp()[:, None, None]).exp(), delta * B * v[..., None])
-    y = ((state * C).sum(-1) + own["D"][:, None] * v).flatten(-2)
-    return rms_norm((y * F.silu(z)).unflatten(-1, (G, -1))).flatten(-2) * own["norm.weight"]
-
-
-def logits(s: Sizes, w: dict[str, Tensor], ids: Tensor) -> Tensor:
-    """ids (batch, L) -> (batch, L, V), in float64."""
-    w = {name.replace("embedding.", "embeddings."): tensor.double() for name, tensor in w.items()}
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        if s["rms"]:
-            return rms_norm(x, w[f"{name}.weight"])
-        return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
-
-    x = w["backbone.embeddings.weight"][ids]
-    for i in range(s["layers"]):
-        p = f"backbone.layers.{i}.mixer."
-        own = {name.removeprefix(p): tensor for name, tensor in w.items() if name.startswith(p)}
-        h = norm(x, f"backbone.layers.{i}.norm") @ own["in_proj.weight"].T + own.get("in_proj.bias", 0)
-        y = (mamba if "R" in s else mamba2)(s, own, h)
-        x = x + y @ own["out_proj.weight"].T + own.get("out_proj.bias", 0)
-    return norm(x, "backbone.norm_f") @ w.get("lm_head.weight", w["backbone.embeddings.weight"]).T
+def logits(folder: Path, ids: Tensor) -> Tensor:
+    """Return what transformers' model in a folder gives: ids (batch, L) -> (batch, L, V)."""
+    transformers = pytest.importorskip("transformers", reason="transformers, which is compared, is not installed")
+    with torch.no_grad():
+        return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()(ids).logits
 
 
 def hf_folder(folder: Path, s: Sizes, dtype: torch.dtype = torch.float32, **settings: Any) -> dict[str, Tensor]:
@@ -130,27 +88,33 @@ def state_spaces_folder(folder: Path, s: Sizes, **settings: Any) -> dict[str, Te
     """Writes what mamba_ssm's save_pretrained does: a pickle, the tied head in it too; returns the tensors."""
     own = {"d_state": s["N"], "d_conv": s["W"], "expand": s["expand"], "bias": s["bias"], "conv_bias": s["conv_bias"]}
     if "P" in s:
-        multiple, own = 16, {**own, "layer": "Mamba2", "headdim": s["P"], "ngroups": s["G"]}
+        own |= {"layer": "Mamba2", "headdim": s["P"], "ngroups": s["G"]}
     else:
-        multiple, own = 8, {name: value for name, value in own.items() if value != _OF_MAMBA[name]}
+        own = {name: value for name, value in own.items() if value != _OF_MAMBA[name]}
         if s["R"] != math.ceil(s["d"] / 16):
             own["dt_rank"] = s["R"]
     config = {
         "d_model": s["d"], "n_layer": s["layers"], "vocab_size": s["vocabulary"],
-        "rms_norm": s["rms"], "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": multiple,
+        "rms_norm": s["rms"], "residual_in_fp32": True, "fused_add_norm": True,
+        "pad_vocab_size_multiple": _MULTIPLES["P" in s],
     }  # fmt: skip
     if "P" in s:
         config |= {"d_intermediate": 0, "attn_layer_idx": [], "attn_cfg": {}}
     if "P" in s or not s["tied"]:
         config["tie_embeddings"] = s["tied"]
-    more = settings.pop("ssm_cfg", {})
-    config["ssm_cfg"] = {**own, **more} if isinstance(more, dict) else more
-    padded = {**s, "vocabulary": math.ceil(s["vocabulary"] / multiple) * multiple}
-    tensors = weights(padded, embedding="embedding")
+    config["ssm_cfg"] = {**own, **settings.pop("ssm_cfg", {})}
+    tensors = weights(padded(s), embedding="embedding")
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**config, **settings}))
     torch.save({"lm_head.weight": tensors["backbone.embedding.weight"], **tensors}, folder / "pytorch_model.bin")
     return tensors
 
 
+def padded(s: Sizes) -> Sizes:
+    """Return the sizes with the rows that the public models' embedding has."""
+    multiple = _MULTIPLES["P" in s]
+    return {**s, "vocabulary": math.ceil(s["vocabulary"] / multiple) * multiple}
+
+
+_MULTIPLES = {False: 8, True: 16}
 _OF_MAMBA = {"d_state": 16, "d_conv": 4, "expand": 2, "bias": False, "conv_bias": True}

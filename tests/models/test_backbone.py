@@ -162,7 +162,7 @@ WHOLE = "PositionEmbedding needs whole sequences: with it there are no packed do
 
 
 @pytest.mark.parametrize("settings, use, message", [
-    ({"padding": "kept"}, None, "^padding is 'kept'; it must be masked or seen"),
+    ({"padding": "kept"}, None, "^Backbone padding is 'kept'; it must be one of masked, seen"),
     ({"embedding_std": 0.0}, None, "^embedding_std is 0.0; it must be above 0, and needs vocab_size"),
     ({"embedding_std": 0.1, "vocab_size": None, "d_input": 3}, None, "^embedding_std is 0.1; it must be above 0, and"),
     ({"embedding_std": 0.1, "embedding": ScalarEmbedding}, None, "give it or embedding, not both"),
@@ -170,11 +170,6 @@ WHOLE = "PositionEmbedding needs whole sequences: with it there are no packed do
     ({"d_input": 3}, None, "not both"),
     ({"d_model": -8}, None, "d_model is -8"),
     ({"n_layers": 0}, None, "n_layers is 0"),
-    ({"embedding": EmbeddingSpec(PositionEmbedding, max_length=0)}, None, "max_length is 0"),
-    ({"embedding": EmbeddingSpec(PositionEmbedding, max_length=7, positions="rope")}, None,
-     "positions is 'rope'; it must be sinusoidal or learned"),
-    ({"embedding": EmbeddingSpec(PositionEmbedding, max_length=7, embedding_dropout=1.0)}, None,
-     "embedding_dropout is 1.0"),
     ({**WITH_POSITIONS, "d_model": 7}, None, "d_model is 7; sinusoidal positions need an even number"),
     (WITH_POSITIONS, lambda model: model(ids()), "inputs have 8 positions, and max_length is 7"),
     (WITH_POSITIONS, lambda model: model(ids(), reset=ids() > 9), WHOLE),

@@ -157,7 +157,6 @@ def given(name: str, inputs: Tensor, lengths: list | None = None) -> None:
         (lambda: Classifier(S4D, 0, vocab_size=3), "num_classes is 0"),
         (lambda: Regressor(S4D, 0, vocab_size=3), "num_outputs is 0; it must be at least 1"),
         (lambda: PlainNetwork(S4D, 1), "give vocab_size"),
-        (lambda: MLPHead(8, 3, width=0), "head width is 0"),
         (lambda: LanguageModel(S6, 0), "vocab_size is 0; it must be at least 1"),
         (lambda: LanguageModel(BOTH_WAYS, **SIZES), "B2S6 is bidirectional: a language model's layers only read from"),
         (lambda: given("language model", IDS.bool()), r"\(batch, length\) ids, int64, .* shape \(2, 7\), torch.bool"),

@@ -104,7 +104,7 @@ def test_losses_and_metrics_count_every_example_once_and_hyperparameters_build_t
     again = Classification(**module.hparams)
     assert module.hparams["network"]["init_args"] == {"classes": 3, "tokens": 4, "first": True}
     assert again.hparams == module.hparams and again.network.table.weight.shape == (4, 3)
-    assert type(again.val_metrics["f1"]) is MulticlassF1Score
+    assert type(again.metrics["val"]["f1"]) is MulticlassF1Score
     assert Classification(NETWORK).hparams["metrics"] is None
 
 

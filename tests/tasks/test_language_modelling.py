@@ -117,7 +117,7 @@ def test_training_states_outlive_a_validation_between_two_batches():
     first, second = cut(draw(2, 9), 4)
     lm.training_step(first, 0)
     lm._forget_evaluation()
-    lm._evaluate(draw(2, 5, seed=3), lm.val_tokens)
+    lm.validation_step(draw(2, 5, seed=3), 0)
     loss = lm.training_step(second, 1)
     _, state = lm.network.negative_log_likelihood(*first[:2], return_last_state=True)
     expected, _ = lm.network.negative_log_likelihood(*second[:2], initial_state=state)

@@ -17,8 +17,8 @@ from lra_ssm.callbacks import StopOnNonFinite
 from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, LRU, S4D, S6, BlockSpec, LayerSpec, MambaBlock, S4Block, StableSSM
 from lra_ssm.models import Classifier, LanguageModel
+from lra_ssm.tasks.language_modelling import gather_rows
 from lra_ssm.tasks.sharding import shard
-from lra_ssm.tasks.state_sync import gather_rows
 from tests.runner import Command, rendezvous
 
 SIZES = {"vocab_size": 11, "d_model": 8, "n_layers": 2}

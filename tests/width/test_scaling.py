@@ -123,7 +123,6 @@ def test_a_checkpoint_stores_the_settings_and_loads_without_them():
     [
         ({"parameterization": "mupp"}, "did you mean 'mup'"),
         ({"base_d_model": 0}, "base_d_model is 0"),
-        ({"base_dmodel": 4}, "did you mean 'base_d_model'"),
         ({"parameterization": {"hidden": [0, 0, 0]}}, "must have"),
         ({"states": "vector"}, "states is 'vector'; it must be one of hidden, readout"),
         (

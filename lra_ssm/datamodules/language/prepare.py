@@ -44,7 +44,6 @@ class TextCounts(NamedTuple):
     tokens: int = 0
     bytes: int = 0  # of UTF-8
     words: int = 0  # runs of bytes that are not ASCII white space
-    lines: int = 0
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Self:
@@ -55,8 +54,7 @@ class TextCounts(NamedTuple):
     def of_segment(cls, segment: Segment, tokens: int) -> Self:
         """Return the counts of a segment that has this many tokens."""
         data = segment.text.encode()
-        lines = data.count(b"\n") + (segment.last and not data.endswith(b"\n"))
-        return cls(int(segment.first), tokens, len(data), len(data.split()), lines)
+        return cls(int(segment.first), tokens, len(data), len(data.split()))
 
 
 def add_counts(counts: Iterable[TextCounts]) -> TextCounts:

@@ -201,7 +201,6 @@ class SubwordTokenizer(TextTokenizer):
         self._tokenizer.encode_special_tokens = True
 
     def _encode(self, texts: Sequence[str], last: Sequence[bool]) -> Iterator[Array]:
-        _use_threads()
         if self.ends_lines:
             ends = zip(texts, last, strict=True)
             texts = [text + LINE_END if ends and not text.endswith(LINE_END) else text for text, ends in ends]
@@ -246,15 +245,12 @@ class SubwordTokenizer(TextTokenizer):
         raise InputError(f"{self._name}: {message}; {hint(str(end_of_text), special, 'special are')}")
 
 
-def _use_threads() -> None:
-    """Let `tokenizers` use threads, which a process that is forked later (by a data loader) does not have."""
-    if (name := "TOKENIZERS_PARALLELISM") not in os.environ:
-        os.environ[name] = "true"
-        os.register_at_fork(after_in_child=lambda: os.environ.__setitem__(name, "false"))
-
-
 def _open_tokenizer_json(data: bytes, name: str) -> Any:
     from tokenizers import Tokenizer
+
+    os.environ.setdefault(
+        "TOKENIZERS_PARALLELISM", "true"
+    )  # otherwise a forked loader, which has no texts, is a warning
 
     try:
         tokenizer = Tokenizer.from_buffer(data)
@@ -285,7 +281,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
     """Return a BPE of `vocab_size` tokens, or fewer for small texts, which have too few pairs."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    _use_threads()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

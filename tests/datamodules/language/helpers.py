@@ -49,7 +49,7 @@ class MadeUp(LanguageDataModule):
         for name, number in (("train", None), ("val", 5), ("test", 7)):
             texts = documents(self.lengths, self.text_seed)[:number]
             size = sum(map(len, texts))
-            counts = {"documents": len(texts), "tokens": size, "bytes": 4 * size, "words": size, "lines": len(texts)}
+            counts = {"documents": len(texts), "tokens": size, "bytes": 4 * size, "words": size}
             entries[name] = {**counts, "sources": {"": counts}, "arrays": save_split(folder, name, stream(texts))}
         (folder / "tokenizer.json").write_text(self.tokenizer_text)
         made = {**file_entry(folder / "tokenizer.json"), "specification": "made-up"}

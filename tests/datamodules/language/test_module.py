@@ -56,7 +56,7 @@ def test_what_a_task_asks_for(tmp_path: Path) -> None:
     data = prepared(tmp_path, order="streams", evaluation="sliding", eval_stride=2)
     assert data.end_of_text_id == END and data.manifest()["vocab_size"] == END + 1 and data.vocab_size is None
     assert data.carries_state and not data.eval_carries_state
-    assert data.text_counts("train") == TextCounts(documents=10, tokens=101, bytes=404, words=101, lines=10)
+    assert data.text_counts("train") == TextCounts(documents=10, tokens=101, bytes=404, words=101)
     assert data.tokenizer_file.read_text() == "{}"
     assert data.tokenizer_digest == data.manifest()["tokenizer"]["sha256"]
     other = prepared(tmp_path, evaluation="streams")
