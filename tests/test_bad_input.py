@@ -13,7 +13,6 @@ from tests.runner import FIT, SHORT, TINY, everything_below, fail, in_process, o
 from tests.small_data import write_imdb
 from tests.test_text import CHARACTERS, WORDS, checkpoint
 
-CALLBACK = "--trainer.callbacks+=lightning.pytorch.callbacks."
 OPTIONS = [  # and what is said of them
     ("--experimen=x", "did you mean '--experiment'"),
     ("--fres", "did you mean '--fresh'"),  # the beginning of a name is not the name
@@ -60,13 +59,6 @@ OPTIONS = [  # and what is said of them
     # A key within a key of the same name is named whole.
     ("--model.network.layer=tests.layers.test_spec.Wrapped|--model.network.layer.layer=lra_ssm.layers.S4D"
      "|--model.network.layer.layer.d_state=x", "model.network.layer.layer.d_state: Expected a int"),
-    # Callbacks that train otherwise than the configuration says.
-    (f"{CALLBACK}LearningRateFinder", "trainer.callbacks: LearningRateFinder sets"),
-    (f"{CALLBACK}BatchSizeFinder", "trainer.callbacks: BatchSizeFinder sets"),
-    (f"{CALLBACK}BackboneFinetuning", "trainer.callbacks: BackboneFinetuning sets"),
-    (f"{CALLBACK}StochasticWeightAveraging|--trainer.callbacks.swa_lrs=0.1", "StochasticWeightAveraging sets"),
-    (f"{CALLBACK}GradientAccumulationScheduler|--trainer.callbacks.scheduling={{4: 2}}",
-     "GradientAccumulationScheduler sets"),
 ]  # fmt: skip
 
 
