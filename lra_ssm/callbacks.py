@@ -2,64 +2,33 @@
 
 import random
 import time
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    StochasticWeightAveraging,
-)
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lra_ssm.analysis.flops import training_flops_per_token
 from lra_ssm.analysis.gradients import gradient_over_weight
-from lra_ssm.errors import InputError, to_one_line
-from lra_ssm.layers import NetworkSpec
+from lra_ssm.errors import InputError
 from lra_ssm.layers.roles import ROLES, parameter_roles
 from lra_ssm.ops import record_backends
 from lra_ssm.ops.tensors import copy_to_cpu_async
+from lra_ssm.tasks.base import all_reduce_sums
 from lra_ssm.tasks.optim import format_groups
 
 LEARNING_RATE = "lr/"  # prefix of the names of logged learning rates
-_COUNTED = 128  # positions on which operations are counted: those of a recurrence are the same for each
-_DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
 
 
 def fit_callbacks(seed: int) -> list[Callback]:
     """Return the callbacks of every fit, in a run's directory or not."""
     logged = [LogLearningRates(), LogGradientNorm(), LogEpochMeans(), Throughput()]
     return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), ShowBackends(), *logged]
-
-
-_OVERRULING = {
-    LearningRateFinder: "one learning rate for all parameters",
-    StochasticWeightAveraging: "other learning rates",
-    BaseFinetuning: "other parameter groups",
-    BatchSizeFinder: "the batch size",
-    GradientAccumulationScheduler: "accumulate_grad_batches",
-}
-
-
-def check_callbacks(callbacks: Iterable[Any]) -> None:
-    """Refuse Lightning's callbacks that train with other rates, groups or batches than the configuration says."""
-    for callback in callbacks:
-        for setting in (setting for kind, setting in _OVERRULING.items() if isinstance(callback, kind)):
-            what = f"{type(callback).__name__} sets {setting}"
-            raise InputError(f"trainer.callbacks: {what} and would override the configuration; leave it out")
 
 
 class SeedByStep(Callback):
@@ -99,8 +68,7 @@ class StopOnNonFinite(Callback):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._catch_up(trainer, pl_module)
         self._loss = loss.detach()
-        message = partial(_describe_loss, self._loss, _place(trainer), self._names, self._norms)
-        self._stop_unless(torch.isfinite(self._loss), message)
+        self._stop_unless(torch.isfinite(self._loss), "; the largest gradient of the step before", trainer)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         named = [(name, p.grad) for name, p in pl_module.named_parameters() if p.grad is not None]
@@ -114,15 +82,16 @@ class StopOnNonFinite(Callback):
         if sharded:  # every process stops with the same message; max ignores NaN, so it becomes infinite
             self._norms = trainer.strategy.reduce(self._norms.nan_to_num(torch.inf), reduce_op="max")
         if getattr(trainer.precision_plugin, "scaler", None) is None:
-            message = partial(_describe_gradients, self._loss, _place(trainer), self._names, self._norms)
-            self._stop_unless(torch.isfinite(self._norms).all(), message)
+            self._stop_unless(torch.isfinite(self._norms).all(), ", but the largest gradient is", trainer)
 
-    def _stop_unless(self, finite: Tensor, message: Callable[[], str]) -> None:
-        read = copy_to_cpu_async(finite)
+    def _stop_unless(self, finite: Tensor, largest: str, trainer: Trainer) -> None:
+        read, loss, names, norms = copy_to_cpu_async(finite), self._loss, self._names, self._norms
+        place = f"at step {trainer.global_step} (epoch {trainer.current_epoch})"
 
         def look() -> None:
             if not read():
-                raise InputError(message())
+                gradient = "; no gradient was computed before" if norms is None else _largest(largest, names, norms)
+                raise InputError(f"loss is {loss.item():.4g} {place}{gradient}")
 
         if _is_waited_for(finite):
             look()
@@ -141,33 +110,15 @@ def _is_waited_for(x: Tensor) -> bool:
     return x.device.type != "cuda"
 
 
-def _describe_loss(loss: Tensor, place: str, names: list[str], norms: Tensor | None) -> str:
-    return f"loss is {loss.item()} {place}; {_largest_gradient(names, norms, 'of the step before')}"
-
-
-def _describe_gradients(loss: Tensor, place: str, names: list[str], norms: Tensor) -> str:
-    return f"loss is {loss.item():.4g} {place}, but {_largest_gradient(names, norms, 'is')}"
-
-
-def _largest_gradient(names: list[str], norms: Tensor | None, when: str) -> str:
-    if norms is None:
-        return "no gradient was computed before"
-    norms = norms.cpu()
+def _largest(what: str, names: list[str], norms: Tensor) -> str:
     i = int(norms.argsort()[-1])  # NaN sorts last, hence counts as the largest: it is what we want to name
-    return f"the largest gradient {when} {norms[i].item():.3g} in {names[i]}"
-
-
-def _place(trainer: Trainer) -> str:
-    return f"at step {trainer.global_step} (epoch {trainer.current_epoch})"
+    return f"{what} {norms[i].item():.3g} in {names[i]}"
 
 
 class Throughput(Callback):
     """Logs speed over all devices, between two log steps, without validation.
 
-    `train/samples_per_s`; for a task that has `tokens_of` (language models) `train/tokens_per_s`, without padding; and,
-    on a GPU whose peak Lightning knows, `train/mfu`, model FLOPs utilization (Chowdhery et al. 2022, PaLM, appendix B):
-    the operations that tokens/s need by `analysis/flops.py`, over those of all devices at their peak.
-    (They are counted on sequences of 128 tokens; attention of a user's network would need more on longer ones.)
+    `train/samples_per_s`; for a task that has `tokens_of` (language models) `train/tokens_per_s`, without padding.
     """
 
     def __init__(self) -> None:
@@ -175,10 +126,6 @@ class Throughput(Callback):
         self._tokens: Tensor | float = 0.0
         self._seconds = 0.0
         self._started = 0.0
-        self._share: float | None = None  # the share of a device's peak that one token per second needs
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._share = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         # The time from the end of one batch to the start of the next belongs to the data; validation does not.
@@ -203,38 +150,12 @@ class Throughput(Callback):
         pl_module.log("train/samples_per_s", samples / self._seconds)
         if tokens_of is not None:
             pl_module.log("train/tokens_per_s", tokens / self._seconds)
-            if self._share is None:
-                self._share = self._share_of_peak(trainer, pl_module, min(_COUNTED, batch[0].shape[-1]))
-                now = time.perf_counter()
-            if self._share:
-                pl_module.log("train/mfu", self._share * tokens / self._seconds / trainer.world_size)
         self._samples, self._tokens, self._seconds, self._started = 0.0, 0.0, 0.0, now
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._started:
             self._seconds += time.perf_counter() - self._started
             self._started = 0.0
-
-    def _share_of_peak(self, trainer: Trainer, pl_module: LightningModule, length: int) -> float:
-        """Return the share of the peak that one token per second needs; 0 if the peak or the count is unknown."""
-        peak = _known_peak(trainer, pl_module.device)
-        spec = pl_module.hparams.get("network")
-        if not (peak and spec):
-            return 0.0
-        try:
-            with torch.random.fork_rng(devices=[]), torch.device("meta"):
-                return training_flops_per_token(NetworkSpec.of(spec)(), length) / peak
-        except Exception as error:  # a user's network; a number for the log is no reason for a run to fail
-            rank_zero_warn(f"train/mfu is not logged, the network cannot be counted: {to_one_line(str(error))[:200]}")
-            return 0.0
-
-
-def _known_peak(trainer: Trainer, device: torch.device) -> float | None:
-    """Return a device's operations per second of matrix products, as far as Lightning knows them."""
-    if device.type != "cuda":
-        return None
-    with warnings.catch_warnings(action="ignore"):  # it warns of GPUs that it does not know
-        return get_available_flops(device, _DTYPES[str(trainer.precision).partition("-")[0]])
 
 
 def _batch_size(batch: Any) -> int:
@@ -283,7 +204,8 @@ class LogEpochMeans(Callback):
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[Tensor, int]] = {}  # this device's: values times examples, and examples
+        # This device's sums since the epoch's start: (2,) float64, of values times examples and of examples.
+        self._sums: dict[str, Tensor] = {}
         self._last: dict[str, Tensor] = {}
         self._batches = 0
 
@@ -291,10 +213,11 @@ class LogEpochMeans(Callback):
         return {"sums": self._sum_over_devices(), "batches": self._batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._batches = state["batches"]
-        is_first = getattr(rank_zero_only, "rank", 0) == 0
-        saved = state["sums"].items() if is_first else ()  # the saved sums are over all devices
-        self._sums = {name: (torch.tensor(total, dtype=torch.float64), examples) for name, (total, examples) in saved}
+        is_first = getattr(rank_zero_only, "rank", 0) == 0  # the saved sums are over all devices
+        self._batches, self._sums = state["batches"], {name: x * is_first for name, x in state["sums"].items()}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._sums = {name: x.to(pl_module.device) for name, x in self._sums.items()}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -304,29 +227,20 @@ class LogEpochMeans(Callback):
         values = _values_of_batch(trainer)
         for name, value in values.items():
             if value is not self._last.get(name):  # else it is from an earlier batch: not every step logs it
-                total, examples = self._sums.get(name, (torch.zeros(()), 0))
-                self._sums[name] = total.to(value.device) + size * value.detach().double(), examples + size
+                counted = size * torch.stack([value.detach().double(), torch.ones_like(value, dtype=torch.float64)])
+                self._sums[name] = self._sums[name] + counted if name in self._sums else counted
         self._last = values
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A checkpoint without this state may have been in the middle of the epoch.
         if self._batches == trainer.fit_loop.epoch_loop.batch_progress.current.completed:
             for name, (total, examples) in self._sum_over_devices().items():
-                pl_module.log(f"{name}_epoch", total / examples, sync_dist=True)  # else Lightning warns
+                pl_module.log(f"{name}_epoch", (total / examples).float(), sync_dist=True)  # else Lightning warns
         self._sums, self._batches = {}, 0
 
-    def _sum_over_devices(self) -> dict[str, tuple[float, int]]:
-        """Return the sums over all devices. Every process calls this; processes may have logged different names."""
-        local_sums = {name: (total.item(), examples) for name, (total, examples) in self._sums.items()}
-        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-            return local_sums
-        parts: list[dict[str, tuple[float, int]]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(parts, local_sums)
-        sums: dict[str, tuple[float, int]] = {}
-        for name, (total, examples) in (item for part in parts for item in part.items()):
-            previous_total, previous_examples = sums.get(name, (0.0, 0))
-            sums[name] = previous_total + total, previous_examples + examples
-        return sums
+    def _sum_over_devices(self) -> dict[str, Tensor]:
+        """Return the sums over all devices. Every process calls this, and has logged the same names."""
+        return dict(zip(self._sums, all_reduce_sums(*self._sums.values())[0], strict=True)) if self._sums else {}
 
 
 def _values_of_batch(trainer: Trainer) -> dict[str, Any]:

@@ -32,8 +32,7 @@ try:
 except ImportError as error:
     raise InputError(f'lm_eval cannot be imported ({error}): pip install "lra-ssm[eval]"') from error
 
-_PART = 2048  # positions at a time; the state goes on, so that no context is ever cut
-_LOGITS = 1 << 24  # entries of the logits at a time: 64 MB in float32
+_PART = 512  # positions at a time; the state goes on, so that no context is ever cut
 _NEW_TOKENS = 256  # unless the task says otherwise; the same default as in lm_eval's models
 _TAKEN = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
 
@@ -161,16 +160,15 @@ class HarnessModel(TemplateLM):
         B, L = ids.shape
         totals = torch.zeros(B, dtype=torch.float64, device=ids.device)
         others = torch.zeros_like(totals)  # targets that are not the most probable token
-        state, rows_at_a_time = None, max(1, _LOGITS // len(self.model.head_weight))
+        state = None
         for begin in range(0, L, _PART):
             part = slice(begin, begin + _PART)
             x, state = self.model.hidden(ids[:, part], initial_state=state, return_last_state=L > begin + _PART)
-            row, position = (targets[:, part] != NOT_SCORED).nonzero(as_tuple=True)
-            wanted = targets[:, part][row, position]
-            for r, v, t in zip(*(each.split(rows_at_a_time) for each in (row, x[row, position], wanted)), strict=True):
-                logits = self.model.logits(v).float()
-                totals.index_add_(0, r, logits.log_softmax(-1).gather(1, t[:, None])[:, 0].double())
-                others.index_add_(0, r, (logits[:, : self.model.vocab_size].argmax(-1) != t).double())
+            for row in range(B):  # the logits of a single sequence at a time
+                scored = targets[row, part] != NOT_SCORED
+                logits, wanted = self.model.logits(x[row, scored]).float(), targets[row, part][scored]
+                totals[row] += logits.log_softmax(-1).gather(1, wanted[:, None]).double().sum()
+                others[row] += (logits[:, : self.model.vocab_size].argmax(-1) != wanted).sum()
         return totals.tolist(), (others == 0).tolist()
 
     def _generated(self, contexts: Sequence[str], settings: dict[str, Any]) -> list[str]:

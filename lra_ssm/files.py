@@ -1,6 +1,5 @@
 """Files and folders that are written whole or not at all, their digests, and a lock for several processes."""
 
-import errno
 import hashlib
 import json
 import logging
@@ -12,12 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-from lra_ssm.errors import InputError
-
 log = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished-"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def unused(path: Path) -> Path:
@@ -28,16 +24,13 @@ def unused(path: Path) -> Path:
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError of the block that writes it and, if the disk is full, the space that is left."""
+    """Name `path` in an OSError of the block that writes it."""
     try:
         yield
     except OSError as error:
         if error.errno is None or error.filename is not None and UNFINISHED not in str(error.filename):
             raise  # it is about another file
-        reason = error.strerror
-        if error.errno in _FULL:
-            reason = f"{reason}: {shutil.disk_usage(path.parent).free / 1e6:.3g} MB free"
-        raise type(error)(error.errno, reason, str(path)) from error
+        raise type(error)(error.errno, error.strerror, str(path)) from error
 
 
 @contextmanager
@@ -100,24 +93,18 @@ def locked(path: Path, what: str, keep: bool = False) -> Iterator[None]:
         path: the lock file.
         what: what the other process does, for the message of a process that waits.
         keep: leave the file; else it is removed, and a process that waited for it locks a new one.
-
-    Raises:
-        InputError: the file cannot be locked.
     """
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)
-    try:
-        while not lock.is_locked:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # the holder of the lock has removed the folder
-                try:
-                    lock.acquire(timeout=0)
-                except Timeout:
-                    log.warning("%s: waiting for another process that %s", path, what)
-                    lock.acquire()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be locked ({error.strerror})") from error
+    while not lock.is_locked:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # the holder of the lock has removed the folder
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                log.warning("%s: waiting for another process that %s", path, what)
+                lock.acquire()
     try:
         yield
     finally:

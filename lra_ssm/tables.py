@@ -27,10 +27,10 @@ def wrapped(line: str, indent: int = 2) -> str:
     return wrapper.fill(line)
 
 
-def duration(seconds: float, at_least: bool = False) -> str:
-    """Return a duration as text: 30 s, 10.3 min, 2.8 h, 4.6 d; ≥ 2.8 h if it is a lower bound."""
+def duration(seconds: float) -> str:
+    """Return a duration as text: 30 s, 10.3 min, 2.8 h, 4.6 d."""
     size, unit = next((s, u) for s, u in ((86400, "d"), (3600, "h"), (60, "min"), (0, "s")) if seconds >= 2 * s)
-    return f"{'≥ ' * at_least}{seconds / (size or 1):.{int(size > 0)}f} {unit}"
+    return f"{seconds / (size or 1):.{int(size > 0)}f} {unit}"
 
 
 class _Wrapper(textwrap.TextWrapper):

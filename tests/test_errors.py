@@ -161,4 +161,3 @@ def test_lines_are_broken_only_in_a_terminal(is_terminal, kind, width, monkeypat
 def test_durations():
     found = [duration(seconds) for seconds in (0, 30, 617.9, 10000, 400000)]
     assert found == ["0 s", "30 s", "10.3 min", "2.8 h", "4.6 d"]
-    assert duration(617.9, at_least=True) == "≥ 10.3 min"

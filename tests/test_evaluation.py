@@ -86,7 +86,6 @@ def test_perplexity_is_that_of_whole_texts(saved: Path, tmp_path: Path, monkeypa
     """A text longer than what is read at a time has all of its context; each begins with the end of another."""
     model = LanguageModel.from_pretrained(saved)
     monkeypatch.setattr("lra_ssm.evaluation._PART", 16)
-    monkeypatch.setattr("lra_ssm.evaluation._LOGITS", 5 * 264)  # of 5 positions at a time
     found = evaluate(HarnessModel(saved, batch_size=2), "read", tmp_path, monkeypatch)["results"]["read"]
     total = sum(log_likelihood(model, [256], d["text"].encode()) for d in DOCUMENTS if d["text"])
     count = sum(len(d["text"].encode()) for d in DOCUMENTS)

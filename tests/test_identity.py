@@ -16,8 +16,7 @@ def config_of(*options):
 
 
 def id_of(*options):
-    config = config_of(*options)
-    return run_identity(config.resolved, config.neutral)
+    return run_identity(config_of(*options).resolved)
 
 
 SAME = [
@@ -69,8 +68,7 @@ def test_it_does_not_depend_on_how_a_path_is_spelled_or_on_what_lies_there(tmp_p
 
 def test_only_what_is_set_beyond_the_defaults_is_in_it():
     """So a setting that a later version adds changes no id."""
-    config = config_of()
-    found = set_beyond_defaults(config.resolved, config.neutral)
+    found = set_beyond_defaults(config_of().resolved)
     given = yaml.safe_load(TINY.read_text())
     network = given["model"]["init_args"]["network"]["init_args"]
     ours = found["model"]["init_args"]["network"]["init_args"]

@@ -99,8 +99,7 @@ def test_rows_have_the_average_that_is_printed(table):
 def test_headers_readme_and_page_say_what_is_published_and_on_which_data(path):
     """A fit has the settings of its row; where its data differs, the header says how to have the row's."""
     options = options_of_files(path)
-    record = {"identity": set_beyond_defaults(options.resolved, options.neutral), "neutral": options.neutral["data"]}
-    run = RunRecord(ROOT, config=options.resolved, record=record)
+    run = RunRecord(ROOT, config=options.resolved, record={"identity": set_beyond_defaults(options.resolved)})
     found, text = row_of(run), path.read_text()
     if found is not None:
         assert differences(run, found) == (f"{run.task}/{run.model}.yaml", {})

@@ -178,7 +178,7 @@ def test_a_name_that_leads_nowhere_is_one_line(hub: Hub, capsys, monkeypatch: py
     for name, message in {
         "me/nothing": "me/nothing: there is no such folder, and the Hub has no such model, or it is private",
         "me/lm@v7": "me/lm@v7: it has no such revision",
-        "me/empty": f"me/empty@{COMMIT[:12]}: has no config.json: it is not a saved model; it holds nothing",
+        "me/empty": f"me/empty@{COMMIT[:12]}: has no config.json: it is not a saved model",
         "me/two..dots": "me/two..dots: it cannot be downloaded (",
         "a b": "a b: there is no such folder, and it is not a valid name of a Hub repository",
         "short": "short: there is no such folder, and no such model comes with lra_ssm (it has ",

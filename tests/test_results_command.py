@@ -10,7 +10,7 @@ from PIL import Image
 from lra_ssm.cli import status
 from lra_ssm.results import plot
 from lra_ssm.results.table import groups_of, runs_frame
-from tests.results.made import LAYER, LR, make_run, read
+from tests.results.made import LR, make_run, read
 from tests.runner import printed, refused
 
 
@@ -110,20 +110,10 @@ def test_one_seed_has_no_error_bar_and_close_values_have_different_ticks(tmp_pat
 
 @pytest.mark.parametrize(
     ("values", "scale"),
-    [([0.001, 0.01, 0.1], "log"), ([1, 2, 4, 8], "log"), ([0, 0.1, 0.2, 0.3], "linear"), ([1, 2, 3, 4], "linear"),
-     ([0, 0.001, 0.01, 0.1], "symlog"), ([-1, 1, 10], "linear"), ([0.001, 0.1], "log"), ([5], "linear")],
-)  # fmt: skip
+    [([0.001, 0.01, 0.1], "log"), ([0, 0.001, 0.01, 0.1], "symlog"), ([1, 2, 3, 4], "linear"), ([-1, 1, 10], "linear")],
+)
 def test_the_axis_is_as_the_values_are_spaced(values, scale):
     assert plot.spacing(values) == scale
-
-
-def test_published_values_stand_in_a_plot_over_what_their_table_varies(tmp_path, drawn):
-    for blocks in (1, 2, 3):
-        make_run(tmp_path, "scifar/b2s6", changes={f"{LAYER}.num_blocks": blocks})
-    panels = [drawn(tmp_path, [key])[0] for key in ("num_blocks", "n_layers")]
-    (marks,) = [line for line in panels[0].lines if line.get_label() == "b2s6, published"]
-    assert (list(marks.get_xdata()), list(marks.get_ydata())) == ([1, 2], [81.56, 84.83])
-    assert not [line for line in panels[1].lines if "published" in str(line.get_label())]
 
 
 def test_a_folders_runs_are_listed_with_what_differs(made, capsys, monkeypatch):

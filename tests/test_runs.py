@@ -71,11 +71,11 @@ def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(data, cur
         "config.yaml", "run.json", "progress.json", "metrics.csv", "curves.png", "checkpoints", "own_checkpoints",
     }  # fmt: skip
     assert list((tmp_path / "own").glob("*.ckpt")) and Path(own[1].last_model_path).parent.name == "own_checkpoints"
-    record, (task, module) = run.record, parts(data)
+    record, (task, _) = run.record, parts(data)
     assert record["status"] == "finished" and record["metrics"] == metrics and "stop" not in record
     assert "train/loss_epoch" in metrics and not {"train/loss", "lr/base"} & metrics.keys()
     assert record["parameters"] == sum(p.numel() for p in task.parameters())
-    assert record["neutral"] == list(module.neutral_settings) and record["weights"] == {}
+    assert record["weights"] == {}
     network = record["identity"]["model"]["init_args"]["network"]["init_args"]
     assert network["d_model"] == 8 and "padding" not in network  # it has its default
     assert run.began_with["model"]["init_args"]["network"]["init_args"]["d_model"] == 8

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lra_ssm.runs import Run
 from lra_ssm.runs.record import read_metrics
 from tests.interrupted import ENDS, assert_same, outcome, scontrol, state
-from tests.runner import FIT, SHORT, only_run, run, run_here, succeed
+from tests.runner import FIT, only_run, run, run_here, succeed
 from tests.test_runs import QUIET, parts
 
 SAVES_NEVER = "--checkpoint.every_n_steps=1000"  # but around validations and at the end of an epoch
@@ -89,13 +89,6 @@ def test_a_signal_while_averaged_weights_are_validated_exchanges_nothing(average
         ends.append(outcome(folder))
     assert_same(*ends)
     assert any(name.startswith("trained ") for name in ends[0].last)
-
-
-def test_a_signal_before_the_first_step_ends_the_process_and_nothing_is_lost(tmp_path, data):
-    command = [*FIT, *SHORT, f"--data.root={data}"]
-    assert run(command, tmp_path, {"KILL_AT": "setup:1", "KILL_WITH": "SIGTERM"}).code == -signal.SIGTERM
-    assert state(tmp_path)[1] == -1
-    succeed(command, tmp_path)
 
 
 def test_slurm_queues_the_job_again_when_it_is_saved(tmp_path, data):

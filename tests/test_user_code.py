@@ -16,7 +16,7 @@ from lra_ssm.layers.blocks import run_with_state
 from lra_ssm.models import Classifier
 from lra_ssm.runs.checks import try_network
 from lra_ssm.tasks import Classification, OptimizerSettings
-from tests.runner import FIT, fail, in_process, only_run, refused, succeed
+from tests.runner import FIT, in_process, only_run, refused, succeed
 
 FILE = """\
 import os
@@ -24,7 +24,6 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from lra_ssm.datamodules import SequenceData
 from lra_ssm.models import Backbone
 
 class Base(nn.Module):
@@ -91,12 +90,6 @@ class BadData(LightningDataModule):
     def __getitem__(self, i): return self.missing
     def __len__(self): return 8
     def train_dataloader(self): return DataLoader(self, 8)
-class Promoters(SequenceData):
-    num_classes, vocabulary = 2, ("<pad>", *"ACGT")
-    def examples(self):
-        for number, line in enumerate(self.source_path().read_text().splitlines()):
-            label, letters = line.split(",")
-            yield "train" if number % 10 else "val", [self.vocabulary.index(x) for x in letters], int(label)
 """
 
 
@@ -183,19 +176,15 @@ def test_an_error_of_the_users_class_is_its_own_and_in_training_it_is_recorded(f
         assert record["status"] == "failed" and error.partition(": ")[2].strip("'") in record["reason"]
 
 
-class Counting(torch.nn.Module):
-    """Draws, counts in a buffer, replaces another, and has a part that is never trained."""
+class Drawing(torch.nn.Module):
+    """Draws, and has a part that is never trained."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.norm = torch.nn.BatchNorm1d(d_model).eval()
         self.scale = torch.nn.Parameter(torch.ones(d_model))
-        self.register_buffer("calls", torch.zeros(()))
-        self.register_buffer("last", torch.zeros(()))
 
     def forward(self, x: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
-        self.calls += 1
-        self.last = x.mean()
         random.random(), np.random.rand()
         return self.norm(x.transpose(1, 2)).transpose(1, 2) * self.scale + torch.randn(()) / 10
 
@@ -209,7 +198,7 @@ def state(task):
 def test_nothing_of_the_trial_stays(precision, data):
     seed_everything(1, verbose=False)
     sizes = {"num_classes": 10, "vocab_size": 18, "d_model": 8, "n_layers": 1}
-    task = Classification(NetworkSpec(Classifier, layer=LayerSpec(Counting), **sizes), OptimizerSettings())
+    task = Classification(NetworkSpec(Classifier, layer=LayerSpec(Drawing), **sizes), OptimizerSettings())
     counts = {"num_train": 44, "num_val": 20, "num_test": 20}
     examples = ListOps(root=str(data), batch_size=8, length_bounds=(3, 20), max_depth=3, **counts)
     examples.prepare_data()
@@ -245,15 +234,3 @@ def test_a_lightning_module_and_its_data_are_trained(folder):
     out = succeed(["fit", "--model=own.Module", "--data=own.Data", "--experiment=own", *trainer], folder).out
     assert "group 0" in out and "val/accuracy" in out
     assert (only_run(folder, "own") / "checkpoints/best.ckpt").is_file()
-
-
-def test_data_without_a_test_split_is_trained_and_there_is_nothing_to_score(folder):
-    (folder / "promoters.csv").write_text("0,ACGT\n1,CCGT\n" * 20)
-    options = [*FIT[1:], "--data=own.Promoters", "--data.source=promoters.csv", "--model.network.num_classes=2",
-               "--model.network.vocab_size=5", "--trainer.max_epochs=1"]  # fmt: skip
-    assert "val/loss" in succeed(["fit", *options], folder).out
-    out = succeed(["test", *options], folder).out
-    assert "Promoters has no test split; there is nothing to score" in out and "test/" not in out
-    assert "val/loss" in succeed(["validate", *options], folder).out
-    assert "has no split test" in fail(["predict", *options, "--split=test"], folder)
-    assert "val/accuracy" in succeed(["results", "runs"], folder).out

@@ -64,7 +64,7 @@ class ModelFiles:
         """Return config.json. Raises InputError if it does not exist, or is not a JSON object."""
         path = self.find(CONFIG)
         if path is None:
-            raise InputError(f"{self.name}: has no {CONFIG}: it is not a saved model; {self._content()}")
+            raise InputError(f"{self.name}: has no {CONFIG}: it is not a saved model")
         return read_json(path, f"{self.name}: {CONFIG}")
 
     def tokenizer(self) -> Path | None:
@@ -123,7 +123,7 @@ class ModelFiles:
         if not paths:
             needed = f"; weights in {PICKLE} are a pickle, which can run code when it is read: allow_pickle=True"
             needed = "" if allow_pickle else f"{needed} (--allow-pickle) reads only its tensors"
-            raise InputError(f"{self.name}: has no {WEIGHTS}; {self._content()}{needed}")
+            raise InputError(f"{self.name}: has no {WEIGHTS}{needed}")
         return paths
 
     def _whole_or_parts(self, name: str) -> list[Path]:
@@ -142,13 +142,8 @@ class ModelFiles:
             if PurePosixPath(name).name != name or "\\" in name or not name.endswith(suffix):
                 raise InputError(f"{where} names the file {name!r}, which is not a {suffix} next to it")
             if self.find(name) is None:
-                raise InputError(f"{self.name}: has no {name}; {self._content()}")
+                raise InputError(f"{self.name}: has no {name}")
         return [self.folder / name for name in sorted(names)]
-
-    def _content(self) -> str:
-        """Describe what the folder holds, for errors about a missing file."""
-        names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
-        return f"it holds {', '.join(names[:5]) or 'nothing'}{', …' if len(names) > 5 else ''}"
 
 
 def _hub_digest(path: Path) -> str | None:

@@ -23,13 +23,7 @@ from lra_ssm.layers.spec import annotations, import_object, public_path, wants_s
 from lra_ssm.runs import CheckpointSettings
 from lra_ssm.runs.compute import ComputeSettings
 from lra_ssm.runs.directory import choose_directory
-from lra_ssm.runs.identity import (
-    DATA_NEUTRAL,
-    SEED,
-    neutral_names,
-    plain,
-    run_identity,
-)
+from lra_ssm.runs.identity import SEED, plain, run_identity
 from lra_ssm.runs.run import as_list
 
 _SINGLE = {
@@ -159,13 +153,6 @@ class Config:
         self.checkpoints = CheckpointSettings(**self.resolved["checkpoint"])
 
     @property
-    def neutral(self) -> dict[str, Sequence[str]]:
-        """Names that cannot change a result, by section of the configuration."""
-        data = self.given.data  # None if a user's model loads its own
-        data_settings = getattr(import_object(data.class_path), "neutral_settings", DATA_NEUTRAL) if data else ()
-        return neutral_names(data_settings)
-
-    @property
     def path(self) -> Path:
         """The directory of this configuration's run."""
         return self.directory()
@@ -173,7 +160,7 @@ class Config:
     def directory(self, fresh: bool = False) -> Path:
         """Return the directory of this configuration's run. fresh: choose a new one next to a finished run."""
         folder = Path(self.given.runs_dir) / self.given.experiment
-        return choose_directory(folder, run_identity(self.resolved, self.neutral), fresh)
+        return choose_directory(folder, run_identity(self.resolved), fresh)
 
     def data(self) -> Any:
         """Build the data module; None if the model loads its own data."""

@@ -130,12 +130,12 @@ def _fit(config: Config, fresh: bool, strict_resume: bool, allow_pickle: bool) -
     """Train the configuration's run, or go on from its last checkpoint."""
     given = config.given
     check_trainer(given.trainer)
-    run = Run(config.directory(fresh), config.checkpoints, config.run_config, config.neutral)
+    run = Run(config.directory(fresh), config.checkpoints, config.run_config)
     if run.finished:
         if changed := run.changed_settings():
             print(to_one_line(f"warning: a default has changed since this run was trained: {changed}"))
         run.source = user_source(config.resolved)
-        run.report_finished(config.data(), given.init_from and find_weights(given.init_from))
+        run.report_finished(config.data())
         return
     if given.ckpt_path == "last" and not run.last.is_file():
         raise InputError(f"--ckpt_path=last: {run.path} has no checkpoint yet; leave it out to start the run")
@@ -256,17 +256,18 @@ def _changed_settings(config: Config, run: Run) -> dict[str, str]:
     """Return the settings that can change a score and differ from the run's, by name: "8 there, 16 here"."""
     if not (before := run.began_with):
         return {}
-    run_settings, new_settings = (_scoring_settings(each, config.neutral) for each in (before, config.resolved))
+    run_settings, new_settings = (_scoring_settings(each) for each in (before, config.resolved))
     lines = [line.partition(" ") for line in differences(run_settings, new_settings)]
     return {name: values for name, _, values in lines}
 
 
-def _scoring_settings(config: dict[str, Any], neutral: Any) -> dict[str, Any]:
-    chosen = set_beyond_defaults(config, {**neutral, "": (), "data": (*neutral["data"], "source", "tokenizer")})
-    precision = {"precision": chosen["trainer"].get("precision")}
-    matmul_precision = (config.get("compute") or {}).get("matmul_precision")
-    compute = {"matmul_precision": matmul_precision}
-    return {"model": chosen["model"], "data": chosen.get("data"), "trainer": precision, "compute": compute}
+def _scoring_settings(config: dict[str, Any]) -> dict[str, Any]:
+    chosen = set_beyond_defaults(config)
+    data = chosen.get("data") or {}
+    inputs = {name: value for name, value in data.get("init_args", {}).items() if name not in ("source", "tokenizer")}
+    compute = {"matmul_precision": (config.get("compute") or {}).get("matmul_precision")}
+    trainer = {"precision": chosen.get("trainer", {}).get("precision")}
+    return {"model": chosen["model"], "data": {**data, "init_args": inputs}, "trainer": trainer, "compute": compute}
 
 
 def _scorer(

@@ -35,7 +35,7 @@ def provenance(run: RunRecord, file: Path, model: NamedNetwork) -> dict[str, Any
         "versions": {name: version for name, version in (starts[-1].get("versions") or {}).items() if version},
         "hardware": {name: value for name, value in hardware.items() if name != "host"},
         "started": starts[0].get("time"),
-        "seconds": run.seconds and run.seconds[0],
+        "seconds": run.seconds,
         "in_python": "fit" not in (starts[0].get("command") or ["fit"]) or None,  # no command repeats it
     }
     return {key: value for key, value in source.items() if value not in (None, "", {}, [])}

@@ -130,7 +130,7 @@ class State:
             "left": "" if left is None else duration(left),
             "validation": validation,
             "test": _figure(tested[0], metrics[tested[0]]) if tested else "",
-            "time": "" if record.seconds is None else duration(*record.seconds),
+            "time": "" if record.seconds is None else duration(record.seconds),
         }
 
 

@@ -130,7 +130,7 @@ def _check_all(sweep: str, options_of_runs: Sequence[list[str]]) -> list[_Check]
         except InputError as error:
             raise InputError(f"sweep {sweep}, run {number} ({' '.join(options[1:])}): {error}") from error
         resolved = config.resolved | ({SEED: int(seeds[-1].partition("=")[2])} if seeds else {})
-        directory = Path(resolved["runs_dir"], resolved["experiment"], run_identity(resolved, config.neutral))
+        directory = Path(resolved["runs_dir"], resolved["experiment"], run_identity(resolved))
         checks.append(_Check(directory, unprepared, note))
     return checks
 

@@ -85,12 +85,6 @@ def draw_settings(groups: Sequence[Group], by: list[str], path: Path) -> None:
                 capsize=3, label=f"{label} {_seeds(len(g.counted) for g in members)}",
                 **style | ({} if numbers else {"linestyle": "none"}),
             )  # fmt: skip
-            rows = [
-                (at, g.row.value) for at, g in zip(x, members, strict=True) if g.row and name in dict(g.row.settings)
-            ]
-            if rows:
-                axes.plot(*zip(*rows, strict=True), "D", color=style["color"], markerfacecolor="white",
-                          label=f"{members[0].model}, published")  # fmt: skip
         if numbers and (scale := spacing(values)) != "linear":
             axes.set_xscale(scale, **({"linthresh": min(v for v in values if v > 0)} if scale == "symlog" else {}))
         if not numbers or len(values) <= _MAX_TICKS:
@@ -104,14 +98,11 @@ def draw_settings(groups: Sequence[Group], by: list[str], path: Path) -> None:
 
 
 def spacing(values: Sequence[float]) -> str:
-    """Return the scale on which sorted values are spaced most evenly: linear, log, or symlog if one of them is 0."""
-    positive = np.array([value for value in values if value > 0], dtype=float)
-    if len(positive) < 2 or values[0] < 0:
+    """Return the scale for sorted values: log or, if one of them is 0, symlog where most are near the smallest."""
+    positive = [value for value in values if value > 0]
+    if values[0] < 0 or not positive or 3 * np.median(positive) > positive[0] + positive[-1]:
         return "linear"
-    steps, ratios = np.diff(positive), np.diff(np.log(positive))
-    even = steps.std() / steps.mean(), ratios.std() / ratios.mean()
-    is_log = even[1] < even[0] if len(positive) > 2 else positive[-1] >= 10 * positive[0]
-    return "linear" if not is_log else "symlog" if values[0] == 0 else "log"
+    return "symlog" if values[0] == 0 else "log"
 
 
 def _curve(run: RunRecord, metric: str) -> "pd.Series[float]":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.results.settings import ABSENT, format_value, matching
-from lra_ssm.runs.identity import NONE_MEANS, PRECISIONS, SEED, result_settings
+from lra_ssm.runs.identity import DATA_NEUTRAL, NONE_MEANS, PRECISIONS, SEED, result_settings
 from lra_ssm.runs.record import RunRecord, flatten, load_yaml
 from lra_ssm.shipped import FOLDERS, PACKAGE
 
@@ -122,11 +122,12 @@ def differences(run: RunRecord, row: Row) -> tuple[str, dict[str, str]] | None:
     file = next(iter(sorted(FOLDERS["config"].glob(f"**/{run.task}/{run.model}.yaml"))), None)
     if file is None:
         return None
-    expected = flatten(result_settings(load_yaml(file), run.neutral))
+    expected = flatten(result_settings(load_yaml(file)))
     expected |= {key: value for key, value in _named(expected, row) if key is not None}
     actual = run.settings | {key: run.all_settings[key] for key in expected if key in run.all_settings}
     texts: dict[str, str] = {}
-    for key in sorted({*expected, *actual} - {*_data_of(run.task), SEED, "experiment"}):
+    left_out = {*_data_of(run.task), SEED, "experiment", *(f"data.{name}" for name in DATA_NEUTRAL)}
+    for key in sorted({*expected, *actual} - left_out):
         run_value, row_value = (_as_lightning_reads(key, settings.get(key, ABSENT)) for settings in (actual, expected))
         # A setting that only one of two classes has follows from the classes.
         if run_value != row_value and not (

@@ -17,14 +17,13 @@ from lra_ssm.runs.record import RunRecord
 from lra_ssm.tables import duration, table, wrapped
 
 NONE = "–"
-_MAX_COLUMNS = 4  # of settings; a note names further ones
 
 
 def runs_frame(runs: Sequence[RunRecord], metric: str | None = None, by: Sequence[str] = ()) -> pd.DataFrame:
     """Return a row per run whose settings are known, in the order of LRA's tasks and of published.yaml's models.
 
     Columns: run, task, model, seed, metric, value (accuracies in percent), why (the reason if the run does not count,
-    else empty), parameters, steps, seconds, at_least, published (the Row, or None), settings (what separates rows, the
+    else empty), parameters, steps, seconds, published (the Row, or None), settings (what separates rows, the
     data and the starting weights included), by (the settings named in `by`) and key (equal in runs of one row of the
     table). Raises InputError for a name that no run has.
     """
@@ -36,12 +35,11 @@ def runs_frame(runs: Sequence[RunRecord], metric: str | None = None, by: Sequenc
         row = row_of(run)
         used = metric or (row.metric if row and run.value(row.metric) is not None else _default_metric(run))
         value = run.value(used)
-        seconds, at_least = run.seconds or (None, False)
         lines.append({
             "run": run, "task": run.task, "model": run.model, "seed": format_value(run.seed), "metric": used,
             "value": value if value is None or not used.endswith("accuracy") else 100 * value,
             "why": run.missing or (f"has no {used}" if value is None else ""), "parameters": run.parameters,
-            "steps": run.step, "seconds": seconds, "at_least": at_least, "published": row,
+            "steps": run.step, "seconds": run.seconds, "published": row,
             "data": _labels("data files", *run.data), "settings": run.settings | _labels("started from", *run.weights),
             "by": {name: run.all_settings.get(key, ABSENT) for name, key in names.items()},
             "order": (LRA.index(run.task) if run.task in LRA else 6, run.task,
@@ -201,7 +199,7 @@ class Table:
         form = "l" * self.left + "r" * (len(self.frame.columns) - self.left)
         styled = self.frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
         drawn = str(styled.to_latex(hrules=True, column_format=form))
-        for sign, command in {"±": r"$\pm$", "≥": r"$\geq$", NONE: "--"}.items():
+        for sign, command in {"±": r"$\pm$", NONE: "--"}.items():
             drawn = drawn.replace(sign, command)
         return "\n".join([drawn.rstrip("\n"), *(f"% {note}" for note in self.notes)])
 
@@ -211,25 +209,17 @@ def results_table(groups: Sequence[Group], records: Iterable[RunRecord]) -> Tabl
     scored = [g for g in groups if g.mean is not None]
     metrics = list(dict.fromkeys(_metric_name(g.metric) for g in scored or groups))
     figure = f"{metrics[0] if len(metrics) == 1 else 'value'} ± std"
-    columns = list(dict.fromkeys(name for g in groups for name in g.settings))[:_MAX_COLUMNS]
-    for g in groups:
-        if more := [f"{name}={format_value(value)}" for name, value in g.settings.items() if name not in columns]:
-            g.notes.append(f"differs also in {', '.join(more)}")
+    columns = list(dict.fromkeys(name for g in groups for name in g.settings))
     letters = _letters(groups)
     lines = []
     for g in groups:
-        wanted, counted, seconds, steps = (
-            g.runs.seed.nunique(),
-            len(g.counted),
-            g.average("seconds"),
-            g.average("steps"),
-        )
+        wanted, counted, seconds = g.runs.seed.nunique(), len(g.counted), g.average("seconds")
         settings = {_heading(name): format_value(g.settings[name]) if name in g.settings else "" for name in columns}
         lines.append({
             "task": g.task, "model": g.model, **settings, "metric": _metric_name(g.metric), figure: g.figure,
             "seeds": f"{counted}" if counted == wanted else f"{counted} of {wanted}",
-            "parameters": _count(g.parameters), "steps": _count(steps),
-            "time a run": "?" if seconds is None else duration(seconds, bool(g.counted.at_least.any())),
+            "parameters": _count(g.parameters), "steps": _count(g.average("steps")),
+            "time a run": "?" if seconds is None else duration(seconds),
             "published": g.row.figure if g.row else NONE,
             "difference": NONE if g.difference is None else f"{g.difference:+.{g.decimals}f}",
             "notes": ",".join(sorted(letters[note] for note in g.notes)),

@@ -1,10 +1,4 @@
-"""A run: its identity, directory, lock, record, checkpoints and callbacks; for the commands and for a notebook.
-
-To use your own Trainer, after `lightning.seed_everything`:
-
-    run = Run("runs/mine/a")
-    trainer = Trainer(**run.trainer_arguments(max_epochs=3))
-    metrics = run.fit(trainer, task, data)
+"""A run: its identity, directory, lock, record, checkpoints and callbacks; for the commands and for a notebook (`Run`).
 
 Importing this package loads no lightning; `Run` and `CheckpointSettings` do, on first use.
 """

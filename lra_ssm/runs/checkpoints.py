@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import lightning
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
@@ -54,11 +53,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         with replacing(Path(path), "wb") as file:
             file.write(buffer.getbuffer())
 
-    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        state = super().load_checkpoint(path, *args, **options)
-        state.setdefault("pytorch-lightning_version", lightning.__version__)  # a file with only weights may be scored
-        return state
-
 
 def load_checkpoint(path: Path, resuming: bool = False) -> dict[str, Any]:
     """Read a checkpoint on the CPU, its tensors mapped from the file.
@@ -102,23 +96,18 @@ class SaveBest(ModelCheckpoint):
         super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the best score from the best.ckpt next to last.ckpt.
+        """Load the best score so far, for the best.ckpt in this run's directory.
 
         Lightning (2.6) knows the file by its absolute path and forgets it when a run is moved or copied; any score
         would then count as the best.
         """
         path = Path(str(self.dirpath)) / f"{self.filename}.ckpt"
-        if state_dict.get("best_model_score") is None:
-            return
-        if not path.is_file():
-            print(f"warning: {path} is missing; the next validation counts as the best")
-            return
-        best_state = load_checkpoint(path).get("callbacks", {}).get(self.state_key, state_dict)
-        score = torch.as_tensor(best_state["best_model_score"]).clone()  # it is mapped from the file
+        score = state_dict.get("best_model_score")
+        if score is None or not path.is_file():
+            return  # the next validation counts as the best
         name = str(path)
-        here = {"dirpath": self.dirpath, "best_model_path": name, "kth_best_model_path": name, "last_model_path": ""}
-        values = {"best_model_score": score, "kth_value": score, "best_k_models": {name: score}}
-        super().load_state_dict({**state_dict, **here, **values})
+        paths = {"best_model_path": name, "kth_best_model_path": name, "best_k_models": {name: score}}
+        super().load_state_dict({**state_dict, **paths, "dirpath": self.dirpath, "last_model_path": ""})
 
 
 def _check_monitor(what: str, name: str | None, trainer: Trainer) -> None:

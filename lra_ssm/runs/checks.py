@@ -1,7 +1,7 @@
 """Check that Trainer, checkpoint, task, data and layers fit together before a run starts."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from lra_ssm.checkpoints import check_shapes
 from lra_ssm.errors import InputError, to_one_line
 from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.cost import warn_of_memory
-from lra_ssm.runs.identity import differences, result_settings
+from lra_ssm.runs.identity import differences, neutral_data, result_settings
 from lra_ssm.runs.provenance import CONFIG, SOURCE, VERSION, changed, code_version
 
 EXAMPLES = 3  # odd, so that another size is not easily mistaken for the batch's
@@ -189,14 +189,14 @@ def differing_settings(task: Any, state: dict[str, Any]) -> str:
     return ", ".join(differences(saved if isinstance(saved, dict) else {}, dict(task.hparams), common=True))
 
 
-def check_begun_from(checkpoint: Path, config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> Path:
+def check_begun_from(checkpoint: Path, config: Mapping[str, Any]) -> Path:
     """Return the checkpoint of another run if it was made with the same task and data settings.
 
     Raises InputError if the file does not exist, or if the settings differ.
     """
     saved_config = load_checkpoint(existing(str(checkpoint))).get(CONFIG)
     if isinstance(saved_config, dict):
-        saved, current = (result_settings(each, neutral) for each in (saved_config, config))
+        saved, current = (result_settings(each, neutral_data(each)) for each in (saved_config, config))
         parts = ({name: each.get(name) for name in ("model", "data")} for each in (saved, current))
         if differing := differences(*parts):
             raise InputError(
@@ -283,7 +283,7 @@ def _network_settings(task: Any) -> dict[str, Any]:
 def try_network(task: Any, data: Any, trainer: Trainer) -> None:
     """Send the first training examples through the network, on the device and in the precision that will train.
 
-    No gradient, random number or buffer changes. Tasks without `dry_run`, data without `sample` and FSDP are not tried.
+    No gradient or random number changes. Tasks without `dry_run`, data without `sample` and FSDP are not tried.
     """
     if hasattr(task, "dry_run") and hasattr(data, "sample") and _runs_plainly(trainer):
         with _dry_run(task, trainer) as to_device:
@@ -312,11 +312,9 @@ def check_layers(task: Any, data: Any, trainer: Trainer) -> None:
         one, other = (_random_like(inputs[:, :L], task) for _ in range(2))
         other = torch.where(valid if inputs.dim() == 2 else valid[..., None], one, other)
         length_argument = () if causal else (lengths,)
-        first, again = (_outputs(network, one, *length_argument) for _ in range(2))
+        first = _outputs(network, one, *length_argument)
         second = _outputs(network, other if causal else other[:, : 3 * L // 4], *length_argument)
-        # A module whose outputs differ for the same inputs draws random numbers.
-        steady = [name for name in first if name in second and not _leaks(first[name], again[name], ends)]
-        leak = next((name for name in steady if _leaks(first[name], second[name], ends)), None)
+        leak = next((name for name in first if name in second and _leaks(first[name], second[name], ends)), None)
     if leak is not None:
         name, kind = f"model.network.{leak}".rstrip("."), type(network.get_submodule(leak)).__name__
         what = "looks ahead: its outputs change with the future" if causal else "lets padding into its outputs"
@@ -344,6 +342,7 @@ def _outputs(network: nn.Module, *arguments: Tensor) -> dict[str, tuple[Tensor, 
             seen[name] = inputs[0].clone(), output.clone()  # in-place operations may follow
 
     handles = [module.register_forward_hook(partial(keep, name)) for name, module in network.named_modules()]
+    torch.manual_seed(0)  # a layer that draws random numbers draws the same ones each time
     try:
         network(*arguments)
     finally:
@@ -375,7 +374,7 @@ def _runs_plainly(trainer: Trainer) -> bool:
 
 @contextmanager
 def _dry_run(task: Any, trainer: Trainer) -> Iterator[Any]:
-    """Evaluate within the block, on the device that will train; modes, buffers and random numbers stay as they were.
+    """Evaluate within the block, on the device that will train; modes and random numbers stay as they were.
 
     Yields the function that moves a batch there.
     """
@@ -387,8 +386,6 @@ def _dry_run(task: Any, trainer: Trainer) -> Iterator[Any]:
 
     with isolate_rng(include_cuda=device.type == "cuda"), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         precision.convert_module(task.to(device))  # as the Trainer will do
-        owned = [(module, name, x) for module, _ in modes for name, x in module.named_buffers(recurse=False)]
-        buffers = [(module, name, x, x.clone()) for module, name, x in owned]
         try:
             task.eval()
             with precision.forward_context():
@@ -396,5 +393,3 @@ def _dry_run(task: Any, trainer: Trainer) -> Iterator[Any]:
         finally:
             for module, training in modes:
                 module.training = training
-            for module, name, buffer, value in buffers:  # a module may assign a new one
-                module._buffers[name] = buffer.copy_(value)

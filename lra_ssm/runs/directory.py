@@ -74,10 +74,7 @@ class RunDirectory:
 
         The kernel drops the lock with the process, so that a killed run leaves none.
         """
-        try:
-            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"run directory {self.path} cannot be made: {error.strerror}; set --runs_dir") from error
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         lock, holder = FileLock(self.path / ".lock"), self.path / ".holder.json"
         try:
             lock.acquire(timeout=_LOCK_TIMEOUT_S)
@@ -132,10 +129,3 @@ class RunDirectory:
             score = {"others": [*read_object(file).get("others", []), {**score, "why": why}]}
             print(f"recorded in {file}, not as the run's result: it is of {why}")
         write_json(file, score)
-
-
-def with_end(starts: list[dict[str, Any]], when: Any) -> list[dict[str, Any]]:
-    """Return a run's attempts; the last one ended at `when` if it has no end yet and `when` is after its beginning."""
-    if starts and "ended" not in starts[-1] and isinstance(when, str) and when >= str(starts[-1].get("time")):
-        starts[-1]["ended"] = when
-    return starts

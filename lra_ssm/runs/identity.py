@@ -41,27 +41,20 @@ NONE_MEANS = {
 _BATCHES = ("limit_train_batches", "limit_val_batches", "overfit_batches", "val_check_interval")
 
 
-def neutral_names(data: Sequence[str] = DATA_NEUTRAL) -> dict[str, Sequence[str]]:
-    """Return the names that cannot change a result, by section. data: the names among the data module's settings."""
-    return {"": OPTIONS_NEUTRAL, "checkpoint": CHECKPOINT_NEUTRAL, "data": data}
-
-
-def run_identity(config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> str:
+def run_identity(config: Mapping[str, Any]) -> str:
     """Return the run's id: ten hexadecimal digits of `set_beyond_defaults`."""
-    text = json.dumps(set_beyond_defaults(config, neutral), sort_keys=True, default=str)
+    text = json.dumps(set_beyond_defaults(config), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def set_beyond_defaults(config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def set_beyond_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that differ from the defaults and can change the result; the seed always.
 
-    Args:
-        config: a resolved configuration of plain values, as in config.yaml.
-        neutral: names that do not count, by section; "" is the top level.
+    config: a resolved configuration of plain values, as in config.yaml.
     """
     from lra_ssm.runs.checkpoints import CheckpointSettings
 
-    counting = result_settings(config, neutral)
+    counting = result_settings(config, neutral_data(config))
     identity: dict[str, Any] = {SEED: counting.pop(SEED), "trainer": _trainer(counting.pop("trainer"))}
     for key, value in counting.items():
         if key == "checkpoint":
@@ -77,12 +70,27 @@ def set_beyond_defaults(config: Mapping[str, Any], neutral: Mapping[str, Sequenc
     return {key: value for key, value in identity.items() if key == SEED or value not in (None, {}, [])}
 
 
-def result_settings(config: Mapping[str, Any], neutral: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
-    """Return a copy of a configuration without the names that cannot change its result."""
+def neutral_data(config: Mapping[str, Any]) -> Sequence[str]:
+    """Return the names among the data's settings that cannot change a result, as its class declares them."""
+    from lra_ssm.layers.spec import import_object
+
+    try:
+        cls = import_object((config.get("data") or {}).get("class_path") or "")
+    except ValueError:  # no data, or a class that is defined in a notebook
+        return DATA_NEUTRAL
+    return getattr(cls, "neutral_settings", DATA_NEUTRAL)
+
+
+def result_settings(config: Mapping[str, Any], data_names: Sequence[str] = DATA_NEUTRAL) -> dict[str, Any]:
+    """Return a copy of a configuration without the names that cannot change its result.
+
+    data_names: those among the data's settings; `neutral_data` loads torch to know them.
+    """
     settings = copy.deepcopy({"trainer": {}, **config})
     if settings.get("ckpt_path") in (None, "last", "best"):
         settings.pop("ckpt_path", None)
-    for section, names in {**(neutral or neutral_names()), "trainer": TRAINER_NEUTRAL}.items():
+    neutral = {"": OPTIONS_NEUTRAL, "checkpoint": CHECKPOINT_NEUTRAL, "data": data_names, "trainer": TRAINER_NEUTRAL}
+    for section, names in neutral.items():
         node: Any = (settings.get(section) or {}) if section else settings
         node = (node.get("init_args") or {}) if "class_path" in node else node
         for name in names:

@@ -1,9 +1,9 @@
 """Write metrics.csv, progress.json and a wandb run while a fit trains."""
 
 import csv
-import hashlib
 import math
 import os
+import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -138,7 +138,7 @@ def identify(loggers: Sequence[Any], folder: Path, record: Mapping[str, Any]) ->
             continue  # the user has begun this wandb run
         experiment = record.get("experiment", folder.parent.name)
         defaults = {
-            "id": os.environ.get("WANDB_RUN_ID") or _wandb_id(folder.name, record),
+            "id": os.environ.get("WANDB_RUN_ID") or (record.get("wandb") or {}).get("id") or _new_id(folder.name),
             "name": None if os.environ.get("WANDB_NAME") else f"{experiment}/{folder.name}",
             "group": None if os.environ.get("WANDB_RUN_GROUP") else experiment,
             "resume": "allow",  # with None, the command line's default, a second start would replace the first one
@@ -147,20 +147,14 @@ def identify(loggers: Sequence[Any], folder: Path, record: Mapping[str, Any]) ->
         settings.update({key: value for key, value in defaults.items() if settings.get(key) is None})
         if settings.get("dir") in (None, "."):
             settings["dir"] = str(folder.resolve())
-        if settings.get("anonymous") is None:
-            settings.pop("anonymous", None)  # or wandb warns that it has no effect
         logger._id, logger._name, logger._save_dir = settings["id"], settings["name"], settings["dir"]
         entry = {"id": settings["id"]}
     return entry
 
 
-def _wandb_id(run_id: str, record: Mapping[str, Any]) -> str:
-    """Return the id of the run's first start. A run that was deleted and trained again gets another id."""
-    if before := (record.get("wandb") or {}).get("id"):
-        return str(before)
-    start: dict[str, Any] = next(iter(record.get("starts", [])), {})
-    key = f"{record.get('experiment')} {start.get('time')} {start.get('hardware', {}).get('host')}"
-    return f"{run_id}-{hashlib.sha256(key.encode()).hexdigest()[:6]}"
+def _new_id(run_id: str) -> str:
+    """Return an id that no other run has: a run that was deleted and trained again is another one in wandb."""
+    return f"{run_id}-{secrets.token_hex(3)}"
 
 
 def begin(loggers: Sequence[Any], provenance: dict[str, Any]) -> None:

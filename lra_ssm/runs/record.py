@@ -6,7 +6,7 @@
 import csv
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lra_ssm.errors import InputError
-from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, neutral_names, result_settings
+from lra_ssm.runs.identity import SEED, result_settings
 
 
 @dataclass(eq=False)
@@ -74,13 +74,8 @@ class RunRecord:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings that differ from the defaults and can change the result, by dotted name, without the seed."""
-        identity = self.record.get("identity") or result_settings(self.config, self.neutral)
+        identity = self.record.get("identity") or result_settings(self.config)
         return {name: value for name, value in flatten(identity).items() if name not in (SEED, "experiment")}
-
-    @property
-    def neutral(self) -> dict[str, Sequence[str]]:
-        """Names that cannot change a result, by section of the configuration."""
-        return neutral_names(self.record.get("neutral") or DATA_NEUTRAL)
 
     @cached_property
     def all_settings(self) -> dict[str, Any]:
@@ -164,14 +159,12 @@ class RunRecord:
         return dict((self.record.get("starts") or [{}])[-1])
 
     @cached_property
-    def seconds(self) -> tuple[float, bool] | None:
-        """Wall time of all attempts, and whether it is a lower bound: a killed attempt counts to its last progress."""
-        took = [_between(start.get("time"), start.get("ended")) for start in self.record.get("starts", [])]
-        is_bound = None in took
-        if took and took[-1] is None:
-            took[-1] = max(0.0, _between(self.last_start.get("time"), self.progress.get("time")) or 0.0)
-        total = sum(filter(None, took))
-        return (total, is_bound) if total > 0 or (took and not is_bound) else None
+    def seconds(self) -> float | None:
+        """Wall time of all attempts; a killed attempt counts to its last progress. None if nothing was timed."""
+        ends = [(start.get("time"), start.get("ended")) for start in self.record.get("starts", [])]
+        ends += [(self.last_start.get("time"), self.progress.get("time"))] * ("ended" not in self.last_start)
+        took = [seconds for seconds in (_between(*each) for each in ends) if seconds is not None and seconds >= 0]
+        return sum(took) if took else None
 
     @cached_property
     def code(self) -> str:
@@ -247,25 +240,21 @@ def read_metrics(file: Path) -> list[dict[str, str]]:
     try:
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
         reader = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
-        rows, columns = [*reader], reader.fieldnames or ()
+        rows = [*reader]
+        if text and not {"step", "epoch"} <= set(reader.fieldnames or ()):
+            raise csv.Error("it has no columns step and epoch")
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file} is damaged: {error}; remove it to go on without it") from error
-    if text and not {"step", "epoch"} <= set(columns):
-        raise InputError(f"{file} is damaged: it has no columns step and epoch; remove it to go on without it")
     return [row for row in rows if (row["step"] or "").isdecimal()]
 
 
 def find_runs(path: Path) -> Iterator[Path]:
-    """Yield the run directories at or below a folder, following links, each directory once."""
-    seen = set()
+    """Yield the run directories at or below a folder, following links."""
     for folder, below, files in os.walk(path, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen or "run.json" in files:
-            below.clear()
-        if real not in seen and "run.json" in files:
-            yield Path(folder)
-        seen.add(real)
         below.sort()
+        if "run.json" in files:
+            below.clear()
+            yield Path(folder)
 
 
 def flatten(node: Any, path: str = "") -> dict[str, Any]:

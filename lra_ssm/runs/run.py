@@ -12,20 +12,19 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_only
 
-from lra_ssm.callbacks import LEARNING_RATE, check_callbacks, fit_callbacks
+from lra_ssm.callbacks import LEARNING_RATE, fit_callbacks
 from lra_ssm.errors import InputError, describe_error, to_one_line
 from lra_ssm.files import replacing, sha256, write_json
 from lra_ssm.progress import display_arguments, quiet
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO, CheckpointSettings, SaveBest, SaveLast, load_checkpoint
 from lra_ssm.runs.checks import check_before_fit, check_begun_from, check_trainer, validate_setup
 from lra_ssm.runs.curves import draw_curves
-from lra_ssm.runs.directory import RunDirectory, with_end
+from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import (
-    DATA_NEUTRAL,
     SEED,
     TRAINER_NEUTRAL,
     differences,
-    neutral_names,
+    neutral_data,
     plain,
     result_settings,
     set_beyond_defaults,
@@ -35,7 +34,6 @@ from lra_ssm.runs.provenance import (
     CONFIG,
     SOURCE,
     VERSION,
-    changed_weights,
     code_version,
     environment,
     now,
@@ -61,19 +59,13 @@ class Run(RunDirectory):
         path: the directory.
         checkpoints: which checkpoints it keeps.
         config: the resolved configuration; None to record the settings of the Trainer, the task and the data.
-        neutral: names that cannot change a result, by section of the configuration.
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        checkpoints: CheckpointSettings | None = None,
-        config: dict[str, Any] | None = None,
-        neutral: Mapping[str, Sequence[str]] | None = None,
+        self, path: str | Path, checkpoints: CheckpointSettings | None = None, config: dict[str, Any] | None = None
     ) -> None:
         super().__init__(path)
         self.checkpoints, self.config = checkpoints or CheckpointSettings(), config
-        self.neutral = neutral or neutral_names()
         self.source: dict[str, str] = {}  # digests of the user's code
         self._trainer_arguments: dict[str, Any] = {}  # the Trainer's arguments
         self._begun = False  # whether this attempt is in the record
@@ -83,7 +75,7 @@ class Run(RunDirectory):
         """Return which settings differ from those that the run began with, as text. Defaults may have changed, too."""
         if not (before := self.began_with):
             return ""
-        began, now_ = (result_settings(each, self.neutral) for each in (before, self.config or {}))
+        began, now_ = (result_settings(each, neutral_data(each)) for each in (before, self.config or {}))
         return ", ".join(differences(began, now_))
 
     # -- the Trainer -----------------------------------------------------------------------------------------------
@@ -154,13 +146,10 @@ class Run(RunDirectory):
             remedy = "give the same to resume it, or --fresh" if command else "give this one another name"
             raise InputError(f"{self.path} began with other settings: {changed}; {remedy}")
         if self.finished:
-            return self.report_finished(data, init_from and init_from[0])
-        resumes = self.last.is_file()
-        checkpoint = self.last if resumes else None
-        if resumes and init_from and (changed := changed_weights(self.record, init_from[0])):
-            print(to_one_line(f"warning: {self.path} began with other weights: {changed}: it goes on from its own"))
-        elif not resumes and ckpt_path:
-            checkpoint = check_begun_from(Path(ckpt_path), self.config or {}, self.neutral)
+            return self.report_finished(data)
+        checkpoint = self.last if self.last.is_file() else None
+        if checkpoint is None and ckpt_path:
+            checkpoint = check_begun_from(Path(ckpt_path), self.config or {})
         name, weights = init_from if init_from and checkpoint is None else (None, None)
         validate_setup(trainer, task, data, checkpoint, weights, prepare, self.source, strict)
         check_before_fit(trainer, task, data, check_layer)
@@ -210,17 +199,15 @@ class Run(RunDirectory):
                 "data": _described(data),
                 "checkpoint": plain(self.checkpoints),
             }
-            self.neutral = neutral_names(getattr(data, "neutral_settings", DATA_NEUTRAL))
         self.source = user_source(self.config)
         last.made_by = {VERSION: code_version(), SOURCE: self.source, CONFIG: self.config}
 
-    def report_finished(self, data: Any = None, init_from: str | None = None) -> dict[str, float]:
-        """Print and return a finished run's metrics; also print whether its data, weights or code differ from now."""
+    def report_finished(self, data: Any = None) -> dict[str, float]:
+        """Print and return a finished run's metrics; also print whether its data or code differ from now."""
         record = self.record
         manifest = data.manifest() if hasattr(data, "manifest") and data.is_prepared() else {}
         others = {
             "data": changed_data(record.get("data") or {}, manifest),
-            "weights": changed_weights(record, init_from),
             "code": other_code(record, self.source),
         }
         message = f"{self.path} is finished (--fresh trains it again)"
@@ -255,19 +242,16 @@ class Run(RunDirectory):
         with replacing(self.path / "config.yaml") as file:
             yaml.safe_dump(self.config, file, sort_keys=False)
         record = self._record_of_start(before, task, checkpoint, init_from, manifest)
-        *attempts, start = record["starts"]
         self._loggers = trainer.loggers
         if in_wandb := identify(trainer.loggers, self.path, {**before, **record}) or before.get("wandb"):
             record["wandb"] = in_wandb
         used = data.provenance() if hasattr(data, "provenance") else None
-        begin(trainer.loggers, {"run": str(self.path), **start, "data": used})
+        begin(trainer.loggers, {"run": str(self.path), **record["starts"][-1], "data": used})
         write_json(self.path / "run.json", record)  # without the reason or the metrics of an earlier start
         self._begun = True
         if hasattr(data, "describe"):
             print(wrapped(to_one_line(data.describe())))
         print(f"run {self.path}" + (f", going on from {checkpoint}" if checkpoint else ""), flush=True)
-        if attempts and (changes := differences(attempts[-1].get("compute"), start["compute"], name="compute")):
-            print(f"note: it computes in another way than before: {', '.join(changes)}")
         step = int(load_checkpoint(checkpoint).get("global_step", 0)) if checkpoint else 0
         for logger in trainer.loggers:
             if isinstance(logger, CSVRunLogger):
@@ -280,13 +264,13 @@ class Run(RunDirectory):
         """Return run.json at the start of an attempt. before: its contents until now; data: the manifest."""
         assert self.config is not None
         resumes = checkpoint == self.last
-        # A killed attempt has not recorded its end; use the time of its last progress.json.
-        attempts = with_end(before.get("starts", []), read_object(self.path / "progress.json").get("time"))
+        attempts = before.get("starts", [])
+        for killed in attempts[-1:]:  # it has not recorded its end; use the time of its last progress.json
+            killed.setdefault("ended", read_object(self.path / "progress.json").get("time"))
         record = {
             "run_id": self.path.name,
             "experiment": self.config["experiment"],
-            "identity": set_beyond_defaults(self.config, self.neutral),
-            "neutral": list(self.neutral["data"]),  # of the data's settings
+            "identity": set_beyond_defaults(self.config),
             "status": "started",
             "starts": [*attempts, {**environment(), "source": self.source, "compute": self.config.get("compute")}],
             "parameters": sum(p.numel() for p in task.parameters()),
@@ -330,7 +314,7 @@ class Run(RunDirectory):
         try:
             record = self.record
             if self._begun:
-                fields["starts"] = with_end(record.get("starts", []), now())
+                record["starts"][-1].setdefault("ended", now())
             write_json(self.path / "run.json", {**record, **fields, "status": status})
         except (OSError, InputError):  # such as a full disk, which may be why the run ends
             if status == "finished":
@@ -346,14 +330,10 @@ class Run(RunDirectory):
 
 
 def trainer_arguments(given: Mapping[str, Any], added: Sequence[Any], loggers: Any) -> dict[str, Any]:
-    """Return the user's arguments of a Trainer, with our callbacks after the user's and atomic checkpoints.
-
-    Raises InputError for a callback that overrides the configuration.
-    """
-    check_callbacks(user_callbacks := as_list(given.get("callbacks")))
+    """Return the user's arguments of a Trainer, with our callbacks after the user's and atomic checkpoints."""
     return {
         **given,
-        **display_arguments(given, [*user_callbacks, *added]),
+        **display_arguments(given, [*as_list(given.get("callbacks")), *added]),
         "logger": loggers,
         "plugins": [*as_list(given.get("plugins")), AtomicCheckpointIO()],
     }

@@ -88,7 +88,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "made" / "other").mkdir(parents=True)
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path, "made", "data", partial(fail, KeyboardInterrupt()))
-    with pytest.raises(OSError, match="No space left on device: .* MB free.*/made/data"):
+    with pytest.raises(OSError, match="No space left on device.*/made/data"):
         prepare(tmp_path, "made", "data", partial(fail, OSError(28, "No space left on device")))
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == [".lock", "other"]
 

@@ -144,7 +144,7 @@ def test_files_that_cannot_be_read(folder: Path) -> None:
         file.write_bytes(damage)
         assert "model.safetensors is damaged or not a safetensors file" in refused(folder)
     file.unlink()
-    assert "has no model.safetensors; it holds config.json" in refused(folder)
+    assert "has no model.safetensors" in refused(folder)
     texts = {'{"a": 1}': "has no known layout: keys ['a']", "{": "is not valid JSON", "[]": "is not a JSON object"}
     for text, message in texts.items():
         config.write_text(text)
@@ -170,7 +170,7 @@ def test_weights_in_parts(name: str, save: Any, folder: Path) -> None:
     said = "holds a list, not tensors by name" if pickled else "is damaged"
     assert f"2-{name} {said}" in refused(folder, allow_pickle=pickled)
     (folder / f"2-{name}").unlink()
-    assert f"has no 2-{name}; it holds" in refused(folder, allow_pickle=pickled)
+    assert f"has no 2-{name}" in refused(folder, allow_pickle=pickled)
     (folder / f"{name}.index.json").write_text("{}")
     assert "has no weight_map" in refused(folder, allow_pickle=pickled)
 

@@ -10,7 +10,7 @@ import pytest
 from lra_ssm.errors import InputError
 from lra_ssm.results.settings import format_value, resolve
 from lra_ssm.results.table import grid_table, groups_of, results_table, runs_csv, runs_frame
-from tests.results.made import CODE, DATA, LR, OPTIMIZER, make_run, read
+from tests.results.made import CODE, DATA, LR, make_run, read
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
 
@@ -191,16 +191,6 @@ def test_labels_distinguish_rows_and_the_grid_has_each(several, labels, tmp_path
         f"s4d, {label}": [10 * (i + 1)] * 2 for i, label in enumerate(labels)
     }
     assert {*grid_table(found, []).frame.iloc[:, 0]} >= {g.label for g in found}
-
-
-def test_a_row_of_many_differences_names_the_rest_in_its_note(tmp_path):
-    keys = ("lr", "roles.recurrent.lr", "weight_decay", "warmup_steps", "roles.delta.weight_decay")
-    make_run(tmp_path)
-    make_run(tmp_path, changes={f"{OPTIMIZER}.{key}": 0.77 for key in keys})
-    found = table(tmp_path)
-    columns = [*found.frame.columns[2:6]]
-    assert columns == ["lr", "delta.weight_decay", "recurrent.lr", "warmup_steps"]
-    assert [*found.frame.iloc[1, 2:6]] == 4 * ["0.77"] and "differs also in weight_decay=0.77" in str(found.notes)
 
 
 def test_a_task_of_another_class_has_its_own_column(tmp_path):
