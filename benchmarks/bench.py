@@ -205,18 +205,18 @@ class Bench:
         for name, build, truth in contenders:
             contender_rows = [rows[mode][name] for mode in modes]
             try:
-                built = build()
+                prepared[name] = build()
                 if not self.given.times:
                     self.say(f"{comparison}: memory and errors of {name}")
                     for row in contender_rows:
-                        row.megabytes = peak_memory(built.calls[row.mode], self.device)
+                        row.megabytes = peak_memory(prepared[name].calls[row.mode], self.device)
             except FAILURES as error:
+                prepared.pop(name, None)
                 for row in contender_rows:
                     row.note = reason(error)
                 continue
-            prepared[name] = built
             if truth is not None and not self.given.times:
-                self._set_errors(contender_rows, built, truth, truths)
+                self._set_errors(contender_rows, prepared[name], truth, truths)
         truths.clear()
         for mode in modes:
             calls = {name: each.calls[mode] for name, each in prepared.items()}

@@ -329,7 +329,10 @@ def test_it_is_pushed_once_it_is_validated_and_its_card_names_what_runs(folder):
         f"{run}: validate has no complete score of its best.ckpt: lightning validate --config {run}/config.yaml, or"
         " --unfinished to push it without one"
     )
+    assert "Corpus has no test split; there is nothing to score" in succeed(["test", run], folder).out
+    assert "has no split test" in fail(["predict", run, "--split=test"], folder)
     succeed(["validate", "--config", f"{run}/config.yaml"], folder)
+    assert "best val/loss" in succeed(["results", run], folder).out
     use = "lra-ssm validate ./pushed --data.source=PATH"
     assert succeed(["push", run, "./pushed"], folder).out == f"./pushed: use it with {use}\n"
     found = json.loads((only_run(folder) / "validate.json").read_text())["metrics"]

@@ -16,7 +16,7 @@ from lra_ssm.layers.blocks import run_with_state
 from lra_ssm.models import Classifier
 from lra_ssm.runs.checks import try_network
 from lra_ssm.tasks import Classification, OptimizerSettings
-from tests.runner import FIT, fail, in_process, only_run, refused, succeed
+from tests.runner import FIT, in_process, only_run, refused, succeed
 
 FILE = """\
 import os
@@ -24,7 +24,6 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from lra_ssm.datamodules import SequenceData
 from lra_ssm.models import Backbone
 
 class Base(nn.Module):
@@ -91,12 +90,6 @@ class BadData(LightningDataModule):
     def __getitem__(self, i): return self.missing
     def __len__(self): return 8
     def train_dataloader(self): return DataLoader(self, 8)
-class Promoters(SequenceData):
-    num_classes, vocabulary = 2, ("<pad>", *"ACGT")
-    def examples(self):
-        for number, line in enumerate(self.source_path().read_text().splitlines()):
-            label, letters = line.split(",")
-            yield "train" if number % 10 else "val", [self.vocabulary.index(x) for x in letters], int(label)
 """
 
 
@@ -116,34 +109,22 @@ def folder(tmp_path, monkeypatch):
 # --- what is broken, before a run begins and later ---
 
 
-def line_of(text: str) -> str:
-    """Where the file's first line with this text is, as messages say it."""
-    return f" (own.py:{FILE[: FILE.index(text)].count(chr(10)) + 1})"
-
-
 RETURNS, RETURNED = "network.layer=own.Returns|network.layer.what=", "own.Returns returned {} for x (3, 17, 8): "
-WHERE, NETWORK = (
-    line_of("def forward(self, x, lengths=None): return eval"),
-    line_of("def forward(self, inputs, lengths)"),
-)
-KEPT = f"layers and blocks keep (batch, length, d_model){WHERE}"
+KEPT = "layers and blocks keep (batch, length, d_model)"
 BROKEN = {  # below model
     f"{RETURNS}self.mix(x)[:, :, :3]": RETURNED.format("(3, 17, 3)") + KEPT,
     f"{RETURNS}(x, None)": RETURNED.format("a tuple of (3, 17, 8) and None") + KEPT,
     f"{RETURNS}None": RETURNED.format("None") + KEPT,
     f"{RETURNS}x.long()": RETURNED.format("(3, 17, 8) torch.int64") + KEPT,
     "network.block=own.Block": f"own.Block returned (3, 8) for x (3, 17, 8): {KEPT}",
-    "network.pooling=own.Returns": RETURNED.format("(3, 17, 8)") + f"a pooling gives (batch, d_model){WHERE}",
-    "network.layer=own.NoLengths": "own.NoLengths.forward takes (x): a layer is called with (x, lengths)"
-    + line_of("def forward(self, x): return self.mix"),
-    "network.layer=own.NoForward": "own.NoForward has no forward: a layer is called with (x, lengths)"
-    + line_of("def __init__(self, d_model: int):"),
-    "network.head=own.Head": "own.Head returned (3, 11) for x (3, 8): this head gives (batch, num_classes) (3, 10)"
-    + line_of("def forward(self, x): return self.map"),
+    "network.pooling=own.Returns": RETURNED.format("(3, 17, 8)") + "a pooling gives (batch, d_model)",
+    "network.layer=own.NoLengths": "own.NoLengths.forward takes (x): a layer is called with (x, lengths)",
+    "network.layer=own.NoForward": "own.NoForward has no forward: a layer is called with (x, lengths)",
+    "network.head=own.Head": "own.Head returned (3, 11) for x (3, 8): this head gives (batch, num_classes) (3, 10)",
     "network=own.Network": "own.Network returned (3, 17, 3) for inputs (3, 17): a network gives logits"
-    f" (batch, num_classes){NETWORK}",
+    " (batch, num_classes)",
     "network=own.Network|network.pooled=true": "own.Network returned (3, 3) for inputs (3, 17): the data has 10"
-    f" classes, and each has a logit{NETWORK}",
+    " classes, and each has a logit",
     "network=own.Wrong": "give vocab_size for token inputs or d_input for feature inputs, and not both",
     "=own.Untyped": "Untyped takes 'network' without a type, so that it is not built: annotate it, `network:"
     " NetworkFactory` (from lra_ssm.layers.spec import NetworkFactory)",
@@ -241,15 +222,3 @@ def test_a_lightning_module_and_its_data_are_trained(folder):
     out = succeed(["fit", "--model=own.Module", "--data=own.Data", "--experiment=own", *trainer], folder).out
     assert "group 0" in out and "val/accuracy" in out
     assert (only_run(folder, "own") / "checkpoints/best.ckpt").is_file()
-
-
-def test_data_without_a_test_split_is_trained_and_there_is_nothing_to_score(folder):
-    (folder / "promoters.csv").write_text("0,ACGT\n1,CCGT\n" * 20)
-    options = [*FIT[1:], "--data=own.Promoters", "--data.source=promoters.csv", "--model.network.num_classes=2",
-               "--model.network.vocab_size=5", "--trainer.max_epochs=1"]  # fmt: skip
-    assert "val/loss" in succeed(["fit", *options], folder).out
-    out = succeed(["test", *options], folder).out
-    assert "Promoters has no test split; there is nothing to score" in out and "test/" not in out
-    assert "val/loss" in succeed(["validate", *options], folder).out
-    assert "has no split test" in fail(["predict", *options, "--split=test"], folder)
-    assert "val/accuracy" in succeed(["results", "runs"], folder).out

@@ -25,7 +25,6 @@ from lra_ssm.analysis.measure import SCALES, LayerMeasures, Measures, format_val
 
 _GRAY, _RED = "#666666", "#c0392b"
 _MAX_EIGENVALUES = 3000  # drawn for a layer
-_MAX_QUANTILE_VALUES = 1_000_000  # torch.quantile refuses more than 16 million
 _MAX_POINTS = 120  # in a curve over positions
 _MAX_PARAMETERS = 12  # rows that have room for their names
 _STYLE: Any = {
@@ -194,12 +193,10 @@ def gradient(axes: Axes, measures: Measures, colors: Sequence[str]) -> None:
 
 def step_sizes(axes: Axes, measures: Measures, colors: Sequence[str]) -> None:
     axes.set(title="Step size Δ", ylabel="Δ: 5, 25, 50, 75, 95 %")
-    quantiles = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
     for number, layer, color in zip(count(1), measures.layers, colors, strict=False):
         if layer.delta is None:
             continue
-        values = _subsample(layer.delta.flatten(), _MAX_QUANTILE_VALUES)
-        low, quarter, median, three_quarters, high = torch.quantile(values, quantiles).tolist()
+        low, quarter, median, three_quarters, high = np.quantile(layer.delta.numpy(), [0.05, 0.25, 0.5, 0.75, 0.95])
         axes.plot([number] * 2, [low, high], color=color, linewidth=2)
         axes.plot([number] * 2, [quarter, three_quarters], color=color, linewidth=7, solid_capstyle="butt")
         axes.plot(number, median, "o", color="white", markersize=4, mec="#222222")

@@ -18,11 +18,9 @@ def draw_batch(datamodule: ImageData, path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    loader = datamodule.train_dataloader()
-    dataset: Any = loader.dataset
-    batch: Any = next(iter(loader))
+    batch: Any = next(iter(datamodule.train_dataloader()))
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
-    low, high = dataset.transform.value_range()
+    low, high = float(inputs.min()), float(inputs.max())
     num_drawn = min(len(inputs), COLUMNS * ROWS)
     rows = -(-num_drawn // COLUMNS)
     names = getattr(datamodule, "class_names", None) or range(max(labels) + 1)

@@ -49,7 +49,7 @@ def _rows(manifest: dict[str, Any], folder: str) -> list[list[str]]:
     settings += ["{} to {}".format(*source["length_bounds"])] if "length_bounds" in source else []
     for name, split in manifest["splits"].items():
         image = "×".join(map(str, split.get("arrays", {}).get("images", {"shape": []})["shape"][1:]))
-        inputs = f"{image} {source.get('pixels', '')}".rstrip() if image else source.get("inputs", "tokens")
+        inputs = f"{image} {source.get('inputs', '')}".rstrip() if image else source.get("inputs", "tokens")
         if tokenizer := manifest.get("tokenizer"):
             inputs, count, tokens = tokenizer["specification"], split["documents"], f"{split['tokens']:,}"
             lengths = [f"{split['tokens'] / (count or 1):,.1f}", ""]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lra_ssm.datamodules.cifar10 import Image as Image
     from lra_ssm.datamodules.corpus import Corpus as Corpus
     from lra_ssm.datamodules.images import ImageData as ImageData
-    from lra_ssm.datamodules.listops.module import ListOps as ListOps
+    from lra_ssm.datamodules.listops import ListOps as ListOps
     from lra_ssm.datamodules.mnist import MNIST as MNIST
     from lra_ssm.datamodules.pathfinder.module import Pathfinder as Pathfinder
     from lra_ssm.datamodules.retrieval import Retrieval as Retrieval
@@ -36,7 +36,7 @@ _MODULES = {
     "FirstToken": "synthetic.first_token",
     "Image": "cifar10",
     "LinearFunctional": "synthetic.linear_functional",
-    "ListOps": "listops.module",
+    "ListOps": "listops",
     "MNIST": "mnist",
     "Corpus": "corpus",
     "SlimPajama": "slimpajama",

@@ -10,6 +10,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from dataclasses import asdict, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin
 from weakref import WeakSet
@@ -102,10 +103,6 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
     def describe(self) -> str:
         """Return one line about the data."""
 
-    def unused_settings(self) -> set[str]:
-        """Return the names of settings that change nothing under the other settings."""
-        return set()
-
     def require(self, holds: bool, name: str, what: str) -> None:
         """Raise InputError naming a setting and its value unless `holds`."""
         if not holds:
@@ -115,7 +112,7 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
         """Return everything that decides the batches: {"dataset", "data", "batches", "order"}, settings by effect."""
         kinds: dict[str, dict[str, Any]] = {"data": {}, "batches": {}, "order": {}}
         for name, kind in self.affects.items():
-            if kind in kinds and name not in {*self.unused_settings(), "pretrain"}:
+            if kind in kinds and name != "pretrain":
                 kinds[kind][name] = getattr(self, name)
         if self.pretrain is not None:
             kinds["batches"]["pretrain"] = asdict(self.pretrain)
@@ -251,7 +248,6 @@ class PreparedData(DataModule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._prepared: Prepared | None = None
         self.require(self.limit is None or self.limit >= 1, "limit", "must be at least 1")
 
     # -- what a dataset defines ------------------------------------------------------------------------------------
@@ -344,12 +340,10 @@ class PreparedData(DataModule):
 
     # -- prepared data ---------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def prepared(self) -> Prepared:
         """The prepared data. Raises InputError if it is missing or damaged."""
-        if self._prepared is None:
-            self._prepared = load(self.prepared_folder)
-        return self._prepared
+        return load(self.prepared_folder)
 
     def open_split(self, name: str) -> BatchDataset:
         return self.make_dataset(self.prepared.split(name), name)

@@ -4,7 +4,7 @@ B batch, L length of the longest sequence, C features per position, K targets.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -63,10 +63,6 @@ class BatchDataset(Dataset[AnyBatch], ABC):
     def pixel_values(self, examples: IntArray) -> torch.Tensor | None:
         """Return the pixels of these examples as classes, (B, L) int64 from 0 to 255; None for other inputs."""
         return None
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that decide a batch besides the order of examples, for checkpoints."""
-        return {}
 
     def __getitem__(self, index: int) -> AnyBatch:
         return self.batch(np.array([index]), 0)

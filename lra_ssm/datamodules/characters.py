@@ -73,14 +73,6 @@ class CharacterData(SequenceData):
     max_length: int
     min_freq: int
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.max_length >= 2, "max_length", "must be at least 2")
-        self.require(self.min_freq >= 1, "min_freq", "must be at least 1")
-
-    def unused_settings(self) -> set[str]:
-        return {"min_freq"} if self.inputs == "bytes" else set()
-
     def encoder(self, texts: Iterable[str]) -> Characters | Bytes:
         """Return the encoder of texts, and set `vocabulary`; training texts are read only for "characters"."""
         if self.inputs == "characters":

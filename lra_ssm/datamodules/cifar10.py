@@ -10,10 +10,8 @@ Sources: Krizhevsky, "Learning multiple layers of features from tiny images" (20
 """
 
 import io
-import math
 import pickle
 from collections.abc import Iterable
-from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -25,12 +23,7 @@ from lra_ssm.datamodules.settings import setting
 from lra_ssm.errors import InputError, describe_error
 
 CLASS_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
-ARCHIVE = Remote(
-    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-    "cifar-10-python.tar.gz",
-    "md5:c58f30108f718f92721af3b95e74349a",
-    170_498_071,
-)
+ARCHIVE = Remote("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "md5:c58f30108f718f92721af3b95e74349a")
 FOLDER = "cifar-10-batches-py"
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 # Means and standard deviations of pixels in [0, 1], as the public S4 code has them (src/dataloaders/basic.py).
@@ -53,17 +46,6 @@ class Cifar10(PublishedImages):
     places = ("cifar10/download", "cifar10", "cifar", "")
     markers = (ARCHIVE.name, FOLDER)
 
-    pixels: Literal["rgb", "gray", "gray-lra"] = field(init=False)  # as stored: gray by Pillow or by TensorFlow
-    resolution: int = field(default=32, init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.image_size = (self.resolution, self.resolution)
-
-    def facts(self) -> dict[str, Any]:
-        facts = super().facts()
-        return facts | {"source": {**facts["source"], "pixels": self.pixels}}
-
     def read(self, path: Path) -> dict[str, Labelled] | None:
         for folder in (path / FOLDER, path):
             if files := [folder / name for name in BATCHES if (folder / name).is_file()]:
@@ -73,11 +55,6 @@ class Cifar10(PublishedImages):
             return None
         members = read_archive(archive, lambda name: PurePosixPath(name).name in BATCHES)
         return _join_batches(((f"{archive}: {name}", data) for name, data in members), archive)
-
-    def convert(self, images: Pixels) -> Pixels:
-        if self.pixels != "rgb":
-            images = luma(images) if self.pixels == "gray" else lra_luma(images)
-        return mean_pooled(images, 32 // self.resolution)
 
 
 class Image(Cifar10):
@@ -93,13 +70,17 @@ class Image(Cifar10):
             Results of the two do not belong in one table.
     """
 
+    image_size = (32, 32)
+
     inputs: Literal["normalized", "integers"] = "normalized"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.pixels = "gray" if self.inputs == "normalized" else "gray-lra"
         self.d_input = 1 if self.inputs == "normalized" else None
         self.vocab_size = 256 if self.inputs == "integers" else None
+
+    def convert(self, images: Pixels) -> Pixels:
+        return luma(images) if self.inputs == "normalized" else lra_luma(images)
 
     def transform(self) -> PixelSequence:
         return PixelSequence(None, None) if self.inputs == "integers" else PixelSequence(GRAY_MEAN, GRAY_STD)
@@ -126,14 +107,14 @@ class SCIFAR(Cifar10):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.pixels = "gray" if self.grayscale else "rgb"
+        self.image_size = (self.resolution, self.resolution)
         self.d_input = 1 if self.grayscale else 3
         self.std = None if self.std is None else tuple(map(float, self.std))
-        message = (
-            f"must be {self.d_input} finite number{'s' * (not self.grayscale)} greater than 0, one for each channel"
-        )
-        valid = self.std is None or (len(self.std) == self.d_input and all(0 < value < math.inf for value in self.std))
-        self.require(valid, "std", message)
+        valid = self.std is None or len(self.std) == self.d_input and min(self.std) > 0
+        self.require(valid, "std", f"must be a number greater than 0 for each channel, {self.d_input}")
+
+    def convert(self, images: Pixels) -> Pixels:
+        return mean_pooled(luma(images) if self.grayscale else images, 32 // self.resolution)
 
     def transform(self) -> PixelSequence:
         mean, std = (GRAY_MEAN, GRAY_STD) if self.grayscale else (RGB_MEAN, RGB_STD)
@@ -142,24 +123,18 @@ class SCIFAR(Cifar10):
 
 # -- Toronto's pickles -------------------------------------------------------------------------------------------------
 
-# The names in the pickle of an array, and what they are in this numpy.
-_PICKLE_NAMES: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # how Python 3 writes bytes into old protocols
-}
-for _core in ("core", "_core"):  # numpy 1, numpy 2
-    _PICKLE_NAMES[f"numpy.{_core}.multiarray", "_reconstruct"] = np.empty(0).__reduce__()[0]
-    _PICKLE_NAMES[f"numpy.{_core}.numeric", "_frombuffer"] = np.empty(0).__reduce_ex__(5)[0]
+# What the pickle of an array names, in numpy 1 and 2; "encode" is how Python 3 writes bytes into old protocols.
+_PICKLE_NAMES = {"numpy": ("ndarray", "dtype"), "_codecs": ("encode",)}
+_PICKLE_NAMES |= {f"numpy.{core}.multiarray": ("_reconstruct",) for core in ("core", "_core")}
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Loads pickles of numpy arrays, written by any Python and numpy, and refuses all else."""
+    """Loads pickles of numpy arrays, in the protocols up to 4, and refuses all else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _PICKLE_NAMES:
+        if name not in _PICKLE_NAMES.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which does not belong in such a file")
-        return _PICKLE_NAMES[module, name]
+        return super().find_class(module, name)
 
 
 def _read_batch(data: bytes, name: str) -> Labelled:

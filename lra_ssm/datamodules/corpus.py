@@ -62,7 +62,6 @@ class Corpus(LanguageDataModule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(0 <= self.split_seed < 1 << 64, "split_seed", "must be from 0 to 2^64 - 1")
         fields = self.text_field, self.source_field, self.empty_documents
         self._options = ReadOptions(self.documents, *fields, self.split_seed, self.val_fraction, self.test_fraction)
 

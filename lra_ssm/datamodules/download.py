@@ -3,12 +3,12 @@
 import hashlib
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -23,12 +23,14 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class Remote:
-    """A published file: URL, local name, digest ("md5:…" or "sha256:…", None if not published), size in bytes."""
+    """A published file: its URL and its digest ("md5:…" or "sha256:…"; None if none is published)."""
 
     url: str
-    name: str
     digest: str | None = None
-    size: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
 
 
 def download(file: Remote, root: Path, below: str = "") -> Path:
@@ -37,8 +39,8 @@ def download(file: Remote, root: Path, below: str = "") -> Path:
     A broken download continues where it stopped (`<name>.part`). Only one process downloads; the others wait.
 
     Raises:
-        InputError: the root cannot be used, the server does not give the file, or its digest or size is wrong (then
-            what was downloaded is removed).
+        InputError: the root cannot be used, the server does not give the file, or its digest is wrong (then what was
+            downloaded is removed).
     """
     ensure_root(root)
     path = root / below / file.name
@@ -51,10 +53,9 @@ def download(file: Remote, root: Path, below: str = "") -> Path:
                 _receive(file, part)
                 break
             except (OSError, HTTPException) as error:
-                code = error.code if isinstance(error, HTTPError) else 500
-                if code == 416:  # the part is longer than the file
+                if isinstance(error, HTTPError) and error.code == 416:  # the part is longer than the file
                     part.unlink(missing_ok=True)
-                if attempt == _TRIES - 1 or code in (401, 403, 404, 410):
+                if attempt == _TRIES - 1:
                     raise InputError(f"{file.url}: cannot be downloaded to {path} ({error})") from error
                 time.sleep(2**attempt)
         if mismatch := _mismatch(file, part):
@@ -70,7 +71,7 @@ def _receive(file: Remote, part: Path) -> None:
     request = Request(file.url, headers={"Range": f"bytes={start}-"} if start else {})
     with urlopen(request, timeout=30) as response:
         start = start if response.status == 206 else 0  # a server without ranges sends all of it
-        total = start + response.length if response.length else file.size
+        total = start + response.length if response.length else None
         with open(part, "ab" if start else "wb") as out, Bar(file.name, total, in_bytes=True, done=start) as bar:
             while data := response.read1(_CHUNK):
                 out.write(data)
@@ -81,8 +82,6 @@ def _receive(file: Remote, part: Path) -> None:
 
 def _mismatch(file: Remote, path: Path) -> str:
     """Return how a downloaded file differs from the published one; empty if it does not."""
-    if file.size is not None and path.stat().st_size != file.size:
-        return f"has {path.stat().st_size:,} bytes instead of the published {file.size:,}"
     if file.digest is not None:
         kind, _, published = file.digest.partition(":")
         with open(path, "rb") as data:
@@ -228,37 +227,44 @@ def read_parquet(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any
 
 # -- the Long Range Arena's archive ------------------------------------------------------------------------------------
 
-# No digest or size is published.
-LRA = Remote("https://storage.googleapis.com/long-range-arena/lra_release.gz", "lra_release.gz")
+# No digest is published.
+LRA = Remote("https://storage.googleapis.com/long-range-arena/lra_release.gz")
 LRA_DOWNLOAD = "downloads LRA's archive (more than 7 GB)"  # what `lra-ssm prepare` does, for messages
 # The archive has some folders twice, below lra_release/ and lra_release/lra_release/; the inner ones are complete.
 LRA_INNER = "lra_release/lra_release"
 
 
-def fetch_lra(root: Path, folder: str) -> None:
-    """Download the archive to the root, keep it there, and unpack one folder from it to lra_release/lra_release/.
+class LRAFolder(NamedTuple):
+    """A folder of LRA's archive."""
 
-    Raises:
-        InputError: it cannot be downloaded or unpacked.
-    """
-    target = root / LRA_INNER / folder
-    archive = download(LRA, root)
-    with locked(root / ".lra_release.lock", "unpacks LRA's archive"):
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            unpack(archive, f"{LRA_INNER}/{folder}", target)
+    folder: str
+    names: tuple[str, ...]  # files or folders in it
+    others: tuple[str, ...] = ()  # further places where users have them, below the data root
 
+    def find(self, root: Path) -> Path | None:
+        """Return the first folder below `root` that has one of the names: as unpacked, as users move it, or the root.
 
-def find_lra(root: Path, folder: str, names: Sequence[str], others: Sequence[str] = ()) -> Path | None:
-    """Return the first folder below `root` that has one of the names: as unpacked, as users move it, or the root.
+        Raises:
+            InputError: a folder has only some of the names; the message says which is missing.
+        """
+        for place in (f"{LRA_INNER}/{self.folder}", f"lra_release/{self.folder}", self.folder, *self.others, ""):
+            missing = [name for name in self.names if not (root / place / name).exists()]
+            if not missing:
+                return root / place
+            if len(missing) < len(self.names):
+                raise InputError(f"{root / place / missing[0]}: is missing; all of {', '.join(self.names)} are needed")
+        return None
 
-    Raises:
-        InputError: a folder has only some of the names; the message says which is missing.
-    """
-    for place in (f"{LRA_INNER}/{folder}", f"lra_release/{folder}", folder, *others, ""):
-        missing = [name for name in names if not (root / place / name).exists()]
-        if not missing:
-            return root / place
-        if len(missing) < len(names):
-            raise InputError(f"{root / place / missing[0]}: is missing; all of {', '.join(names)} are needed")
-    return None
+    def fetch(self, root: Path) -> None:
+        """Download the archive to the root, keep it there, and unpack the folder, unless it is found.
+
+        Raises:
+            InputError: it cannot be downloaded or unpacked.
+        """
+        if self.find(root) is not None:
+            return
+        archive, target = download(LRA, root), root / LRA_INNER / self.folder
+        with locked(root / ".lra_release.lock", "unpacks LRA's archive"):
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                unpack(archive, f"{LRA_INNER}/{self.folder}", target)

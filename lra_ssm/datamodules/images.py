@@ -39,10 +39,6 @@ class ImageData(ArrayData):
     split_seed: int = 42
     image_size: tuple[int, int] = field(init=False)  # height, width
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(0 <= self.split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
-
     @abstractmethod
     def transform(self) -> "PixelSequence":
         """Return the callable that turns stored images into inputs."""
@@ -122,8 +118,6 @@ class PublishedImages(ImageData):
                         images.append(decode_image(row[image]["bytes"], self.mode, self.published_size, where))
                         labels.append(row[label])
                         bar.advance(1)
-            if not images:
-                raise InputError(f"{folder}: has no parquet files of {split}")
             splits[split] = np.stack(images), np.array(labels)
         return splits
 
@@ -190,7 +184,7 @@ class PixelSequence:
 
     Args:
         mean: mean of pixels in [0, 1], by channel. A value is (pixel / 255 − mean) / std in float32, as torchvision's
-            ToTensor and Normalize compute it, looked up in a table. None for tokens: the pixels' integers.
+            ToTensor and Normalize compute it. None for tokens: the pixels' integers.
         std: their standard deviation, by channel.
         permutation: (L,); position l has pixel permutation[l]. None for row-major order.
     """
@@ -201,33 +195,18 @@ class PixelSequence:
         std: Sequence[float] | None = (1.0,),
         permutation: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self.permutation = permutation
-        self.tables: npt.NDArray[np.float32] | None = None
-        if mean is not None and std is not None:
-            scaled = np.arange(256, dtype=np.float32) / np.float32(255)
-            means, stds = (np.array(values, dtype=np.float32)[:, None] for values in (mean, std))
-            self.tables = (scaled - means) / stds  # (C, 256)
+        self.permutation, self.is_tokens = permutation, mean is None
+        self.mean, self.std = np.array(mean or 0, np.float32), np.array(std or 1, np.float32)
 
     def __call__(self, images: Pixels) -> npt.NDArray[Any]:
         """Return inputs (B, L, C) float32, or for C = 1 tokens (B, L) int64, of images (B, H, W, C) uint8."""
         pixels = self.ordered(images)
-        C = pixels.shape[-1]
-        if self.tables is None:
-            assert C == 1
+        if self.is_tokens:
             return pixels[..., 0].astype(np.int64)
-        if C == 1:
-            return np.take(self.tables[0], pixels)
-        inputs = np.empty(pixels.shape, dtype=np.float32)
-        for channel, table in enumerate(self.tables):
-            inputs[..., channel] = np.take(table, pixels[..., channel])
-        return inputs
+        return (pixels.astype(np.float32) / np.float32(255) - self.mean) / self.std
 
     def ordered(self, images: Pixels) -> Pixels:
         """Return the pixels (B, L, C) of images (B, H, W, C) in the order of the sequence."""
         B, H, W, C = images.shape
         pixels = images.reshape(B, H * W, C)
         return pixels if self.permutation is None else pixels[:, self.permutation]
-
-    def value_range(self) -> tuple[float, float]:
-        """Return the smallest and the largest value that an input can have."""
-        return (0.0, 255.0) if self.tables is None else (float(self.tables.min()), float(self.tables.max()))

@@ -16,10 +16,7 @@ from lra_ssm.errors import InputError
 
 # Stanford's page names no digest; this is the one that other libraries check (paddlepaddle, torchtext, …).
 ARCHIVE = Remote(
-    "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-    "aclImdb_v1.tar.gz",
-    "md5:7c2ac02c03563afcf9b574c7e56c153a",
-    84_125_825,
+    "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz", "md5:7c2ac02c03563afcf9b574c7e56c153a"
 )
 PLACES = ("", "imdb", "text", "text/download")  # below the data root
 REVIEWS = "IMDb reviews (aclImdb/ or aclImdb*.tar.gz)"  # what is missing, for messages

@@ -72,16 +72,6 @@ class EpochBatches:
         """Choose the epoch of the next iteration."""
         self.epoch = epoch
 
-    def settings(self) -> dict[str, Any]:
-        """Return what decides the batches besides the examples, as plain values."""
-        return {
-            "num_examples": self.num_examples,
-            "batch_size": self.batch_size,
-            "shuffle_seed": self.seed,
-            "bucket_batches": self.pool,
-            "batches_per_epoch": len(self),
-        }
-
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return all examples in the order of an epoch (num_examples,)."""
         if self.seed is None:
@@ -177,7 +167,7 @@ class ResumableLoader:
 
     This owns a torch DataLoader instead of being one: Lightning rebuilds DataLoaders when several devices train or
     predict, with samplers that repeat examples. Iterating draws nothing from the global random generators. Worker
-    processes live as long as the loader; only one pass at a time may use them.
+    processes live as long as the loader; as in any DataLoader, a new pass ends an unfinished one.
 
     Args:
         dataset: returns the batch for a list of examples.
@@ -197,7 +187,7 @@ class ResumableLoader:
         trained: Callable[[], int | None] | None = None,
     ) -> None:
         self.dataset, self.batch_sampler, self.trained = dataset, batch_sampler, trained
-        self._epoch, self._passes = _EpochSampler(batch_sampler), 0
+        self._epoch = _EpochSampler(batch_sampler)
         self._new_loader = partial(
             DataLoader,
             dataset,
@@ -237,26 +227,11 @@ class ResumableLoader:
             if batches.seed is not None:
                 batches.set_epoch(batches.epoch + 1)  # for the next pass, unless set_epoch chooses another
         self._epoch.first = trained
-        self._passes += 1
-        number = self._passes
-        for batch in self._loader:
-            yield batch
-            if number != self._passes and self._loader.num_workers:
-                raise RuntimeError("a new pass over this loader has begun: its workers serve only one at a time")
+        yield from self._loader
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings that decide the trainer's batches. Lightning stores them in every checkpoint."""
-        return {**self.batch_sampler.settings(), **self.dataset.settings()}
+        """Return nothing: the trainer's count is enough. Lightning warns of loaders without these two methods."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Check that the checkpoint's run had the same batches.
-
-        Raises:
-            InputError: the dataset, the batch size or the order differs.
-        """
-        for key, value in self.state_dict().items():
-            if state.get(key, value) != value:
-                raise InputError(
-                    f"cannot resume in the middle of the data: the checkpoint was written with {key} {state[key]}, this"
-                    f" run has {value}; resume with the same settings or start over"
-                )
+        """Do nothing."""

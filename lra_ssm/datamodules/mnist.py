@@ -52,7 +52,7 @@ class MNIST(PublishedImages):
 
     dataset = "mnist"
     class_names = tuple("0123456789")
-    downloads = tuple(Remote(MIRROR + name, name, f"md5:{md5}") for name, md5 in MD5.items())
+    downloads = tuple(Remote(MIRROR + name, f"md5:{md5}") for name, md5 in MD5.items())
     # The revision that many public repositories pin.
     hub = Hub("ylecun/mnist", "77f3279092a1c1579b2250db8eafed0ad422088c", ("mnist/*.parquet",), "mnist")
     columns = ("image", "label")
@@ -69,12 +69,8 @@ class MNIST(PublishedImages):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(math.isfinite(self.mean), "mean", "must be a finite number")
-        self.require(0 < self.std < math.inf, "std", "must be greater than 0, and finite")
+        self.require(self.std > 0, "std", "must be greater than 0")
         self.inputs = "unit" if (self.mean, self.std) == (0, 1) else "normalized"
-
-    def unused_settings(self) -> set[str]:
-        return set() if self.permutation == "random" else {"permutation_seed"}
 
     def transform(self) -> PixelSequence:
         num = math.prod(self.image_size)
@@ -119,13 +115,8 @@ def _find(folder: Path, name: str) -> Path | None:
 
 
 def _read_pair(files: dict[str, Any], prefix: str) -> Labelled:
-    images_file, labels_file = files[f"{prefix}-images-idx3-ubyte.gz"], files[f"{prefix}-labels-idx1-ubyte.gz"]
-    images, labels = _read_idx(images_file, 3), _read_idx(labels_file, 1)
-    if images.shape[1:] != (28, 28):
-        raise InputError(f"{images_file}: holds images of {images.shape[1:]} pixels instead of (28, 28)")
-    if len(images) != len(labels):
-        raise InputError(f"{labels_file}: holds {len(labels)} labels for {len(images)} images")
-    return images[..., None], labels
+    images = _read_idx(files[f"{prefix}-images-idx3-ubyte.gz"], 3)
+    return images[..., None], _read_idx(files[f"{prefix}-labels-idx1-ubyte.gz"], 1)
 
 
 def _read_idx(path: Path, dimensions: int) -> Pixels:

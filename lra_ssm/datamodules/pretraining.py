@@ -6,8 +6,8 @@ src/dataloaders/base.py (MaskedSequenceDatasetWrapper).
 B batch, L length, C features per position.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -134,9 +134,6 @@ class PretrainingDataset(BatchDataset):
     @property
     def lengths(self) -> IntArray | None:
         return self.dataset.lengths
-
-    def settings(self) -> dict[str, Any]:
-        return {**self.dataset.settings(), "pretrain": asdict(self.pretraining)}
 
     def batch(self, examples: IntArray, epoch: int) -> TokenBatch:
         batch, pixels = self.dataset.batch(examples, epoch), self.dataset.pixel_values(examples)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.datamodules.characters import CharacterData
-from lra_ssm.datamodules.download import LRA_DOWNLOAD, fetch_lra, find_lra
+from lra_ssm.datamodules.download import LRA_DOWNLOAD, LRAFolder
 from lra_ssm.datamodules.storage import read_lines
 from lra_ssm.errors import InputError
 
-FOLDER = "tsv_data"
 NAMES = {"train": "new_aan_pairs.train.tsv", "val": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}
+PUBLISHED = LRAFolder("tsv_data", tuple(NAMES.values()), ("aan", "retrieval"))
 LABELS = {b"0": 0, b"0.0": 0, b"1": 1, b"1.0": 1}
 
 
@@ -57,13 +57,13 @@ class Retrieval(CharacterData):
 
     def files(self) -> list[Path]:
         root = self.source_path() if self.kind == "files" else self.data_root
-        if (folder := find_lra(root, FOLDER, [*NAMES.values()], ("aan", "retrieval"))) is None:
+        if (folder := PUBLISHED.find(root)) is None:
             raise self.missing(f"files of Retrieval ({', '.join(NAMES.values())})", how=LRA_DOWNLOAD)
         return [folder / name for name in NAMES.values()]
 
     def fetch(self) -> None:
-        if self.source == "lra" and find_lra(self.data_root, FOLDER, [*NAMES.values()], ("aan", "retrieval")) is None:
-            fetch_lra(self.data_root, FOLDER)
+        if self.source == "lra":
+            PUBLISHED.fetch(self.data_root)
 
 
 def read_pairs(path: Path) -> Iterator[tuple[int, str, str]]:

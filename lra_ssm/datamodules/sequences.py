@@ -67,10 +67,9 @@ class SequenceData(ArrayData):
         return SequenceDataset(split, self.per_example)
 
     def facts(self) -> dict[str, Any]:
-        facts = super().facts() | {"per_example": self.per_example, "max_length": self.max_length}
         if self.vocabulary is not None:
-            return facts | {"vocabulary": list(self.vocabulary)}
-        return facts | ({} if self.vocab_size is None else {"vocab_size": self.vocab_size})
+            return super().facts() | {"vocabulary": list(self.vocabulary)}
+        return super().facts() | ({} if self.vocab_size is None else {"vocab_size": self.vocab_size})
 
     def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
         writers: dict[str, _SequenceWriter] = {}

@@ -25,16 +25,16 @@ PLACES = ("", "wikitext", DOWNLOADS)  # below the data root
 SPLITS = {"train": ("train", "train"), "val": ("valid", "validation"), "test": ("test", "test")}  # published, the Hub's
 _BLANK = " \n"  # the blank line that is an empty row in the Hub's files
 
-# The publisher's own address does not answer any more; this is the first author's. Sizes and digests as Hugging Face's
-# loading script recorded them; torchtext's md5 of the two by words agree.
+# The publisher's own address does not answer any more; this is the first author's. Digests as Hugging Face's loading
+# script recorded them; torchtext's md5 of the two by words agree.
 _ADDRESS = "https://wikitext.smerity.com/"
 ARCHIVES = {
-    name: Remote(_ADDRESS + name, name, f"sha256:{digest}", size)
-    for name, size, digest in (
-        ("wikitext-103-v1.zip", 190_229_076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
-        ("wikitext-103-raw-v1.zip", 191_984_949, "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"),
-        ("wikitext-2-v1.zip", 4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
-        ("wikitext-2-raw-v1.zip", 4_721_645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
+    name: Remote(_ADDRESS + name, f"sha256:{digest}")
+    for name, digest in (
+        ("wikitext-103-v1.zip", "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
+        ("wikitext-103-raw-v1.zip", "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"),
+        ("wikitext-2-v1.zip", "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
+        ("wikitext-2-raw-v1.zip", "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
     )
 }
 

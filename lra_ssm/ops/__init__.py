@@ -5,7 +5,7 @@ from lra_ssm.ops.block_linear import block_linear
 from lra_ssm.ops.convolution import bidirectional_convolution, causal_convolution
 from lra_ssm.ops.cross_entropy import linear_cross_entropy
 from lra_ssm.ops.depthwise_convolution import causal_depthwise_convolution, conv_state
-from lra_ssm.ops.discretization import bilinear, bilinear_as_zoh, euler, step_sizes, zoh
+from lra_ssm.ops.discretization import bilinear, bilinear_as_zoh, step_sizes, zoh
 from lra_ssm.ops.initialization import (
     hippo_legs_normal,
     initialize_A,
@@ -17,23 +17,17 @@ from lra_ssm.ops.initialization import (
     s4d_real,
 )
 from lra_ssm.ops.mamba3_scan import mamba3_scan, mamba3_step
-from lra_ssm.ops.mamba_step import SelectiveWeights, mamba_step
 from lra_ssm.ops.parameterization import Form, Parameterization, as_complex, eigenvalues, inverse_eigenvalues
 from lra_ssm.ops.reference import (
     bidirectional_convolution_reference,
     causal_convolution_reference,
     causal_depthwise_convolution_reference,
-    linear_scan_reference,
-    s4d_kernel_reference,
-    selective_scan_reference,
-    ssd_scan_reference,
 )
 from lra_ssm.ops.s4d_kernel import s4d_kernel
 from lra_ssm.ops.scan import linear_scan
 from lra_ssm.ops.selective_scan import selective_scan
-from lra_ssm.ops.selective_step import selective_step
 from lra_ssm.ops.ssd_scan import ssd_scan, ssd_step
-from lra_ssm.ops.step_linear import step_linear
+from lra_ssm.ops.steps import SelectiveWeights, mamba_step, selective_step, step_linear
 
 __all__ = [
     "Form",
@@ -50,7 +44,6 @@ __all__ = [
     "causal_depthwise_convolution",
     "causal_depthwise_convolution_reference",
     "eigenvalues",
-    "euler",
     "hippo_legs_normal",
     "initialize_A",
     "inverse_eigenvalues",
@@ -58,7 +51,6 @@ __all__ = [
     "conv_state",
     "linear_cross_entropy",
     "linear_scan",
-    "linear_scan_reference",
     "log_uniform_delta",
     "mamba3_scan",
     "mamba3_step",
@@ -68,16 +60,13 @@ __all__ = [
     "record_backends",
     "s4d_inv",
     "s4d_kernel",
-    "s4d_kernel_reference",
     "s4d_legs",
     "s4d_lin",
     "s4d_real",
     "scan_backends",
     "selective_scan",
-    "selective_scan_reference",
     "selective_step",
     "ssd_scan",
-    "ssd_scan_reference",
     "ssd_step",
     "step_linear",
     "step_sizes",

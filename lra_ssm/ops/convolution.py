@@ -11,27 +11,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lra_ssm.ops.tensors import check_dense, without_autocast
+from lra_ssm.ops.tensors import check_shapes, check_tensors, has_double, read_sizes, without_autocast
 
 # On a CPU, a few channels of a few batch items are transformed at a time: so many bytes of points stay in the
 # cache.  Channels that lie next to each other in memory go by sixteen at least, a line of the cache.
 _PIECE_BYTES, _LINE = 8 << 20, 16
 
 
-def _check(u: Tensor, **kernels: Tensor) -> None:
-    check_dense(u=u, **kernels)
-    if u.dim() != 3 or not u.is_floating_point():
-        raise ValueError(f"u: shape {tuple(u.shape)}, dtype {u.dtype}; expected (B, D, L), real floating")
-    if u.shape[-1] < 1:
-        raise ValueError(f"u: shape {tuple(u.shape)}; expected length L >= 1")
-    for name, kernel in kernels.items():
-        if kernel.shape != u.shape[1:] or not kernel.is_floating_point():
-            got, expected = tuple(kernel.shape), tuple(u.shape[1:])
-            raise ValueError(f"{name}: shape {got}, dtype {kernel.dtype}; expected (D, L) = {expected}, real floating")
-
-
-def _working_dtype(*tensors: Tensor) -> torch.dtype:
-    return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+def _check(u: Tensor, **kernels: Tensor) -> torch.dtype:
+    """Return the arithmetic's dtype. Raises ValueError, naming the argument, for what does not fit."""
+    check_tensors({"u": u} | kernels)
+    check_shapes(kernels, dict.fromkeys(kernels, "D L"), read_sizes("u", u, "B D L"))
+    return torch.float64 if has_double(u, *kernels.values()) else torch.float32
 
 
 def _fft_length(L: int) -> int:
@@ -103,9 +94,7 @@ def causal_convolution(u: Tensor, k: Tensor) -> Tensor:
     u (B, D, L), k (D, L), both real; y has u's shape and dtype.  float64 if either is, otherwise computed in float32.
     The gradient is not differentiable a second time.  Raises ValueError for a shape or dtype that does not fit.
     """
-    _check(u, k=k)
-    L, dtype = u.shape[-1], _working_dtype(u, k)
-    n = _fft_length(L)
+    dtype, n = _check(u, k=k), _fft_length(u.shape[-1])
     with without_autocast(u.device):
         return _CircularConvolution.apply(u, k, n, dtype)
 
@@ -117,8 +106,7 @@ def bidirectional_convolution(u: Tensor, k_forward: Tensor, k_backward: Tensor) 
     of the public S4 code (models/functional/fftconv, kernel = pad(k0, (0, L)) + pad(flip(k1), (L, 0))).
     Shapes, dtypes and errors as in `causal_convolution`.
     """
-    _check(u, k_forward=k_forward, k_backward=k_backward)
-    L, dtype = u.shape[-1], _working_dtype(u, k_forward, k_backward)
+    dtype, L = _check(u, k_forward=k_forward, k_backward=k_backward), u.shape[-1]
     n = _fft_length(L)
     with without_autocast(u.device):
         # On a circle of n >= 2L points, lag -1-j is the point n-1-j: the backward kernel stands reversed at the end.

@@ -14,46 +14,19 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lra_ssm.ops.backends import cpu_pieces, triton_depthwise
-from lra_ssm.ops.tensors import check_dense
-
-
-def _check_input(u: Tensor, W: int, initial: Tensor | None, reset: Tensor | None) -> None:
-    check_dense(u=u, initial=initial, reset=reset)
-    if u.dim() != 3 or not u.is_floating_point() or u.shape[1] < 1 or u.shape[2] < 1:
-        got = f"shape {tuple(u.shape)}, dtype {u.dtype}"
-        raise ValueError(f"u: {got}; expected (B, D, L) with D >= 1 and L >= 1, real floating")
-    batch, D, L = u.shape
-    if initial is not None and (tuple(initial.shape) != (batch, D, W - 1) or not initial.is_floating_point()):
-        got, expected = f"shape {tuple(initial.shape)}, dtype {initial.dtype}", (batch, D, W - 1)
-        raise ValueError(f"initial: {got}; expected (B, D, W-1) = {expected}, real floating")
-    if reset is not None and (tuple(reset.shape) != (batch, L) or reset.dtype != torch.bool):
-        got = f"shape {tuple(reset.shape)}, dtype {reset.dtype}"
-        raise ValueError(f"reset: {got}; expected (B, L) = {(batch, L)}, bool")
-
-
-def _check_devices(u: Tensor, **others: Tensor | None) -> None:
-    for name, x in others.items():
-        if x is not None and x.device != u.device:
-            raise ValueError(f"{name}: on {x.device}; expected {u.device}, where u is")
+from lra_ssm.ops.tensors import check_shapes, check_tensors, has_double, read_sizes
 
 
 def check_depthwise_inputs(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None
 ) -> torch.dtype:
     """Return the arithmetic's dtype. Raises ValueError, naming the argument, for what does not fit."""
-    check_dense(weight=weight, bias=bias)
-    if weight.dim() != 2 or weight.shape[1] < 1 or not weight.is_floating_point():
-        got = f"shape {tuple(weight.shape)}, dtype {weight.dtype}"
-        raise ValueError(f"weight: {got}; expected (D, W) with W >= 1, real floating")
-    _check_input(u, weight.shape[1], initial, reset)
-    D = u.shape[1]
-    if weight.shape[0] != D:
-        raise ValueError(f"weight: shape {tuple(weight.shape)}; expected (D, W) with D = {D}, as in u")
-    if bias is not None and (tuple(bias.shape) != (D,) or not bias.is_floating_point()):
-        raise ValueError(f"bias: shape {tuple(bias.shape)}, dtype {bias.dtype}; expected (D,) = {(D,)}, real floating")
-    _check_devices(u, weight=weight, bias=bias, initial=initial, reset=reset)
-    tensors = (u, weight, bias, initial)
-    return torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
+    tensors = {"u": u, "weight": weight, "bias": bias, "initial": initial, "reset": reset}
+    check_tensors(tensors, optional=("bias", "initial", "reset"))
+    W = read_sizes("weight", weight, "D W")["W"]
+    expected = {"weight": "D W", "bias": "D", "initial": "B D W-1", "reset": "B L"}
+    check_shapes(tensors, expected, read_sizes("u", u, "B D L") | {"W": W, "W-1": W - 1})
+    return torch.float64 if has_double(*tensors.values()) else torch.float32
 
 
 class _Native(torch.autograd.Function):
@@ -156,14 +129,13 @@ def conv_state(
     """
     if W < 1:
         raise ValueError(f"W: {W}; expected a width of at least 1")
-    _check_input(u, W, initial, reset)
+    tensors = {"u": u, "lengths": lengths, "initial": initial, "reset": reset}
+    check_tensors(tensors, optional=("lengths", "initial", "reset"), lengths="int64 or int32")
+    sizes = read_sizes("u", u, "B D L") | {"W-1": W - 1}
+    check_shapes(tensors, {"lengths": "B", "initial": "B D W-1", "reset": "B L"}, sizes)
     batch, D, L = u.shape
     if lengths is None:
         lengths = torch.full((batch,), L, device=u.device)
-    elif tuple(lengths.shape) != (batch,) or lengths.dtype not in (torch.int64, torch.int32):
-        got = f"shape {tuple(lengths.shape)}, dtype {lengths.dtype}"
-        raise ValueError(f"lengths: {got}; expected (B,) = {(batch,)}, int64 or int32")
-    _check_devices(u, lengths=lengths, initial=initial, reset=reset)
     positions = lengths.unsqueeze(1) + torch.arange(1 - W, 0, device=u.device)  # (B, W-1), below 0 in `initial`
     taps = u.gather(2, positions.clamp(min=0).unsqueeze(1).expand(batch, D, W - 1))
     if initial is None:

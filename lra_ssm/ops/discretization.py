@@ -9,9 +9,9 @@ B_bar is the factor that multiplies B:
     rule      A_bar                      B_bar
     zoh       exp(delta A)               A^-1 (exp(delta A) - 1)      B2S6 (Yu & Erichson 2025), eq. 1-2 and 8
     bilinear  (1 + delta A/2) / (1 - delta A/2)   delta / (1 - delta A/2)   S4 (Gu et al. 2022), eq. 3
-    euler     exp(delta A)               delta                        mamba-ssm's selective_scan_fn
 
-"euler" follows mamba-ssm: A is discretized exactly and only B by Euler's rule; it is not A_bar = 1 + delta A.
+"euler" of the scans follows mamba-ssm: A is discretized exactly and only B by Euler's rule, B_bar = delta; it is not
+A_bar = 1 + delta A.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lra_ssm.ops.tensors import check_tensors
+
 # |z| below which phi1'(z) is summed as a series; the direct formula loses eps / |z| to cancellation.
 SERIES_RADIUS = 0.25
 
 
 def _check(delta: Tensor, A: Tensor) -> None:
-    if not delta.is_floating_point():
-        raise ValueError(f"delta: dtype {delta.dtype}; expected a real floating dtype")
-    if not (A.is_floating_point() or A.is_complex()):
-        raise ValueError(f"A: dtype {A.dtype}; expected a real or complex floating dtype")
+    check_tensors({"delta": delta, "A": A}, A="real or complex floating")
     try:
         torch.broadcast_shapes(delta.shape, A.shape)
     except RuntimeError:
@@ -155,16 +154,6 @@ def bilinear_as_zoh(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     away = torch.where(near, 0.5, half)
     factor = torch.where(near, series, (torch.log1p(away) - torch.log1p(-away)) / (2 * away))
     return (factor * A).to(dtype), factor.to(dtype)
-
-
-def euler(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply mamba-ssm's rule, called "euler" there: A_bar = exp(delta A) is exact, B_bar = delta is Euler's.
-
-    Shapes, dtypes and errors as in `zoh`.
-    """
-    _check(delta, A)
-    z = delta * A
-    return torch.exp(z), torch.broadcast_to(delta, z.shape).to(z.dtype)
 
 
 def step_sizes(delta: Tensor, bias: Tensor, valid: Tensor | None = None) -> dict[str, Any]:

@@ -13,36 +13,26 @@ import torch
 from torch import Tensor
 
 
-def _check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name}: {value}; expected at least 1")
-
-
 def s4d_lin(N: int) -> Tensor:
     """Return S4D-Lin's A_n = -1/2 + i pi n, n = 0..N-1 (Gu et al. 2022, "On the Param…", eq. 9). (N,) complex64."""
-    _check_count("N", N)
     n = torch.arange(N, dtype=torch.float64)
     return torch.complex(torch.full_like(n, -0.5), math.pi * n).to(torch.complex64)
 
 
 def s4d_inv(N: int) -> Tensor:
     """Return S4D-Inv: A_n = -1/2 + i (M/pi)(M/(2n+1) - 1), M = 2N, n < N (Gu et al. 2022, eq. 8). (N,) complex64."""
-    _check_count("N", N)
     n, M = torch.arange(N, dtype=torch.float64), 2 * N
     return torch.complex(torch.full_like(n, -0.5), M / math.pi * (M / (2 * n + 1) - 1)).to(torch.complex64)
 
 
 def s4d_legs(N: int) -> Tensor:
     """Return S4D-LegS: the eigenvalues of `hippo_legs_normal` (Gu et al. 2022, eq. 6-7). (N,) complex64."""
-    _check_count("N", N)
-    imag = np.linalg.eigvalsh(_legs_rotation(N))[N:]
-    return torch.complex(torch.full((N,), -0.5, dtype=torch.float64), torch.tensor(imag)).to(torch.complex64)
+    return hippo_legs_normal(N)[0].to(torch.complex64)
 
 
 def hippo_legs_normal(N: int) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues (N,) with positive imaginary part of HiPPO-LegS' normal part of size M = 2N, ascending,
     and their eigenvectors (M, N), of length 1: complex128 (S4, theorem 1; S5, section 3.3)."""
-    _check_count("N", N)
     imag, vectors = np.linalg.eigh(_legs_rotation(N))
     eigenvalues = torch.complex(torch.full((N,), -0.5, dtype=torch.float64), torch.tensor(imag[N:]))
     return eigenvalues, torch.tensor(vectors[:, N:])
@@ -58,7 +48,6 @@ def _legs_rotation(N: int) -> np.ndarray:
 
 def s4d_real(N: int) -> Tensor:
     """Return S4D-Real: A_n = -(n+1), n = 0..N-1, the diagonal of HiPPO-LegS and Mamba's A. (N,) float32."""
-    _check_count("N", N)
     return -(torch.arange(N, dtype=torch.float32) + 1)
 
 
@@ -81,7 +70,6 @@ def log_uniform_delta(
     D: int, delta_min: float = 1e-3, delta_max: float = 1e-1, *, generator: torch.Generator | None = None
 ) -> Tensor:
     """Draw step sizes, log-uniform in [delta_min, delta_max]: shape (D,), float32 (S4D and Mamba)."""
-    _check_count("D", D)
     if not 0 < delta_min <= delta_max:
         raise ValueError(f"delta_min, delta_max: {delta_min}, {delta_max}; expected 0 < delta_min <= delta_max")
     low, high = math.log(delta_min), math.log(delta_max)

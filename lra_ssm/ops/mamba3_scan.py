@@ -16,7 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lra_ssm.ops.ssd_scan import ssd_scan
-from lra_ssm.ops.tensors import is_nonfinite, without_autocast, without_nonfinite
+from lra_ssm.ops.tensors import (
+    check_shapes,
+    check_tensors,
+    has_double,
+    is_nonfinite,
+    read_sizes,
+    without_autocast,
+    without_nonfinite,
+)
 
 
 def mamba3_scan(
@@ -64,11 +72,9 @@ def mamba3_scan(
     Raises:
         ValueError: one line naming the argument, what it is and what it should be.
     """
-    _check(x, delta, A, trapezoid, angles, B, C, initial_state)
+    work = _check({"x": x, "delta": delta, "A": A, "trapezoid": trapezoid, "angles": angles, "B": B, "C": C, "D": D,
+                   "initial_state": initial_state})  # fmt: skip
     (batch, _, H, P), N = x.shape, B.shape[-1]
-    tensors = (x, delta, A, trapezoid, angles, B, C, D, initial_state)
-    double = any(t is not None and t.dtype == torch.float64 for t in tensors)
-    work = torch.float64 if double else torch.float32
     delta, A, trapezoid = (t.to(work) for t in (delta, A, trapezoid))
     if valid is not None:
         delta = delta.masked_fill(~valid.unsqueeze(-1), 0)
@@ -154,21 +160,16 @@ def _outer(x: Tensor, B: Tensor) -> Tensor:
     return x.unsqueeze(-1) * B.unsqueeze(-2)
 
 
-def _check(
-    x: Tensor, delta: Tensor, A: Tensor, trapezoid: Tensor, angles: Tensor, B: Tensor, C: Tensor, initial: Tensor | None
-) -> None:
-    """Check what `ssd_scan` does not see. Raises ValueError naming the argument."""
-    (batch, L, H, P), N = x.shape, B.shape[-1]
-    expected: dict[str, tuple[Tensor | None, str, tuple[int, ...]]] = {
-        "delta": (delta, "(batch, L, H)", (batch, L, H)),
-        "A": (A, "(batch, L, H)", (batch, L, H)),
-        "trapezoid": (trapezoid, "(batch, L, H)", (batch, L, H)),
-        "B": (B, "(batch, L, H, N)", (batch, L, H, N)),
-        "C": (C, "(batch, L, H, N)", (batch, L, H, N)),
-        "initial_state": (initial, "(batch, H, P + 1, N + 1)", (batch, H, P + 1, N + 1)),
-    }
-    for name, (value, letters, shape) in expected.items():
-        if value is not None and tuple(value.shape) != shape:
-            raise ValueError(f"{name}: shape {tuple(value.shape)}; expected {letters} = {shape}")
-    if angles.dim() != 3 or angles.shape[:2] != (batch, L) or 2 * angles.shape[2] > N:
+def _check(tensors: dict[str, Tensor | None]) -> torch.dtype:
+    """Check what `ssd_scan` does not see. Return the arithmetic's dtype. Raises ValueError naming the argument."""
+    check_tensors(tensors, optional=("D", "initial_state"))
+    x, angles, B = tensors["x"], tensors["angles"], tensors["B"]
+    assert x is not None and angles is not None and B is not None
+    sizes = read_sizes("x", x, "batch L H P")
+    N = B.shape[-1]
+    sizes |= {"N": N, "P+1": sizes["P"] + 1, "N+1": N + 1, "R": angles.shape[-1]}
+    expected = dict.fromkeys(("delta", "A", "trapezoid"), "batch L H") | dict.fromkeys("BC", "batch L H N")
+    check_shapes(tensors, expected | {"D": "H", "initial_state": "batch H P+1 N+1", "angles": "batch L R"}, sizes)
+    if 2 * sizes["R"] > N:
         raise ValueError(f"angles: shape {tuple(angles.shape)}; expected (batch, L, R) with 2 R at most N = {N}")
+    return torch.float64 if has_double(*tensors.values()) else torch.float32

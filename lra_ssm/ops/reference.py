@@ -1,5 +1,7 @@
 """Naive twins of the fast functions: plain formulas, plain autograd, any amount of memory.  The truth for tests.
 
+The scans and S4D's kernel run these with backend="reference".
+
 Shapes: u, delta, z, y (batch, D, L); states (batch, D, N), and (batch, D, N, L) where they are materialised.
 (D channels, L length, N states, G groups.)  Those of Mamba-2's scan are in ops/ssd_scan.py.
 """
@@ -12,10 +14,7 @@ from torch import Tensor
 
 from lra_ssm.ops.depthwise_convolution import check_depthwise_inputs
 from lra_ssm.ops.discretization import bilinear
-from lra_ssm.ops.kernel_inputs import KernelInputs, check_kernel_inputs
-from lra_ssm.ops.linear_inputs import check_linear_inputs
-from lra_ssm.ops.scan_inputs import ScanInputs, check_scan_inputs, is_interleaved
-from lra_ssm.ops.ssd_inputs import SSDInputs, check_ssd_inputs
+from lra_ssm.ops.inputs import KernelInputs, LinearInputs, ScanInputs, SSDInputs
 from lra_ssm.ops.tensors import without_autocast
 
 
@@ -32,72 +31,45 @@ def _phi1(z: Tensor) -> Tensor:
 
 def _per_channel(x: Tensor, inputs: ScanInputs) -> Tensor:
     """Return B or C, constant or variable, as (batch, D, N, L) in the state's dtype."""
-    batch, D, L = inputs.u.shape
+    batch, D, L = inputs.tensors.u.shape
     if x.dim() == 2:
         return x[None, :, :, None].expand(batch, D, x.shape[1], L)
-    if is_interleaved(x, L, inputs.state_dtype):
-        x = torch.complex(x[..., 0::2].to(inputs.dtype), x[..., 1::2].to(inputs.dtype))
     return x.to(inputs.state_dtype).repeat_interleave(D // x.shape[1], dim=1)
 
 
 def run_reference(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """Return (y, last state) for checked inputs."""
-    with without_autocast(inputs.u.device):
-        u, delta = inputs.u.to(inputs.dtype), inputs.delta.to(inputs.dtype)
-        A = inputs.A[None, :, :, None]
-        if inputs.delta_bias is not None:
-            delta = delta + inputs.delta_bias[:, None]
+    u, delta, A, B, C, B_bias, D, delta_bias, x, reset = inputs.tensors
+    dtype = u.dtype
+    with without_autocast(u.device):
+        u, delta, A = u.to(inputs.dtype), delta.to(inputs.dtype), A[None, :, :, None]
+        if delta_bias is not None:
+            delta = delta + delta_bias[:, None]
         if inputs.delta_softplus:
             delta = F.softplus(delta)
         delta = delta.unsqueeze(2)  # (batch, D, 1, L)
-        B, C = _per_channel(inputs.B, inputs), _per_channel(inputs.C, inputs)
-        if inputs.B_bias is not None:
-            B = B + inputs.B_bias[..., None]
+        B, C = _per_channel(B, inputs), _per_channel(C, inputs)
+        if B_bias is not None:
+            B = B + B_bias[..., None]
         A_bar = torch.exp(delta * A)
         B_bar = delta * _phi1(delta * A) * B if inputs.discretization == "zoh" else delta * B
         v = B_bar * u.unsqueeze(2)
-        x = inputs.initial_state
         if x is None:
             x = torch.zeros_like(v[..., 0])
         outputs = []
         for k, (A_bar_k, v_k, C_k) in enumerate(zip(A_bar.unbind(-1), v.unbind(-1), C.unbind(-1), strict=True)):
-            if inputs.reset is not None:
-                x = torch.where(inputs.reset[:, k, None, None], torch.zeros_like(x), x)
+            if reset is not None:
+                x = torch.where(reset[:, k, None, None], torch.zeros_like(x), x)
             x = A_bar_k * x + v_k
             outputs.append((C_k * x).sum(-1))
         y = torch.stack(outputs, dim=-1)
         if y.is_complex():
             y = 2 * y.real
-        if inputs.D is not None:
-            y = y + inputs.D[:, None] * u
+        if D is not None:
+            y = y + D[:, None] * u
         if inputs.z is not None:
             y = y * F.silu(inputs.z.to(inputs.dtype))
-        return y.to(inputs.u.dtype), x
-
-
-def selective_scan_reference(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    delta_softplus: bool = False,
-    return_last_state: bool = False,
-    *,
-    B_bias: Tensor | None = None,
-    discretization: str = "euler",
-    initial_state: Tensor | None = None,
-    reset: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Run `selective_scan` as a loop over time under plain autograd, which keeps (batch, D, N, L) tensors."""
-    inputs = check_scan_inputs(
-        u, delta, A, B, C, D, z, delta_bias, delta_softplus, B_bias, discretization, initial_state, reset
-    )
-    y, last_state = run_reference(inputs)
-    return (y, last_state) if return_last_state else y
+        return y.to(dtype), x
 
 
 def run_ssd_reference(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
@@ -123,48 +95,22 @@ def run_ssd_reference(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
     return y.to(inputs.x.dtype), S
 
 
-def ssd_scan_reference(
-    x: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    *,
-    delayed: bool = False,
-    initial_state: Tensor | None = None,
-    reset: Tensor | None = None,
-    return_last_state: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Run `ssd_scan` as a loop over time under plain autograd; see there."""
-    y, last_state = run_ssd_reference(check_ssd_inputs(x, delta, A, B, C, D, None, initial_state, reset, delayed))
-    return (y, last_state) if return_last_state else y
-
-
-def linear_scan_reference(
-    a: Tensor,
-    b: Tensor,
-    *,
-    initial_state: Tensor | None = None,
-    reset: Tensor | None = None,
-    return_last_state: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Run `linear_scan` as a loop over time under plain autograd; see there."""
-    inputs = check_linear_inputs(a, b, initial_state, reset)
-    a, b = inputs.a, inputs.b
-    x = torch.zeros_like(b[..., 0]) if inputs.initial is None else inputs.initial
+def run_linear_reference(inputs: LinearInputs) -> tuple[Tensor, Tensor]:
+    """Return (every x, the last one) for checked inputs."""
+    a, b, x, reset, dtype = inputs
+    if x is None:
+        x = torch.zeros_like(b[..., 0])
     states = []
     for t in range(b.shape[-1]):
         if reset is not None:
             x = torch.where(reset[:, t, None], torch.zeros_like(x), x)
         x = (a if a.dim() == 1 else a[..., t]) * x + b[..., t]
         states.append(x)
-    y = torch.stack(states, dim=-1).to(inputs.dtype)
-    return (y, x) if return_last_state else y
+    return torch.stack(states, dim=-1).to(dtype), x
 
 
 def run_kernel_reference(inputs: KernelInputs) -> Tensor:
-    """Return the kernel (K, D, L) for checked inputs."""
+    """Return the kernel (K, D, L) for checked inputs, by the whole Vandermonde matrix A_bar^l, power after power."""
     inputs = inputs.in_double()
     delta, A = inputs.delta.unsqueeze(-1), inputs.A
     if inputs.discretization == "zoh":
@@ -175,13 +121,7 @@ def run_kernel_reference(inputs: KernelInputs) -> Tensor:
     for _ in range(inputs.L - 1):
         powers.append(powers[-1] * A_bar)
     kernel = ((inputs.C * inputs.B * B_bar).unsqueeze(-1) * torch.stack(powers, dim=-1)).sum(-2)
-    return (2 * kernel.real if kernel.is_complex() else kernel).to(inputs.dtype)
-
-
-def s4d_kernel_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str = "zoh") -> Tensor:
-    """Run `s4d_kernel` through the whole Vandermonde matrix A_bar^l of shape (D, N, L), one power after the other."""
-    kernel = run_kernel_reference(check_kernel_inputs(delta, A, B, C, L, discretization))
-    return kernel if C.dim() == 3 else kernel[0]
+    return (2 * kernel.real).to(inputs.dtype)
 
 
 def causal_convolution_reference(u: Tensor, k: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from torch.autograd.function import once_differentiable
 
 from lra_ssm.ops.backends import scans_constants_natively
 from lra_ssm.ops.backends.cpu_linear_scan import constant_scan
-from lra_ssm.ops.linear_inputs import check_linear_inputs
-from lra_ssm.ops.reference import linear_scan_reference
+from lra_ssm.ops.inputs import check_linear_inputs
+from lra_ssm.ops.reference import run_linear_reference
 from lra_ssm.ops.selective_scan import selective_scan
 
 
@@ -71,48 +71,6 @@ def _whole_gradient(grad_x: Tensor | None, grad_last: Tensor | None, x: Tensor) 
     return g
 
 
-def _first(reset: Tensor | None) -> Tensor | None:
-    return None if reset is None else reset[:, 0]
-
-
-def _grad_initial(a: Tensor, g: Tensor, reset: Tensor | None) -> Tensor:
-    """Return a_0 g_0 where not dropped; a (D,) or (B, D), g conjugated (B, D, L)."""
-    grad = (a * g[..., 0]).conj().resolve_conj()
-    return grad if reset is None else grad.masked_fill_(reset[:, :1], 0)
-
-
-class _VaryingScan(torch.autograd.Function):
-    """a, b (B, D, L), initial (B, D) in one dtype; keeps a and x for backward."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, initial: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor]:
-        x = b.clone()
-        if initial is not None:
-            _carry_(x[..., 0], a[..., 0], initial, _first(reset))
-        _scan_(x, a[..., 1:], None if reset is None else reset[:, 1:], backwards=False)
-        ctx.save_for_backward(a, x, initial, reset)
-        ctx.set_materialize_grads(False)
-        return x, x[..., -1].clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_x: Tensor | None, grad_last: Tensor | None) -> tuple[Tensor | None, ...]:
-        a, x, initial, reset = ctx.saved_tensors
-        needs_a, needs_b, needs_initial, _ = ctx.needs_input_grad
-        g = _whole_gradient(grad_x, grad_last, x)
-        _scan_(g, a[..., 1:], None if reset is None else reset[:, 1:], backwards=True)
-        grad_initial = _grad_initial(a[..., 0], g, reset) if needs_initial else None
-        grad_a = None
-        if needs_a:
-            grad_a = torch.empty_like(a)
-            grad_a[..., 1:].copy_(x[..., :-1]).mul_(g[..., 1:])
-            grad_a[..., 0] = 0 if initial is None else initial * g[..., 0]
-            if reset is not None:
-                grad_a.masked_fill_(reset.unsqueeze(1), 0)
-            grad_a.conj_physical_()
-        return grad_a, g.conj_physical_() if needs_b else None, grad_initial, None
-
-
 def _laid_out_as(b: Tensor, w: Tensor) -> Tensor:
     """Return w (D, L), its channels adjacent in memory if those of b (B, D, L) are: products are then fast."""
     return w.T.contiguous().T if b.stride(1) < b.stride(2) else w
@@ -149,7 +107,7 @@ def _by_the_kernels(a: Tensor, b: Tensor, initial: Tensor | None, reset: Tensor 
         w = _laid_out_as(b, 1 - 2 * ((a < 0).unsqueeze(1) & odd).to(dtype))
         v = b * w
     if initial is not None:
-        _carry_(v[..., 0], a, initial, _first(reset))
+        _carry_(v[..., 0], a, initial, None if reset is None else reset[:, 0])
     if a.is_complex():
         v, log_rho = torch.view_as_real(v).movedim(-1, 2).flatten(1, 2), log_rho.repeat_interleave(2)
     ones = log_rho.new_ones(v.shape[1], 1, dtype=dtype)
@@ -161,14 +119,20 @@ def _by_the_kernels(a: Tensor, b: Tensor, initial: Tensor | None, reset: Tensor 
     return y.mul_(w)
 
 
-class _ConstantScan(torch.autograd.Function):
-    """a (D,), b (B, D, L), initial (B, D) in one dtype; keeps x for backward."""
+class _LinearScan(torch.autograd.Function):
+    """a (D,) or (B, D, L), b (B, D, L), initial (B, D) in one dtype; keeps a and x for backward."""
 
     @staticmethod
     def forward(
         ctx: Any, a: Tensor, b: Tensor, initial: Tensor | None, reset: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
-        x = _by_the_kernels(a, b, initial, reset, backend)
+        if a.dim() == 1:
+            x = _by_the_kernels(a, b, initial, reset, backend)
+        else:
+            x = b.clone()
+            if initial is not None:
+                _carry_(x[..., 0], a[..., 0], initial, None if reset is None else reset[:, 0])
+            _scan_(x, a[..., 1:], None if reset is None else reset[:, 1:], backwards=False)
         ctx.save_for_backward(a, x, initial, reset)
         ctx.backend = backend
         ctx.set_materialize_grads(False)
@@ -179,19 +143,28 @@ class _ConstantScan(torch.autograd.Function):
     def backward(ctx: Any, grad_x: Tensor | None, grad_last: Tensor | None) -> tuple[Tensor | None, ...]:
         a, x, initial, reset = ctx.saved_tensors
         needs_a, needs_b, needs_initial, *_ = ctx.needs_input_grad
-        # From the end, what comes to step t from t+1 is dropped where step t+1 has a reset.
-        from_the_end = None if reset is None else reset.roll(-1, 1).flip(1)
-        g = _by_the_kernels(a, _whole_gradient(grad_x, grad_last, x).flip(-1), None, from_the_end, ctx.backend)
-        g = g.flip(-1)
-        grad_initial = _grad_initial(a, g, reset) if needs_initial else None
-        grad_a = None
-        if needs_a:
-            product = x[..., :-1] * g[..., 1:]
-            first = torch.zeros_like(g[..., 0]) if initial is None else initial * g[..., 0]
+        # conj of x's whole gradient
+        g = torch.zeros_like(x) if grad_x is None else torch.empty_like(x).copy_(grad_x.conj())
+        if grad_last is not None:
+            g[..., -1] += grad_last.conj()
+        if a.dim() == 1:
+            # From the end, what comes to step t from t+1 is dropped where step t+1 has a reset.
+            from_the_end = None if reset is None else reset.roll(-1, 1).flip(1)
+            g = _by_the_kernels(a, g.flip(-1), None, from_the_end, ctx.backend).flip(-1)
+        else:
+            _scan_(g, a[..., 1:], None if reset is None else reset[:, 1:], backwards=True)
+        grad_a = grad_initial = None
+        if needs_initial:
+            grad_initial = ((a if a.dim() == 1 else a[..., 0]) * g[..., 0]).conj().resolve_conj()
             if reset is not None:
-                product.masked_fill_(reset[:, 1:].unsqueeze(1), 0)
-                first.masked_fill_(reset[:, :1], 0)
-            grad_a = (product.sum((0, 2)) + first.sum(0)).conj_physical_()
+                grad_initial.masked_fill_(reset[:, :1], 0)
+        if needs_a:
+            grad_a = torch.empty_like(g)
+            grad_a[..., 1:].copy_(x[..., :-1]).mul_(g[..., 1:])
+            grad_a[..., 0] = 0 if initial is None else initial * g[..., 0]
+            if reset is not None:
+                grad_a.masked_fill_(reset.unsqueeze(1), 0)
+            grad_a = (grad_a.sum((0, 2)) if a.dim() == 1 else grad_a).conj_physical_()
         return grad_a, g.conj_physical_() if needs_b else None, grad_initial, None, None
 
 
@@ -226,21 +199,19 @@ def linear_scan(
     Raises:
         ValueError: one line naming the argument, what it is and what it should be; or why the backend cannot run.
     """
-    if backend == "reference":
-        return linear_scan_reference(a, b, initial_state=initial_state, reset=reset,
-                                     return_last_state=return_last_state)  # fmt: skip
     inputs = check_linear_inputs(a, b, initial_state, reset)
     constant = inputs.a.dim() == 1
-    if constant and scans_constants_natively(backend, b.device):
+    if backend == "reference":
+        x, last = run_linear_reference(inputs)
+    elif constant and scans_constants_natively(backend, b.device):
         x, last = constant_scan(inputs.a, inputs.b.transpose(1, 2), inputs.initial, reset)
-        x = x.transpose(1, 2).to(inputs.dtype)
-        return (x, last) if return_last_state else x
-    if constant and b.shape[-1] == 1 and backend == "auto":  # one step of a long one: no need of tables and kernels
-        constant, inputs = False, inputs._replace(a=inputs.a[:, None].expand(b.shape))
-    if constant:
-        x, last = _ConstantScan.apply(*inputs[:4], backend)
+        x = x.transpose(1, 2)
+    elif constant and (b.shape[-1] > 1 or backend != "auto"):
+        x, last = _LinearScan.apply(*inputs[:4], backend)
     elif backend in ("auto", "eager"):
-        x, last = _VaryingScan.apply(*inputs[:4])
+        # One step of a long recurrence, too: no need of tables and kernels.
+        a = inputs.a[:, None].expand(b.shape) if constant else inputs.a
+        x, last = _LinearScan.apply(a, *inputs[1:4], backend)
     else:
         raise ValueError(f"backend: {backend!r}; expected 'auto', 'eager' or 'reference' for an a that varies in time")
     x = x.to(inputs.dtype)

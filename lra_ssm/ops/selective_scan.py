@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lra_ssm.ops.backends import run_scan
-from lra_ssm.ops.scan_inputs import check_scan_inputs
+from lra_ssm.ops.backends import SCAN, run
+from lra_ssm.ops.inputs import check_scan_inputs
 
 
 def selective_scan(
@@ -58,13 +58,14 @@ def selective_scan(
 
     Floating dtypes may be mixed.  State and arithmetic are float32, or float64 if any input is float64 or complex128,
     whatever autocast says; y has u's dtype (and its memory layout), the last state the arithmetic's (complex if A is),
-    each gradient its input's.  Any strides are taken without a copy of the large inputs.
+    each gradient its input's.  Any strides are taken without a copy of the large inputs (but for interleaved ones).
 
     Raises:
         ValueError: one line naming the argument, what it is and what it should be; or why the backend cannot run.
     """
     inputs = check_scan_inputs(
-        u, delta, A, B, C, D, z, delta_bias, delta_softplus, B_bias, discretization, initial_state, reset
-    )
-    y, last_state = run_scan(backend, inputs, needs_state=return_last_state)
+        u, delta, A, B, C, D, z, delta_bias, delta_softplus, B_bias, discretization, initial_state, reset,
+        return_last_state,
+    )  # fmt: skip
+    y, last_state = run(SCAN, backend, u.device, inputs)
     return (y, last_state) if return_last_state else y

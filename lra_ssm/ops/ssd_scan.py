@@ -6,14 +6,15 @@ Shapes: x, y (batch, L, H, P); delta (batch, L, H); A, D (H,); B, C (batch, L, G
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.backends import run_ssd
-from lra_ssm.ops.ssd_inputs import check_ssd_inputs, keep_nonfinite_apart
-from lra_ssm.ops.tensors import without_autocast
+from lra_ssm.ops.backends import SSD, run
+from lra_ssm.ops.inputs import SSDInputs, check_ssd_inputs
+from lra_ssm.ops.tensors import is_clean, is_nonfinite, without_autocast, without_nonfinite
 
 
 def ssd_scan(
@@ -59,8 +60,36 @@ def ssd_scan(
         ValueError: one line naming the argument, what it is and what it should be; or why the backend cannot run.
     """
     inputs = check_ssd_inputs(x, delta, A, B, C, D, chunk_size, initial_state, reset, delayed)
-    y, last_state = keep_nonfinite_apart(inputs, partial(run_ssd, backend))
+    y, last_state = _keep_nonfinite_apart(inputs, partial(run, SSD, backend, x.device))
     return (y, last_state) if return_last_state else y
+
+
+def _keep_nonfinite_apart(
+    inputs: SSDInputs, run: Callable[[SSDInputs], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Call `run` on the inputs such that an inf or NaN before a reset does not reach what comes after it.
+
+    Backends bring positions together by products with decays, 0 across a reset, and 0 times NaN is NaN. So they take 0
+    in place of what is not finite (each by itself, piece by piece: copies of whole inputs would be kept for backward).
+    Here y and the last state become NaN where it counts: in its document, from its position on.
+    """
+    x, delta, _, B, C, _, initial, reset, *_ = inputs
+    if reset is None or is_clean(x, delta, B, C, initial):
+        return run(inputs)
+    heads, dtype = x.shape[2] // B.shape[2], inputs.dtype
+    sums = x.sum(-1, dtype=dtype) + delta + B.sum(-1, dtype=dtype).repeat_interleave(heads, 2)
+    entering = is_nonfinite(sums)  # (batch, L, H): here something enters the state
+    before = entering.cumsum(1) - entering.int()  # how many at earlier positions
+    if initial is not None:
+        before = before + is_nonfinite(initial.sum((-1, -2))).int().unsqueeze(1)
+    of_document = torch.where(reset.unsqueeze(-1), before, 0).cummax(1).values  # before the document
+    bad = before + entering.int() > of_document
+    bad_y = (before + is_nonfinite(delta).int() > of_document) if inputs.delayed else bad
+    initial = None if initial is None else without_nonfinite(initial)
+    y, state = run(inputs._replace(initial_state=initial, zero_nonfinite=True))
+    unread = is_nonfinite(C.sum(-1, dtype=dtype)).repeat_interleave(heads, 2)
+    y = y.masked_fill((bad_y | unread).unsqueeze(-1), torch.nan)
+    return y, state.masked_fill(bad[:, -1, :, None, None], torch.nan)
 
 
 def ssd_step(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,14 +10,63 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+_DTYPES = {"bool": (torch.bool,), "int64": (torch.int64,), "int64 or int32": (torch.int64, torch.int32)}
 
-def check_dense(**tensors: Tensor | None) -> None:
-    """Raise ValueError, naming the argument, for sparse and nested tensors, which no operation supports."""
+
+def check_tensors(tensors: Mapping[str, Any], optional: Collection[str] = (), **kinds: str) -> None:
+    """Check that the values are dense tensors on one device, the first one's.
+
+    optional: names of those that may be None. kinds: of dtypes: "real floating" without an entry, "complex", "real or
+        complex floating", or one of `_DTYPES`; `reset` is bool.
+
+    Raises ValueError naming the argument, what it is and what it should be.
+    """
+    first = next(iter(tensors))
     for name, x in tensors.items():
-        if isinstance(x, Tensor) and (x.is_nested or x.layout != torch.strided):
+        if x is None and name in optional:
+            continue
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name}: {'None' if x is None else type(x).__name__}; expected a tensor")
+        if x.is_nested or x.layout != torch.strided:
             kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
             instead = ", with the sequences padded to one length" if x.is_nested else ""
             raise ValueError(f"{name}: a {kind} tensor; expected a dense one{instead}")
+        kind = kinds.get(name, "bool" if name == "reset" else "real floating")
+        floating = ("real" in kind and x.is_floating_point()) or ("complex" in kind and x.is_complex())
+        if not floating and x.dtype not in _DTYPES.get(kind, ()):
+            raise ValueError(f"{name}: dtype {x.dtype}; expected {'an' if kind[0] == 'i' else 'a'} {kind} dtype")
+        if x.device != tensors[first].device:
+            raise ValueError(f"{name}: on {x.device}; expected {tensors[first].device}, where {first} is")
+
+
+def read_sizes(name: str, x: Tensor, dimensions: str) -> dict[str, int]:
+    """Return the sizes of x by its dimensions' names, such as "batch D L".
+
+    Raises ValueError for another number of dimensions, or if one other than the first is empty.
+    """
+    names = dimensions.split()
+    if x.dim() != len(names) or any(size < 1 for size in x.shape[1:]):
+        filled = " and ".join(f"{name} >= 1" for name in names[1:])
+        raise ValueError(f"{name}: shape {tuple(x.shape)}; expected ({', '.join(names)}) with {filled}")
+    return dict(zip(names, x.shape, strict=True))
+
+
+def check_shapes(tensors: Mapping[str, Any], expected: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+    """Compare shapes with the dimensions expected of each name, such as "batch D L", of these sizes.
+
+    Raises ValueError naming the first tensor that does not fit; None fits.
+    """
+    for name, dimensions in expected.items():
+        x, names = tensors[name], dimensions.split()
+        shape = tuple(sizes[dimension] for dimension in names)
+        if x is not None and tuple(x.shape) != shape:
+            letters = ", ".join(names) + ("," if len(names) == 1 else "")
+            raise ValueError(f"{name}: shape {tuple(x.shape)}; expected ({letters}) = {shape}")
+
+
+def has_double(*tensors: Tensor | None) -> bool:
+    """Return whether any is in double precision, real or complex."""
+    return any(x is not None and x.dtype in (torch.float64, torch.complex128) for x in tensors)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -63,10 +63,10 @@ class CountStep(TorchDispatchMode):
     """Count what is dispatched while the mode is on. `cost` is the result; the caller sets `phase`."""
 
     # Our operators, whose kernels are counted one by one, together with the memory that they allocate.
-    _OPENED = {"lra_ssm::selective_scan_triton": triton_scan.operator.scan,
+    _OPENED = {"lra_ssm::selective_scan_triton": triton_scan.operator.forward,
                "lra_ssm::selective_scan_triton_backward": triton_scan.operator.backward,
-               "lra_ssm::s4d_kernel_triton": triton_s4d_kernel.s4d_kernel_zoh,
-               "lra_ssm::s4d_kernel_triton_backward": triton_s4d_kernel.s4d_kernel_zoh_backward,
+               "lra_ssm::s4d_kernel_triton": triton_s4d_kernel.operator.forward,
+               "lra_ssm::s4d_kernel_triton_backward": triton_s4d_kernel.operator.backward,
                "lra_ssm::softmax_losses_triton": triton_losses.softmax_losses,
                "lra_ssm::depthwise_convolution_triton": triton_depthwise.convolution,
                "lra_ssm::depthwise_convolution_triton_backward": triton_depthwise.convolution_backward}  # fmt: skip

@@ -11,7 +11,7 @@ import measure
 import operators
 import steps
 from bench import Bench, Contender, options
-from lra_ssm.ops import selective_scan_reference
+from lra_ssm.ops import selective_scan
 from measure import Effort, Timing, errors_against, interleave, median_and_spread, peak_memory
 from operators import B2S6, S6, Shape, scan
 
@@ -67,7 +67,7 @@ def test_layouts_and_half_precision():
     assert last["u"].stride(1) == 1
     assert {name for name, x in last.items() if x.dtype == torch.bfloat16} == {"u", "delta", "B", "C"}
     for kind, discretization in ((S6, "euler"), (B2S6, "zoh")):
-        run = partial(selective_scan_reference, delta_softplus=True, discretization=discretization)
+        run = partial(selective_scan, backend="reference", delta_softplus=True, discretization=discretization)
         reference = measure.prepare(run, operators.in_float64(operators.scan_inputs(kind, SHAPE, CPU))).results()
         found = scan(kind, SHAPE, "eager", CPU, DOUBLE, channels_last=True).results()
         value, gradient = errors_against(found, reference)

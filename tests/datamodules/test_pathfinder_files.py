@@ -14,7 +14,7 @@ from lra_ssm.datamodules import Pathfinder, parts
 from lra_ssm.datamodules.download import LRA
 from lra_ssm.datamodules.pathfinder import generator, module
 from lra_ssm.datamodules.pathfinder.generator import generate_block
-from lra_ssm.datamodules.pathfinder.reader import read_images, read_listing
+from lra_ssm.datamodules.pathfinder.module import read_images, read_listing
 from lra_ssm.datamodules.pathfinder.settings import HARD, settings_for
 from tests.datamodules.helpers import contents, prepared
 from tests.runner import Command
@@ -98,10 +98,10 @@ def test_the_page_exports_what_can_be_read(tmp_path: Path, monkeypatch: pytest.M
     script = script.split("```")[0].replace("200_000, 1000", "20, 8")
     monkeypatch.chdir(tmp_path)
     exec(compile(script, "docs/pathfinder.md", "exec"), {})
-    paths, labels, left_out = read_listing(tmp_path / "exported/pathfinder32" / HARD)
+    paths, labels = read_listing(tmp_path / "exported/pathfinder32" / HARD)
     drawn = [generate_block(settings_for(32), 0, *block) for block in ((0, 8), (1, 8), (2, 4))]
     assert np.array_equal(read_images(paths, 32)[..., 0], np.concatenate([block.images for block in drawn]))
-    assert labels.tolist() == np.concatenate([block.labels for block in drawn]).tolist() and left_out == 0
+    assert labels.tolist() == np.concatenate([block.labels for block in drawn]).tolist()
     data = prepared(Pathfinder(root=str(tmp_path / "root"), source=str(tmp_path / "exported")))
     assert data.provenance()["examples"] == {"train": 16, "val": 2, "test": 2}
 
@@ -110,9 +110,9 @@ def test_the_page_exports_what_can_be_read(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_metadata_splits_and_scalings(tmp_path: Path, folder: Path) -> None:
-    paths, labels, left_out = read_listing(folder)
+    paths, labels = read_listing(folder)
     assert paths[9:11] == [folder / "imgs/0/sample_9.png", folder / "imgs/1/sample_0.png"] and len(paths) == 120
-    assert labels.tolist() == LABELS and left_out == 0
+    assert labels.tolist() == LABELS
     data = prepared(Pathfinder(root=str(tmp_path), source=str(folder)))
     generator = torch.Generator().manual_seed(42)
     parts = torch.utils.data.random_split(range(120), [96, 12, 12], generator=generator)  # type: ignore[arg-type]
@@ -131,13 +131,12 @@ def test_metadata_splits_and_scalings(tmp_path: Path, folder: Path) -> None:
     assert torch.allclose(found["symmetric"], integers.float()[..., None] / 127.5 - 1, atol=1e-6)
 
 
-def test_empty_images_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_empty_images_are_left_out(tmp_path: Path) -> None:
     folder = write_pathfinder(tmp_path / "images", IMAGES)
     for name in ("imgs/0/sample_3.png", "imgs/11/sample_9.png"):
         (folder / name).write_bytes(b"")
     data = prepared(Pathfinder(root=str(tmp_path / "root"), source=str(folder), split="file_order"))
     assert data.provenance()["examples"] == {"train": 96, "val": 11, "test": 11}
-    assert data.manifest()["empty_images"] == 2
     assert data.prepared.split("train")["labels"][:4].tolist() == [LABELS[i] for i in (0, 1, 2, 4)]
     assert np.array_equal(stored(data, "train")[3], IMAGES[4])
 

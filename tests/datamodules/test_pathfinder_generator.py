@@ -6,9 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from lra_ssm.datamodules.pathfinder.drawing import lanczos, paddle_tables
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SETTINGS, SIZES, PathfinderSettings, settings_for
 
@@ -60,8 +58,7 @@ Paddle = tuple[tuple[float, float], tuple[float, float]]
 
 def all_paddles(block: PathfinderBlock, image: int) -> np.ndarray:
     """Every paddle of an image (n, 2, 2), in no order that tells what belongs together."""
-    record = block.geometry
-    parts = [array[image].reshape(-1, 2, 2) for array in (record.contours, record.distractors)]
+    parts = [array[image].reshape(-1, 2, 2) for array in (block.contours, block.distractors)]
     paddles = np.concatenate(parts)
     paddles = paddles[~np.isnan(paddles).any(axis=(1, 2))]
     return paddles[np.lexsort(paddles.reshape(-1, 4).T)]
@@ -76,7 +73,7 @@ def solve_record(settings: PathfinderSettings, block: PathfinderBlock, image: in
 
     Knows the rule, the discs and the heap of paddles; neither which snake a paddle is of, nor its place in it.
     """
-    margin, length, scale = int(block.geometry.margins[image]), settings.paddle_length, settings.antialias_scale
+    margin, length, scale = int(block.margins[image]), settings.paddle_length, settings.antialias_scale
 
     def moved(point: tuple[float, float], angle: float, distance: float) -> tuple[int, int]:
         return (
@@ -107,7 +104,7 @@ def solve_record(settings: PathfinderSettings, block: PathfinderBlock, image: in
         return False
 
     heap: list[Paddle] = [tuple(map(tuple, paddle)) for paddle in all_paddles(block, image).tolist()]
-    discs = [tuple(map(float, disc)) for disc in block.geometry.markers[image].tolist()]
+    discs = [tuple(map(float, disc)) for disc in block.markers[image].tolist()]
     for origin, goal in (discs, discs[::-1]):
         for paddle in heap:
             if paddle[0] != origin:
@@ -149,17 +146,14 @@ def test_pixels_show_the_record_and_nothing_else(size):
         around = [picture[my - 1 : my + 2, mx - 1 : mx + 2].max() for my, mx in middles]
         assert min(around) > 60
         to_paddle = distances(pixels, paddles).min(axis=1).reshape(size, size)
-        to_disc = (
-            np.linalg.norm(pixels[:, None] - block.geometry.markers[image], axis=-1).min(axis=1).reshape(size, size)
-        )
+        to_disc = np.linalg.norm(pixels[:, None] - block.markers[image], axis=-1).min(axis=1).reshape(size, size)
         explained = (to_paddle <= settings.paddle_thickness / 2 + 1.5) | (to_disc <= settings.marker_radius + 1.5)
         assert picture[~explained].max() < 60
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_snakes_obey_the_rules(size):
-    block, settings = block_of(size), SETTINGS[size]
-    record = block.geometry
+    record, settings = block_of(size), SETTINGS[size]
     assert record.contours.shape == (COUNTS[size], 2, 14, 2, 2) and not np.isnan(record.contours).any()
     assert set(record.margins.tolist()) == set(settings.paddle_margins)
     seeds = record.contours[:, :, 0, 0]
@@ -180,35 +174,12 @@ def test_snakes_obey_the_rules(size):
             assert distances(other.reshape(-1, 2), one).min() > least
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_turns_follow_continuity(size):
-    """Directions are those from pivot to end, so the tables are asked; the solver sees the turns that are drawn."""
-    settings = SETTINGS[size]
-    tables = paddle_tables(settings, settings.paddle_margins[0])
-    circle = tables.circle + tables.reach * (tables.side + 1)
-    directions = np.arctan2(circle // tables.side - tables.reach, circle % tables.side - tables.reach)
-    for stamp, angle in enumerate(tables.angles):
-        turn = np.abs((directions - angle + np.pi) % (2 * np.pi) - np.pi) * settings.continuity
-        expected = np.cos(np.minimum(turn, np.pi / 2)) ** 2
-        got = np.zeros(len(directions))
-        np.add.at(got, tables.ahead[stamp], tables.weights[stamp] / 65536)
-        np.testing.assert_allclose(got, expected, atol=2e-5)
-        assert (got[turn >= np.pi / 2] == 0).all()
-
-
-def test_downsampling_is_pillows():
-    fine = (np.random.RandomState(0).random_sample((20, 41, 41)) > 0.8).astype(np.uint8) * np.uint8(255)
-    for image, small in zip(fine, lanczos(fine, 21), strict=True):
-        expected = np.asarray(Image.fromarray(image).resize((21, 21), Image.Resampling.LANCZOS))
-        assert np.abs(small.astype(int) - expected).max() <= 1
-
-
 def test_labels_are_balanced_in_every_block():
     easy = settings_for(32, "curv_baseline")
     for block, size, ones in ((0, 10, 5), (1, 10, 5), (0, 11, 5), (1, 11, 6)):
         assert generate_block(easy, 0, block, size).labels.sum() == ones
     drawn = generate_block(easy, 0, 0, 200)
-    marked = drawn.geometry.marked
+    marked = drawn.marked
     assert ((marked[:, 0] == marked[:, 1]) == drawn.labels).all()
     assert 75 < marked[:, 0].sum() < 125  # either contour
     assert 30 < drawn.labels[:100].sum() < 70  # in random order

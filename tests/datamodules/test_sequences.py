@@ -101,11 +101,7 @@ class Settings(Tiny):
     letters: int = 3
     scale: float = setting(default=1.0, affects="batches")
     threads: int = setting(default=1, affects="nothing")
-    unused: int = 5
     batch_size: int = 8  # declared again: it affects what it affected
-
-    def unused_settings(self) -> set[str]:
-        return {"unused"}
 
 
 def test_a_record_has_each_setting_by_what_it_affects(tmp_path: Path) -> None:
@@ -132,7 +128,7 @@ def test_only_settings_of_the_data_name_the_folder(tmp_path: Path) -> None:
     def folder(**settings: Any) -> Path:
         return Settings(root=str(tmp_path), **settings).prepared_folder
 
-    assert folder() == folder(scale=2.0, threads=4, unused=6, batch_size=2, shuffle_seed=3, num_workers=1)
+    assert folder() == folder(scale=2.0, threads=4, batch_size=2, shuffle_seed=3, num_workers=1)
     assert len({folder(), folder(letters=4), folder(num_val=7), folder(limit=3)}) == 4
     assert folder().parent == tmp_path / "settings" and folder().name.startswith("made-")
 

@@ -14,8 +14,7 @@ from tests.ops.scan_cases import narrowed, needs_compiled, on_device, widened
 
 @pytest.fixture(params=[pytest.param("auto", marks=needs_compiled), "eager", "triton"])
 def kernel(request):
-    """s4d_kernel by C++, by matrix products, and by Triton's kernels, interpreted where there is no GPU; what has a
-    real A takes the second in any case."""
+    """s4d_kernel by C++, by matrix products, and by Triton's kernels, interpreted where there is no GPU."""
     if request.param == "triton":
         pytest.importorskip("triton")
         request.getfixturevalue("interpreter")
@@ -24,6 +23,7 @@ def kernel(request):
 
 
 LENGTHS = [1, 2, 63, 128, 257, 1024]
+reference = partial(ops.s4d_kernel, backend="reference")
 
 
 def randn(*shape, dtype=torch.float64, seed=0):
@@ -84,32 +84,31 @@ def test_dtypes():
         torch.testing.assert_close(ops.causal_convolution(u.float(), k.float()).double(), truth, atol=1e-5, rtol=0)
 
 
-def kernel_inputs(complex_A, *, tied=False, several=0, D=3, N=4):
+def kernel_inputs(*, tied=False, several=0, D=3, N=4):
     A = -0.1 - torch.rand(N, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     A = A if tied else A * (1 + torch.arange(D, dtype=torch.float64))[:, None]
-    dtype = torch.complex128 if complex_A else torch.float64
-    A = torch.complex(A, 5 * randn(*A.shape)) if complex_A else A
-    B, C = randn(*A.shape, dtype=dtype, seed=1), randn(*((several,) * bool(several)), D, N, dtype=dtype, seed=2)
+    A = torch.complex(A, 5 * randn(*A.shape))
+    B = randn(*A.shape, dtype=A.dtype, seed=1)
+    C = randn(*((several,) * bool(several)), D, N, dtype=A.dtype, seed=2)
     return torch.tensor([0.01, 0.1, 0.4], dtype=torch.float64), A, B, C
 
 
 def compare_kernels(kernel, *inputs, rtol=1e-10, **arguments):
-    assert_same(partial(kernel, **arguments), partial(ops.s4d_kernel_reference, **arguments), *inputs, rtol=rtol)
+    assert_same(partial(kernel, **arguments), partial(reference, **arguments), *inputs, rtol=rtol)
 
 
 @pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
-@pytest.mark.parametrize("complex_A", [False, True])
 @pytest.mark.parametrize("L", LENGTHS)
-def test_kernel(L, complex_A, discretization, kernel):
+def test_kernel(L, discretization, kernel):
     """One kernel or, of the longer ones, two from one table."""
-    inputs = kernel_inputs(complex_A, tied=L % 2 == 1, several=2 * (L > 100))
+    inputs = kernel_inputs(tied=L % 2 == 1, several=2 * (L > 100))
     compare_kernels(kernel, *inputs, L=L, discretization=discretization)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("N", [1, 8, 33])
 def test_numbers_of_states(N, kernel):
-    inputs = kernel_inputs(True, several=2, N=N)
+    inputs = kernel_inputs(several=2, N=N)
     compare_kernels(kernel, *inputs, L=200)
     truth = kernel(*inputs, 200)
     assert (kernel(*narrowed(dict(enumerate(inputs))).values(), 200) - truth).abs().max() <= 2e-6 * truth.abs().max()
@@ -118,7 +117,7 @@ def test_numbers_of_states(N, kernel):
 def test_kernel_with_a_vanishing_pole(kernel):
     """A = 0, that is A_bar = 1 and B_bar = delta: gradients stay finite and right. By the bilinear rule delta A = -2,
     that is A_bar = 0: what computes it by way of zero-order hold is right to some 1e-8 there."""
-    delta, A, B, C = kernel_inputs(True)
+    delta, A, B, C = kernel_inputs()
     A[0, 0] = 0
     compare_kernels(kernel, delta, A, B, C, L=257)
     A[0, 0] = -2 / delta[0]
@@ -126,7 +125,7 @@ def test_kernel_with_a_vanishing_pole(kernel):
     compare_kernels(kernel, delta, A, B, C, L=257, discretization="bilinear", rtol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["lin", "inv", "legs", "real"])
+@pytest.mark.parametrize("name", ["lin", "inv", "legs"])
 def test_kernel_in_float32(name, kernel):
     """From float32 inputs, an error of 1e-6 of the largest value even where l delta Im A is thousands of radians."""
     A = ops.initialize_A(name, 32)
@@ -134,21 +133,14 @@ def test_kernel_in_float32(name, kernel):
     inputs["C"] = randn(3, 32, dtype=A.dtype, seed=3)
     k = kernel(**inputs, L=4096)
     assert k.dtype == torch.float32
-    truth = ops.s4d_kernel_reference(**widened(inputs), L=4096)
+    truth = reference(**widened(inputs), L=4096)
     assert (k - truth).abs().max() <= 1e-6 * truth.abs().max()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(kernel(**inputs, L=4096), k)
 
 
 def test_real_B_and_C_beside_complex_A(kernel):
-    delta, A, B, C = kernel_inputs(True)
+    delta, A, B, C = kernel_inputs()
     got = kernel(delta, A, B.real, C.real, 70)
     torch.testing.assert_close(got, kernel(delta, A, B.real + 0j, C.real + 0j, 70))
     assert got.abs().max() > 0
-
-
-def test_a_preferred_backend_without_such_a_kernel_leaves_the_choice():
-    delta, A, B, C = kernel_inputs(True)
-    for name, inputs in (("mamba_ssm", (delta, A, B, C)), ("cpu", (delta, A.real, B.real, C.real))):
-        with ops.prefer_backend(name):
-            assert ops.s4d_kernel(*inputs, 5).shape == (3, 5)

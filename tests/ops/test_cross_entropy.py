@@ -1,57 +1,51 @@
 """linear_cross_entropy against F.cross_entropy of F.linear."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lra_ssm.ops import linear_cross_entropy
+from lra_ssm.ops import cross_entropy, linear_cross_entropy
 from lra_ssm.ops.backends import triton_losses
-from lra_ssm.ops.cross_entropy import _chunk_bytes
 from tests.ops.scan_cases import DEVICE, Inputs, compare, differentiated
 
-CHUNKS = (1, 7 * 4 * 11, 64 << 20)  # one position at a time, seven, all
 both_reductions = pytest.mark.parametrize("reduction", ["none", "sum"])
 
 
 def case(n: int = 23, D: int = 5, V: int = 11, dtype: torch.dtype = torch.float64) -> tuple[Inputs, Tensor]:
     g = torch.Generator().manual_seed(n + D + V)
-    shapes = {"x": (n, D), "weight": (V, D), "bias": (V,)}
-    inputs = {name: torch.randn(*shape, generator=g, dtype=dtype) for name, shape in shapes.items()}
+    inputs = {
+        name: torch.randn(*shape, generator=g, dtype=dtype) for name, shape in (("x", (n, D)), ("weight", (V, D)))
+    }
     return inputs, torch.randint(0, V, (n,), generator=g)
 
 
-def plain(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, reduction: str = "none") -> Tensor:
-    return F.cross_entropy(F.linear(x, weight, bias), targets, reduction=reduction)
+def plain(x: Tensor, weight: Tensor, targets: Tensor, reduction: str = "none") -> Tensor:
+    return F.cross_entropy(F.linear(x, weight), targets, reduction=reduction)
 
 
-def check(inputs: Inputs, reduction: str, rtol: float = 1e-9, function=linear_cross_entropy, chunk_bytes=None, **given):
+def check(inputs: Inputs, reduction: str, rtol: float = 1e-9, function=linear_cross_entropy, **given):
     """Losses, and gradients of the inputs, with those of the plain form in double; given: what needs no gradient."""
-    ours = partial(function, reduction=reduction, chunk_bytes=chunk_bytes, **given)
-    compare(ours, partial(plain, reduction=reduction, **given), inputs, rtol)
+    compare(partial(function, reduction=reduction, **given), partial(plain, reduction=reduction, **given), inputs, rtol)
 
 
-@pytest.mark.parametrize("chunk_bytes", CHUNKS)
-@pytest.mark.parametrize("wanted", [("x", "weight", "bias"), ("x", "weight"), ("x",), ("weight",), ("bias",)])
+def chunks(monkeypatch: pytest.MonkeyPatch, positions: int, V: int) -> None:
+    """Take so many positions at a time, and one row of them in the cache."""
+    monkeypatch.setattr(cross_entropy, "_CHUNK_BYTES", positions * 4 * V)
+    monkeypatch.setattr(cross_entropy, "_CACHE_BYTES", 1)
+
+
+@pytest.mark.parametrize("positions", [1, 7, 100])
+@pytest.mark.parametrize("wanted", [("x", "weight"), ("x",), ("weight",)])
 @both_reductions
-def test_values_and_gradients_are_those_of_the_plain_form(reduction, wanted, chunk_bytes):
+def test_values_and_gradients_are_those_of_the_plain_form(reduction, wanted, positions, monkeypatch):
+    chunks(monkeypatch, positions, 11)
     inputs, targets = case()
     targets[[0, 5, 22]] = -100
-    if wanted == ("x", "weight"):  # without bias; else what is not wanted is given without gradient
-        del inputs["bias"]
     given = {name: inputs.pop(name) for name in list(inputs) if name not in wanted}
-    check(inputs, reduction, targets=targets, chunk_bytes=chunk_bytes, **given)
-
-
-def test_a_gpu_takes_chunks_by_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for memory, chunk in ((80 << 30, 640 << 20), (4 << 30, 64 << 20)):  # not by what is free: results depend on it
-        has = SimpleNamespace(total_memory=memory)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, has=has: has)
-        assert _chunk_bytes(torch.device("cuda", 0)) == chunk
-    assert _chunk_bytes(torch.device("cpu")) == 64 << 20
+    check(inputs, reduction, targets=targets, **given)
 
 
 @pytest.mark.parametrize("V", [11, 37])
@@ -81,15 +75,13 @@ def test_a_gpus_kernel(V, dtype, with_gradient, interpreter, monkeypatch):
 def test_on_a_gpu(dtype):
     """Beside the plain form of the same products, in float64 from the logits on."""
     inputs, targets = case(300, 64, 5000, dtype)
-    inputs, targets = {name: inputs[name].cuda() for name in ("x", "weight")}, targets.cuda()
+    inputs, targets = {name: x.cuda() for name, x in inputs.items()}, targets.cuda()
     targets[::7] = -100
 
     def in_double(x, weight):
         return F.cross_entropy(F.linear(x, weight).double(), targets, reduction="sum")
 
-    ours = differentiated(
-        partial(linear_cross_entropy, targets=targets, reduction="sum", chunk_bytes=100 * 5000 * 4), inputs
-    )
+    ours = differentiated(partial(linear_cross_entropy, targets=targets, reduction="sum"), inputs)
     theirs = differentiated(in_double, inputs)
     close = dict(rtol=1e-5, atol=1e-5) if dtype == torch.float32 else dict(rtol=2e-2, atol=2e-3)
     torch.testing.assert_close(ours.pop("y"), theirs.pop("y").float(), rtol=1e-5, atol=1e-3)
@@ -102,7 +94,7 @@ def test_leading_dimensions_and_another_ignore_index():
     targets[3] = 0
     x = inputs["x"].view(2, 3, 4, 5)
     got = linear_cross_entropy(x, inputs["weight"], targets.view(2, 3, 4), ignore_index=0)
-    wanted = plain(inputs["x"], inputs["weight"], targets=targets) * (targets != 0)
+    wanted = plain(**inputs, targets=targets) * (targets != 0)
     assert got.shape == (2, 3, 4) and got.flatten()[3] == 0
     torch.testing.assert_close(got.flatten(), wanted)
 
@@ -121,35 +113,37 @@ def test_nothing_to_score_gives_zeros(n, reduction):
 def test_huge_logits(reduction):
     # Multiples of powers of two, whose products are exact: what is compared is the softmax.
     inputs, targets = case()
-    inputs = {name: (x * 8).round() / 8 for name, x in inputs.items()} | {"x": (inputs["x"] * 1e4).round()}
+    inputs = {"x": (inputs["x"] * 1e4).round(), "weight": (inputs["weight"] * 8).round() / 8}
     assert plain(**inputs, targets=targets).max() > 1e4
     check({name: x.float() for name, x in inputs.items()}, reduction, 1e-6, targets=targets)
 
 
-def test_many_positions_and_a_large_vocabulary():
+def test_many_positions_and_a_large_vocabulary(monkeypatch):
+    monkeypatch.setattr(cross_entropy, "_CHUNK_BYTES", 30 * 3001 * 4)
     inputs, targets = case(70, 8, 3001, torch.float32)
-    check(inputs, "sum", 2e-6, targets=targets, chunk_bytes=30 * 3001 * 4)
+    check(inputs, "sum", 2e-6, targets=targets)
 
 
 @both_reductions
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_nan_and_infinite_logits_are_seen(value, reduction):
     inputs, targets = case(dtype=torch.float32)
-    inputs["bias"] = torch.zeros(11).index_fill(0, torch.tensor([3]), value)
+    inputs["weight"][3, 0], inputs["x"][:, 0] = value, 1
     found = differentiated(partial(linear_cross_entropy, targets=targets, reduction=reduction), inputs)
     assert found.pop("y").sum().isnan() == plain(**inputs, targets=targets).sum().isnan()
     assert all(grad.isnan().any() for grad in found.values())
 
 
 @both_reductions
-def test_products_are_bfloat16_under_autocast_and_the_softmax_is_not(reduction):
+def test_products_are_bfloat16_under_autocast_and_the_softmax_is_not(reduction, monkeypatch):
+    chunks(monkeypatch, 20, 50)
     inputs, targets = case(64, 32, 50, torch.float32)
     inputs["x"] *= 5
 
-    def in_single(x, weight, bias):
-        return F.cross_entropy(F.linear(x, weight).float() + bias, targets, reduction=reduction)
+    def in_single(x, weight):
+        return F.cross_entropy(F.linear(x, weight).float(), targets, reduction=reduction)
 
-    ours = partial(linear_cross_entropy, targets=targets, reduction=reduction, chunk_bytes=20 * 50 * 4)
+    ours = partial(linear_cross_entropy, targets=targets, reduction=reduction)
     with torch.autocast("cpu", torch.bfloat16):
         found, wanted = (differentiated(function, inputs) for function in (ours, in_single))
     assert all(x.dtype == torch.float32 for x in found.values())
@@ -163,8 +157,7 @@ def test_mixed_dtypes_multiply_in_that_of_x_and_gradients_are_their_inputs():
     inputs["x"] = inputs["x"].bfloat16()
     found = differentiated(partial(linear_cross_entropy, targets=targets), inputs)
     low = {name: x.bfloat16() for name, x in inputs.items()}
-    wanted = plain(**low, targets=targets).float()
-    torch.testing.assert_close(found["y"], wanted, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(found["y"], plain(**low, targets=targets).float(), rtol=0.05, atol=0.05)
     assert all(found[name].dtype == x.dtype for name, x in inputs.items())
 
 
@@ -182,7 +175,8 @@ def test_the_sum_can_be_used_twice_and_without_gradients():
 
 
 @pytest.mark.parametrize("reduction", ["none", pytest.param("sum", marks=pytest.mark.slow)])
-def test_compiles_as_one_graph(reduction):
+def test_compiles_as_one_graph(reduction, monkeypatch):
+    chunks(monkeypatch, 4, 11)
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
     inputs, targets = case(7)
-    check(inputs, reduction, function=compiled, targets=targets, chunk_bytes=400)  # two chunks
+    check(inputs, reduction, function=compiled, targets=targets)

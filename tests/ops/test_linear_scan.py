@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from lra_ssm.ops import linear_scan, prefer_backend
+from lra_ssm.ops import linear_scan
 from tests.ops.operators import make_linear
 from tests.ops.scan_cases import assert_close, compare, differentiated, narrowed, random_reset, widened
 
@@ -78,17 +78,6 @@ def test_every_width_and_number_of_threads(batch, D, threads, complex_):
         compare(partial(scan, reset=reset), partial(loop, reset=reset), narrowed(inputs), rtol=2e-6)
     finally:
         torch.set_num_threads(before)
-
-
-def test_backends_for_a_varying_factor():
-    """Such a call has one backend, "auto" or "eager"; a preferred backend is that of a constant factor only."""
-    inputs = make_linear((1, 1, 1, False))
-    expected = differentiated(scan, inputs)
-    assert_close(differentiated(partial(scan, backend="eager"), inputs), expected, rtol=0)
-    with prefer_backend("mamba_ssm"):
-        assert_close(differentiated(scan, inputs), expected, rtol=0)
-        with pytest.raises(ValueError, match="mamba_ssm"):
-            linear_scan(**make_linear())
 
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)

@@ -1,32 +1,32 @@
-"""Backend "mamba_ssm": against the reference with a stand-in for the kernel's function, and on the kernel on a GPU."""
+"""Backend "mamba_ssm" against the reference, with a stand-in for the kernel's function.
+
+`lra-ssm doctor` compares the kernel itself on a GPU.
+"""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import pytest
 import torch
 
 from lra_ssm.layers import S6, LayerSpec, MambaBlock
-from lra_ssm.ops import record_backends, selective_scan, selective_scan_reference
-from lra_ssm.ops.backends import AUTO, BACKENDS, mamba_ssm_scan, mamba_ssm_ssd
-from tests.ops.scan_cases import check_scan, leaves, make_inputs
+from lra_ssm.ops import record_backends, selective_scan
+from lra_ssm.ops.backends import AUTO, mamba_ssm_kernels
+from lra_ssm.ops.inputs import check_scan_inputs
+from lra_ssm.ops.reference import run_reference
+from tests.ops.scan_cases import assert_close, compare, leaves, make_inputs, widened
 
-SUPPORTED = ("D", "z", "delta_bias")
+SUPPORTED = ("D", "z", "delta_bias")  # the gate z beside the kernel
 FORMS = [("constant", "constant"), ("constant", "no group real"), ("no group real", "constant"), ("3 real", "3 real"),
          ("3 real", "constant")]  # fmt: skip
 
 
 def check_rows(x: torch.Tensor, shape: tuple[int, ...]) -> None:
     """What the kernel needs of a tensor that it reads along time, whether it checks that or not."""
-    assert tuple(x.shape) == shape and not x.is_neg()
-    assert x.stride(-1) == 1 or x.shape[-1] == 1  # checked by the kernel; mamba-ssm's function sees to it for most
-    assert torch.empty_like(x).stride(-1) == 1 or x.shape[-1] == 1  # results are written so, unchecked
-    if x.shape[-1] % 128 == 0:  # vectors of 16 bytes
-        strides = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
-        assert x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in strides)
+    assert tuple(x.shape) == shape and not x.is_neg() and x.is_contiguous() and x.data_ptr() % 16 == 0
 
 
 class KernelGraph(torch.autograd.Function):
@@ -55,7 +55,8 @@ class StandIn:
         (batch, channels, L), N = u.shape, A.shape[1]
         assert u.dtype in (torch.float32, torch.float16, torch.bfloat16) and A.dtype == torch.float32
         assert A.shape == (channels, N) and N <= 256 and batch > 0
-        for x in (u, delta) if z is None else (u, delta, z):
+        assert z is None
+        for x in (u, delta):
             check_rows(x, (batch, channels, L))
         groups = B.shape[1] if B.dim() > 2 else 1
         assert channels % groups == 0
@@ -65,67 +66,51 @@ class StandIn:
             else:
                 assert x.dtype == u.dtype
                 check_rows(x, (batch, groups, N, L))
-        assert all(x is None or x.dtype == u.dtype for x in (delta, z))
+        assert delta.dtype == u.dtype
         for x in (D, delta_bias):
             assert x is None or (x.dtype == torch.float32 and x.shape == (channels,) and x.is_contiguous())
         wide = [None if x is None else x.double() for x in (u, delta, A, B, C, D, z, delta_bias)]
-        y, state = selective_scan_reference(*wide, delta_softplus, True)
+        y, state = run_reference(check_scan_inputs(*wide, delta_softplus, None, "euler", None, None, True))
         if B.dim() == 2:
             state = state / B  # the kernel's lacks it
         y, state = KernelGraph.apply(torch.empty_like(delta).copy_(y), state.to(A.dtype))
         return (y, state) if return_last_state else y
 
 
-class Kernel(NamedTuple):
-    """Where mamba-ssm's function runs, and how exactly."""
-
-    device: str
-    launches: list[tuple[int, ...]] | None
-    rtol: float
-    halves: float
-
-
-KERNEL = Kernel("cuda", None, 1e-3, 2)  # compiled with fast math; it sums gradients in any order
-missing = not torch.cuda.is_available() or find_spec("selective_scan_cuda") is None
-needs_the_kernel = [pytest.mark.gpu, pytest.mark.skipif(missing, reason="needs an NVIDIA GPU and mamba-ssm's kernel")]
-
-
 @pytest.fixture
 def stand_in(monkeypatch):
     function = StandIn()
-    monkeypatch.setattr(mamba_ssm_scan, "_kernel", lambda: function)
-    monkeypatch.setattr(mamba_ssm_scan, "_refuse_device", lambda device: None)
+    monkeypatch.setattr(mamba_ssm_kernels, "_scan_kernel", lambda: function)
+    monkeypatch.setattr(mamba_ssm_kernels, "_refuse_device", lambda device, kernel: None)
     return function
 
 
-@pytest.fixture(params=["stand-in", pytest.param("kernel", marks=needs_the_kernel)])
-def kernel(request):
-    if request.param == "kernel":
-        return KERNEL
-    return Kernel("cpu", request.getfixturevalue("stand_in").launches, 1e-6, 1)
-
-
-def make(B="3 real", C="3 real", device="cpu", **options):
+def make(B="3 real", C="3 real", **options):
     """float32 inputs whose steps are positive without softplus too: states that grow would magnify any rounding."""
     inputs = make_inputs(False, B, C, **{"D": 6, "optional": SUPPORTED, "dtype": torch.float32, **options})
     if "delta_bias" in inputs:
         inputs["delta_bias"] = inputs["delta_bias"].abs()
-    return {name: x.to(device) for name, x in inputs.items()}
+    return inputs
 
 
-def check(kernel, inputs, **flags):
-    """The backend in float32 against the reference in float64: y, the last state, every gradient of y."""
-    found = check_scan("mamba_ssm", inputs, kernel.rtol, (True, False), kernel.halves, **flags)
-    assert found["last_state"].dtype == torch.float32
+def check(inputs, **flags):
+    """The backend in float32 against the reference in float64: y, every gradient of y, the last state."""
+    fast, slow = (partial(selective_scan, backend=name, **flags) for name in ("mamba_ssm", "reference"))
+    found = compare(fast, slow, inputs, 1e-6)
+    with torch.no_grad():
+        _, state = fast(**inputs, return_last_state=True)
+        _, expected = slow(**widened(inputs), return_last_state=True)
+    assert state.dtype == torch.float32
+    assert_close(widened({"last state": state}), {"last state": expected}, 1e-6)
     return found
 
 
 @pytest.mark.parametrize("softplus", [False, True])
 @pytest.mark.parametrize("optional", [(), ("D",), ("z",), ("delta_bias",), SUPPORTED])
 @pytest.mark.parametrize(("B", "C"), FORMS)
-def test_forms_take_one_launch(B, C, optional, softplus, kernel):
-    check(kernel, make(B, C, kernel.device, optional=optional, tied_A=softplus), delta_softplus=softplus)
-    assert kernel.launches in (None, [(2, 6, 37)])
+def test_forms_take_one_launch(B, C, optional, softplus, stand_in):
+    check(make(B, C, optional=optional, tied_A=softplus), delta_softplus=softplus)
+    assert stand_in.launches == [(2, 6, 37)] * 2
 
 
 SEQUENCES = ("u", "delta", "B", "C", "z")
@@ -136,16 +121,16 @@ SEQUENCES = ("u", "delta", "B", "C", "z")
     (dict(B="1 real", C="1 real", N=256, L=3, optional=()), {}),  # the kernel's most
     # One dtype goes to the kernel as it is; mixed ones meet in float32, and lose nothing on the way.
     *((dict(optional=optional), dict.fromkeys(SEQUENCES, dtype))
-      for dtype in (torch.bfloat16, torch.float16) for optional in (("z",), SUPPORTED)),
+      for dtype in (torch.bfloat16, torch.float16) for optional in ((), SUPPORTED)),
     *((dict(B="2 real", C="constant", optional=optional),
        dict(u=torch.bfloat16, B=torch.float16, z=torch.float16, D=torch.bfloat16))
       for optional in (("D", "z"), SUPPORTED)),
 ])  # fmt: skip
-def test_sizes_and_dtypes(sizes, dtypes, kernel):
-    inputs = make(device=kernel.device, **sizes)
+def test_sizes_and_dtypes(sizes, dtypes, stand_in):
+    inputs = make(**sizes)
     inputs |= {name: inputs[name].to(dtype) for name, dtype in dtypes.items() if name in inputs}
-    with torch.autocast(kernel.device, dtype=torch.bfloat16, enabled=not dtypes):  # which does not reach the kernel
-        check(kernel, inputs, delta_softplus=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not dtypes):  # which does not reach the kernel
+        check(inputs, delta_softplus=True)
 
 
 def misaligned(x):
@@ -154,67 +139,40 @@ def misaligned(x):
 
 
 @pytest.mark.parametrize("L", [40, 128])
-def test_strides(L, kernel):
-    """Transposed, expanded, overlapping, misaligned and negated inputs; y keeps u's memory order."""
-    original = make(L=L, device=kernel.device)
+def test_strides(L, stand_in):
+    """Transposed, overlapping, misaligned and negated inputs; y keeps u's memory order."""
+    original = make(L=L)
     inputs = dict(original)
     for name in ("u", "B"):
         inputs[name] = inputs[name].transpose(1, -1).contiguous().transpose(1, -1)
     inputs["C"] = torch.complex(inputs["C"], -inputs["C"]).conj().imag
     assert inputs["C"].is_neg()
-    actual = check(kernel, inputs)
+    actual = check(inputs)
     assert actual["y"].stride() == inputs["u"].stride() and not actual["y"].is_contiguous()
 
-    inputs = dict(original)
-    inputs["delta"] = inputs["delta"][:, :1].expand_as(inputs["u"])
-    rows = torch.linspace(-1, 1, 6 + L - 1, device=kernel.device)
-    check(kernel, inputs | {"u": rows.unfold(0, L, 1).expand(2, 6, L)})  # which overlap
-    check(kernel, inputs | {"u": original["u"][:1, :, :1].expand(2, 6, L)})
-    check(kernel, original | {name: misaligned(original[name]) for name in ("u", "delta", "B", "z")})
-    one = make("3 real", "constant", kernel.device, L=1, N=1)
-    check(kernel, {name: torch.complex(x, -x).conj().imag for name, x in one.items()})
+    rows = torch.linspace(-1, 1, 6 + L - 1)
+    check(original | {"u": rows.unfold(0, L, 1).expand(2, 6, L)})  # which overlap
+    check(original | {name: misaligned(original[name]) for name in ("u", "delta", "B")})
 
 
-@pytest.mark.parametrize("shape", ["transposed", "expanded", "part of a longer one"])
-def test_strides_of_the_incoming_gradient(shape, kernel):
+def test_strides_of_the_incoming_gradient(stand_in):
     """And y, which may be changed in place."""
-    inputs = leaves(make(L=128, device=kernel.device, optional=("D",)))
-    weights = torch.randn(2, 6, 128, device=kernel.device)
-    weights = {
-        "transposed": weights.transpose(1, 2).contiguous().transpose(1, 2),
-        "expanded": weights[:1, :1, :1].expand(2, 6, 128),
-        "part of a longer one": torch.cat([weights[..., :1], weights], dim=-1)[..., 1:],
-    }[shape]
+    inputs = leaves(make(L=128, optional=("D",)))
+    weights = misaligned(torch.randn(2, 128, 6)).transpose(1, 2)
     grads = []
     for backend in ("mamba_ssm", "reference"):
         y = selective_scan(**inputs, backend=backend).mul_(2)
         grads.append(torch.autograd.grad(y, list(inputs.values()), weights))
-    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4 if kernel.device == "cpu" else 1e-2)
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
 def test_no_gradient_through_the_last_state_and_no_second_one(stand_in):
-    inputs = make()
-    x = leaves(inputs)
-    y, state = selective_scan(**x, return_last_state=True, backend="mamba_ssm")
-    with pytest.raises(RuntimeError, match="last state: no gradient.*'mamba_ssm'.*'triton'") as error:
-        (y.sum() + state.abs().sum()).backward()
-    assert "\n" not in str(error.value)
-    y, state = selective_scan(**x, return_last_state=True, backend="mamba_ssm")
+    x = leaves(make())
+    with pytest.raises(ValueError, match="last state: mamba-ssm's kernel has no gradient of it"):
+        selective_scan(**x, return_last_state=True, backend="mamba_ssm")
+    y = selective_scan(**x, backend="mamba_ssm")
     with pytest.raises(RuntimeError, match="'mamba_ssm' gives first derivatives only"):
         torch.autograd.grad(y.sum(), [x["u"]], create_graph=True)
-    state_free = {name: v.detach().requires_grad_(name in ("C", "D", "z")) for name, v in inputs.items()}
-    y, state = selective_scan(**state_free, return_last_state=True, backend="mamba_ssm")
-    assert y.requires_grad and not state.requires_grad
-    with torch.no_grad():
-        y, state = selective_scan(**x, return_last_state=True, backend="mamba_ssm")
-    assert not y.requires_grad and not state.requires_grad
-
-
-def vast(batch, D, N, L):
-    """Inputs of any size that take no memory."""
-    one = torch.zeros(1)
-    u = one.expand(batch, D, L)
-    return dict(u=u, delta=u, A=one.expand(D, N), B=one.expand(batch, N, L), C=one.expand(D, N))
 
 
 @pytest.mark.parametrize(("change", "match"), [
@@ -226,23 +184,11 @@ def vast(batch, D, N, L):
     (dict(B=torch.zeros(2, 2, 2, 37)), "^2 groups of B, 3 of C: "),
     (dict(B=torch.zeros(6, 2)), "^1 groups of B, 3 of C: "),
     (dict(D=torch.zeros(6, dtype=torch.float64)), "^float64: "),
-    (vast(2, 4, 257, 8), "^N = 257 states; .*at most 256$"),
-    (vast(0, 4, 2, 8), "^batch = 0, "),
-    (vast(1, 65536, 1, 1), "D = 65536; .*D <= 65535$"),
-    (vast(2**15, 2**10, 1, 2**7), "^too large"),
-    (vast(2**15, 2**9, 2**7, 1), "^too large"),
-    (vast(2**15, 2**9, 2**7 - 1, 1), None),
+    (make("1 real", "1 real", N=257, L=3, optional=()), "N = 257 states; .*N <= 256$"),
+    (make(batch=0, optional=()), "^batch = 0, "),
 ])  # fmt: skip
-def test_refused_inputs(change, match, stand_in, monkeypatch):
+def test_refused_inputs(change, match, stand_in):
     call = make(optional=()) | change
-    ran = []
-    scan = BACKENDS["mamba_ssm"].scan._replace(run=lambda inputs: (ran.append(inputs), None))
-    pretended = BACKENDS["mamba_ssm"]._replace(scan=scan)
-    monkeypatch.setitem(BACKENDS, "mamba_ssm", pretended)  # what takes no memory here would take some when run
-    if match is None:
-        selective_scan(**call, backend="mamba_ssm")
-        assert ran
-        return
     with pytest.raises(ValueError, match="backend: 'mamba_ssm' cannot run this call") as error:
         selective_scan(**call, backend="mamba_ssm")
     reason = str(error.value).split("cannot run this call: ")[1]
@@ -250,22 +196,19 @@ def test_refused_inputs(change, match, stand_in, monkeypatch):
     assert re.search(match, reason)
 
 
-@pytest.mark.parametrize("module", [mamba_ssm_scan, mamba_ssm_ssd])
-def test_installations_that_cannot_be_used(module, monkeypatch):
-    cuda = torch.device("cuda")
-    monkeypatch.setattr(module, "_refuse_installation", module._refuse_installation.__wrapped__)  # without the cache
+def test_installations_that_cannot_be_used(monkeypatch):
+    refuse = mamba_ssm_kernels._refuse_installation.__wrapped__  # without the cache
+    monkeypatch.setattr(mamba_ssm_kernels, "_refuse_installation", refuse)
     if find_spec("mamba_ssm") is None:
-        assert module.unsupported_reason(cuda, None).endswith("not installed")
-    monkeypatch.setattr(mamba_ssm_scan, "find_spec", lambda name: name)
+        for reason in (mamba_ssm_kernels.scan_unsupported_reason, mamba_ssm_kernels.ssd_unsupported_reason):
+            assert reason(torch.device("cuda"), None) == "mamba-ssm is not installed"
+    monkeypatch.setattr(mamba_ssm_kernels, "find_spec", lambda name: name)
 
     def fail():
         raise ImportError("undefined symbol: _ZN3c10\nmore")
 
-    monkeypatch.setattr(module, "_kernel", fail)
-    reason = module.unsupported_reason(cuda, None)
-    assert reason == "mamba-ssm is installed but cannot be imported: ImportError: undefined symbol: _ZN3c10"
-    monkeypatch.setattr(module, "_kernel", lambda: None)
-    assert module.unsupported_reason(cuda, None) is None
+    assert refuse(fail) == "mamba-ssm is installed but cannot be imported: ImportError: undefined symbol: _ZN3c10"
+    assert refuse(lambda: None) is None
 
 
 @pytest.mark.parametrize("block", [None, MambaBlock])

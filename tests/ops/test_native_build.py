@@ -105,12 +105,11 @@ def test_each_processor_has_its_own(monkeypatch):
     assert native_build.file_name() != here
 
 
-def test_a_cache_folder_that_cannot_be_written_is_passed_over(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("LRA_SSM_CACHE", str(tmp_path / "file" / "below"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert native_build.folder_to_write() == tmp_path / "xdg" / "lra_ssm"
-    monkeypatch.delenv("LRA_SSM_CACHE")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # nobody's home
-    assert native_build.cache_folders() == [] and native_build.folder_to_write() is None
+def test_the_cache_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    monkeypatch.setenv("LRA_SSM_CACHE", "~/kernels")
+    for variable, folder in (("LRA_SSM_CACHE", "/home/me/kernels"), ("XDG_CACHE_HOME", "/xdg/lra_ssm")):
+        assert str(native_build.cache_folder()) == folder
+        monkeypatch.delenv(variable)
+    assert str(native_build.cache_folder()) == "/home/me/.cache/lra_ssm"

@@ -93,15 +93,6 @@ def test_gradients_of_some_inputs_do_not_depend_on_whether_the_others_require_th
     assert torch.equal(of.call(**inputs)[0], expected["y"])
 
 
-@pytest.mark.parametrize("of", [name for name in EAGER if "eager" not in name], indirect=True)
-def test_gradcheck_of_the_loop(of):
-    inputs = {name: x.requires_grad_() for name, x in of.make(batch=1, L=3).items()}
-    reset = torch.tensor([[False, False, True]])
-    assert torch.autograd.gradcheck(
-        lambda *values: of.slow(**dict(zip(inputs, values, strict=True)), reset=reset), tuple(inputs.values())
-    )
-
-
 @pytest.mark.parametrize("of, form", less_interpreted([0, -1], pytest.mark.slow), indirect=["of"])
 def test_prefixes_and_what_follows_them_equal_the_whole(of, form):
     """Values and gradients, through the state."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lra_ssm.ops import causal_convolution, prefer_backend, s4d_kernel, scan_backends, selective_scan
+from lra_ssm.ops import prefer_backend, scan_backends, selective_scan
 from lra_ssm.ops.backends import eager, triton_call
 from tests.ops.scan_cases import (
     BACKENDS,
@@ -128,17 +128,6 @@ def test_errors_of_phases_do_not_add_up(backend, discretization):
     _, state = scan(backend, discretization=discretization)(**inputs)
     _, truth = scan("reference", discretization=discretization)(**widened(inputs))
     assert (state / truth - 1).abs().max() < 3e-5
-
-
-@pytest.mark.parametrize("complex_A", [False, True])
-def test_kernel_and_convolution_agree_with_the_scan(complex_A):
-    """With constant delta, B and C the scan is a convolution with S4D's kernel."""
-    inputs = make_inputs(complex_A, "constant", "constant", L=300, optional=())
-    delta = inputs["delta"][0, :, 0].clone()
-    inputs["delta"] = delta[:, None].expand_as(inputs["u"])
-    y = selective_scan(**inputs, discretization="zoh")
-    kernel = s4d_kernel(delta, inputs["A"], inputs["B"], inputs["C"], 300)
-    torch.testing.assert_close(y, causal_convolution(inputs["u"], kernel), rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"], indirect=True)

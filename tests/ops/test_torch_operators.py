@@ -17,7 +17,7 @@ from tests.ops.operators import make_depthwise, make_linear
 from tests.ops.scan_cases import DEVICE, make_inputs, narrowed, needs_compiled, random_reset
 from tests.ops.test_convolution import kernel_inputs
 
-NAMES = ("u", "delta", "A", "B", "C", "B_bias", "D", "z", "delta_bias", "initial_state")
+NAMES = ("u", "delta", "A", "B", "C", "B_bias", "D", "delta_bias", "initial_state")
 
 
 def scan_inputs(x, reset=None):
@@ -36,7 +36,7 @@ def in_the_layers_layout():
 
 def small(complex_A):
     """As Triton's interpreter, which takes milliseconds a step, can have it."""
-    form = "1 interleaved" if complex_A else "1 real"
+    form = "1 complex" if complex_A else "1 real"
     x = narrowed(make_inputs(complex_A, form, form, batch=1, D=2, N=2, L=2))
     return x | {name: x[name] if x[name].dim() == 4 else x[name].unsqueeze(1) for name in "BC"}
 
@@ -48,14 +48,14 @@ def depthwise():
 OPERATORS = {
     "C++, linear scan": (cpu_linear_scan.constant_scan, linear),
     "C++, selective scan, complex": (
-        cpu_scan.operator.scan,
-        lambda: scan_inputs(make_inputs(True, "2 interleaved", "constant", L=9), random_reset(2, 9)),
+        cpu_scan.operator.forward,
+        lambda: scan_inputs(make_inputs(True, "2 complex", "constant", L=9), random_reset(2, 9)),
     ),
-    "C++, selective scan, real": (cpu_scan.operator.scan, lambda: scan_inputs(in_the_layers_layout())),
-    "C++, S4D": (cpu_s4d_kernel.s4d_kernel_zoh, lambda: (*kernel_inputs(True, several=2), 70, False)),
-    "Triton, selective scan, complex": (triton_scan.operator.scan, lambda: scan_inputs(small(True))),
-    "Triton, selective scan, real": (triton_scan.operator.scan, lambda: scan_inputs(small(False))),
-    "Triton, S4D": (triton_s4d_kernel.s4d_kernel_zoh, lambda: (*kernel_inputs(True, several=2), 70, True)),
+    "C++, selective scan, real": (cpu_scan.operator.forward, lambda: scan_inputs(in_the_layers_layout())),
+    "C++, S4D": (cpu_s4d_kernel.operator.forward, lambda: (*kernel_inputs(several=2), 70, False)),
+    "Triton, selective scan, complex": (triton_scan.operator.forward, lambda: scan_inputs(small(True))),
+    "Triton, selective scan, real": (triton_scan.operator.forward, lambda: scan_inputs(small(False))),
+    "Triton, S4D": (triton_s4d_kernel.operator.forward, lambda: (*kernel_inputs(several=2), 70, True)),
     "Triton, depthwise": (triton_depthwise.convolution, depthwise),
 }  # fmt: skip
 SLOW = ("C++, selective scan, real", "Triton, selective scan, real", "Triton, S4D", "Triton, depthwise")

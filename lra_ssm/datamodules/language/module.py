@@ -89,9 +89,6 @@ class LanguageDataModule(PreparedData):
         record["data"]["tokenizer"] = self._identity
         return record
 
-    def unused_settings(self) -> set[str]:
-        return set() if self.evaluation == "streams" else {"eval_batch_size"}
-
     @cached_property
     def _identity(self) -> str:
         """The identity of the tokenizer; for a file its digest."""

@@ -8,7 +8,7 @@ B batch, L length of a window, N tokens of a split.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,9 +46,6 @@ class TokenWindows(BatchDataset):
     @abstractmethod
     def rows(self, examples: IntArray) -> _Rows:
         """Return where the rows of examples begin and end."""
-
-    def settings(self) -> dict[str, Any]:
-        return {"length": self.length, "isolate": self.isolate}
 
     def batch(self, examples: IntArray, epoch: int) -> TokenBatch:
         rows, tokens = self.rows(examples), self.stream["tokens"]
@@ -153,9 +150,6 @@ class Streams(TokenWindows):
 
     def __len__(self) -> int:
         return self.num_rows * -(-(self.size // self.num_rows) // self.length)
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "streams": self.num_rows}
 
     def rows(self, examples: IntArray) -> _Rows:
         window, row = np.divmod(examples, self.num_rows)

@@ -1,10 +1,9 @@
 """Draw Pathfinder images in numbered blocks, each a pure function of (settings, seed, number).
 
     block = generate_block(SETTINGS[128], seed=0, block=0, size=100)
-    block.images, block.labels, block.geometry
+    block.images, block.labels
 
 `Pathfinder` (module.py) prepares many blocks as a dataset; docs/pathfinder.md writes them as LRA's archive has them.
-Worker processes import only this module, neither torch nor lightning.
 
 Sources: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units" (2018), with
 the algorithm of its public generator; Tay et al., "Long Range Arena" (2021).
@@ -38,25 +37,19 @@ GENERATOR_VERSION = 1
 CHUNK = 64
 
 
-class Geometry(NamedTuple):
-    """What was drawn, by image. Points are (y, x) in pixels, the middle of the first pixel being (0, 0).
+class PathfinderBlock(NamedTuple):
+    """Images, and what was drawn. Points are (y, x) in pixels, the middle of the first pixel being (0, 0).
 
     A paddle is two points, the end nearer to its snake's start first; NaN where a distractor found no room.
     """
 
+    images: Bytes  # (n, size, size)
+    labels: Bytes  # (n,): 1 if both discs are on the same contour
     margins: Ints  # (n,)
     contours: Floats  # (n, 2, C, 2, 2): snake, paddle, end, coordinate
     distractors: Floats  # (n, D, d, 2, 2)
     markers: Ints  # (n, 2, 2): the disc at a contour's start, the disc at a contour's end
     marked: Ints  # (n, 2): on which contour each disc is; the same where the label is 1
-
-
-class PathfinderBlock(NamedTuple):
-    """Images (n, size, size) uint8, labels (n,) uint8 (1: both discs are on the same contour), and the geometry."""
-
-    images: Bytes
-    labels: Bytes
-    geometry: Geometry
 
 
 def block_generator(seed: int, block: int) -> np.random.RandomState:
@@ -83,14 +76,15 @@ def generate_block(settings: PathfinderSettings, seed: int, block: int, size: in
     # Chosen before the contours are drawn, so that labels do not depend on which contours succeed.
     origins = below(rng, 2, size)
     marked = np.stack([origins, np.where(labels == 1, origins, 1 - origins)], axis=1)
-    geometry = Geometry(
+    drawn = PathfinderBlock(
+        images=np.empty((size, settings.image_size, settings.image_size), dtype=np.uint8),
+        labels=labels.astype(np.uint8),
         margins=margins,
         contours=np.full((size, 2, settings.contour_length, 2, 2), np.nan),
         distractors=np.full((size, settings.num_distractor_snakes, settings.distractor_length, 2, 2), np.nan),
         markers=np.zeros((size, 2, 2), dtype=np.int64),
         marked=marked,
     )
-    images = np.empty((size, settings.image_size, settings.image_size), dtype=np.uint8)
     for margin in sorted(set(settings.paddle_margins)):
         numbers = np.flatnonzero(margins == margin)
         if not len(numbers):
@@ -100,8 +94,8 @@ def generate_block(settings: PathfinderSettings, seed: int, block: int, size: in
         for first in range(0, len(numbers), CHUNK):
             chunk = numbers[first : first + CHUNK]
             part = Paddles(*(array[first : first + CHUNK] for array in contours))
-            images[chunk] = _draw_chunk(settings, tables, part, chunk, geometry, rng)
-    return PathfinderBlock(images, labels.astype(np.uint8), geometry)
+            _draw_chunk(settings, tables, part, chunk, drawn, rng)
+    return drawn
 
 
 def draw_block(parts: Parts, settings: PathfinderSettings, seed: int, numbered: tuple[int, int]) -> int:
@@ -124,10 +118,10 @@ def _draw_chunk(
     tables: PaddleTables,
     contours: Paddles,
     numbers: Ints,
-    geometry: Geometry,
+    drawn: PathfinderBlock,
     rng: np.random.RandomState,
-) -> Bytes:
-    """Add distractors and discs to contours (m, 2, C), fill in the geometry's rows `numbers`, and draw."""
+) -> None:
+    """Add distractors and discs to contours (m, 2, C), and fill in rows `numbers` of the block."""
     count = len(numbers)
     lanes = np.arange(count)
     canvas = Canvas(tables, count)
@@ -135,19 +129,19 @@ def _draw_chunk(
         for paddle in range(settings.contour_length):
             canvas.add(lanes, contours.starts[:, snake, paddle], contours.stamps[:, snake, paddle])
     distractors = grow_distractors(canvas, settings, rng)
-    marked = geometry.marked[numbers]
+    marked = drawn.marked[numbers]
     # A contour's first stamp starts at its start, its last one at its end.
     start = contours.starts[lanes, marked[:, 0], 0]
     end = contours.starts[lanes, marked[:, 1], -1]
     discs = np.stack([start, end], axis=1)
-    geometry.contours[numbers] = _points(tables, contours)
-    geometry.distractors[numbers] = _points(tables, distractors)
-    geometry.markers[numbers] = _pixels(tables, discs)
+    drawn.contours[numbers] = _points(tables, contours)
+    drawn.distractors[numbers] = _points(tables, distractors)
+    drawn.markers[numbers] = _pixels(tables, discs)
     layers = [
         (contours, _contour_contrasts(settings, count, rng)),
         (distractors, _pick(settings.snake_contrasts, distractors.starts.shape, rng)),
     ]
-    return _draw_images(settings, tables, layers, discs)
+    drawn.images[numbers] = _draw_images(settings, tables, layers, discs)
 
 
 def _draw_images(

@@ -1,28 +1,34 @@
 """Pathfinder and Path-X: does a contour join the two discs?
 
-Images are drawn by `generator.py`, or read from LRA's archive (`reader.py`).
+Images are drawn by `generator.py`, or read in the layout of LRA's archive:
+
+    <folder>/metadata/<number>.npy               columns: folder, file, number, label, …
+    <folder>/imgs/<number>/sample_<number>.png   8-bit gray, square
+
+The metadata files are plain text, one image per line, in spite of their name. Images are in the order of the metadata
+files' numbers and of their lines.
 
 Sources: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units" (2018); Tay et
 al., "Long Range Arena" (2021); splits and scaling of the public S4 and S5 codes.
 """
 
-from collections.abc import Callable
-from contextlib import closing
+import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from lra_ssm.bars import Bar, with_bar
-from lra_ssm.datamodules.download import fetch_lra, find_lra
-from lra_ssm.datamodules.images import ImageData, Pixels, PixelSequence, random_split
+from lra_ssm.datamodules.download import LRAFolder
+from lra_ssm.datamodules.images import ImageData, Pixels, PixelSequence, decode_image, random_split
 from lra_ssm.datamodules.parts import Parts
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, draw_block
-from lra_ssm.datamodules.pathfinder.reader import metadata_files, read_images, read_listing
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, settings_for
-from lra_ssm.datamodules.processes import available_cores, ordered_map
 from lra_ssm.datamodules.settings import setting
 from lra_ssm.datamodules.storage import Array, IntArray, write_array
 from lra_ssm.errors import InputError
@@ -32,6 +38,7 @@ CHUNK = 1000  # images that are copied at a time
 MIN_IMAGES = 10  # with fewer, a split would be empty
 # inputs -> mean and standard deviation of pixels in [0, 1]
 SCALINGS: dict[str, Any] = {"unit": ((0.0,), (1.0,)), "symmetric": ((0.5,), (0.5,)), "integers": (None, None)}
+LABELS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}  # in the metadata
 
 Labels = npt.NDArray[np.int64]
 Load = Callable[[IntArray], Pixels]  # numbers of images (n,) to the images (n, H, W, 1)
@@ -77,17 +84,9 @@ class Pathfinder(ImageData):
         self.image_size = (self.resolution, self.resolution)
         self.d_input = None if self.inputs == "integers" else 1
         self.vocab_size = 256 if self.inputs == "integers" else None
-        self._left_out = 0  # number of empty images in LRA's archive
-
-    def unused_settings(self) -> set[str]:
-        unused = {"split_seed"} if self.split == "file_order" else set()
-        return unused if self.source == "generated" else unused | {"num_images", "generator_seed"}
 
     def transform(self) -> PixelSequence:
         return PixelSequence(*SCALINGS[self.inputs])
-
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | ({} if self.source == "generated" else {"empty_images": self._left_out})
 
     def arrays(self, folder: Path) -> dict[str, dict[str, Array]]:
         labels, load = self._draw() if self.source == "generated" else self._read()
@@ -118,10 +117,15 @@ class Pathfinder(ImageData):
         missing = {number: min(block_size, count - number * block_size) for number in parts.missing()}
         existing = count - sum(missing.values())
         draw = partial(draw_block, parts, settings_for(self.resolution, self.difficulty), self.generator_seed)
-        workers = max(1, min(available_cores(), len(missing)))
-        bar = Bar(f"drawing {count:,} Pathfinder images", count, done=existing)
-        with closing(ordered_map(draw, missing.items(), workers)) as sizes, bar:
-            for size in sizes:
+        workers = min(available_cores(), len(missing))
+        drawn = DataLoader(
+            _Blocks(draw, [*missing.items()]),
+            batch_size=None,
+            num_workers=workers if workers > 1 else 0,
+            generator=torch.Generator(),  # a separate one: DataLoader draws a seed for its workers
+        )
+        with Bar(f"drawing {count:,} Pathfinder images", count, done=existing) as bar:
+            for size in drawn:
                 bar.advance(size)
         blocks = parts.mapped("images")
 
@@ -138,35 +142,48 @@ class Pathfinder(ImageData):
         return [*metadata_files(folder), *sorted(path for path in (folder / "imgs").iterdir() if path.is_dir())]
 
     def fetch(self) -> None:
-        if self.source == "lra" and self._find(self.data_root) is None:
-            fetch_lra(self.data_root, self._task)
+        if self.source == "lra":
+            self._published.fetch(self.data_root)
 
     def _read(self) -> tuple[Labels, Load]:
         folder = self._folder()
-        paths, labels, self._left_out = read_listing(folder)
-        if len(paths) < MIN_IMAGES:
-            raise InputError(f"{folder}: has {len(paths)} images; at least {MIN_IMAGES} are needed to split them")
+        paths, labels = read_listing(folder)
         return labels, lambda numbers: read_images([paths[number] for number in numbers], self.resolution)
 
     @property
-    def _task(self) -> str:
-        """The folder in LRA's archive."""
-        return f"pathfinder{self.resolution}/{self.difficulty}"
-
-    def _find(self, root: Path) -> Path | None:
-        others = (f"pathfinder/{self._task}", self.difficulty)  # as in the public S4 code; in a user's folder
-        return find_lra(root, self._task, ("metadata", "imgs"), others)
+    def _published(self) -> LRAFolder:
+        folder = f"pathfinder{self.resolution}/{self.difficulty}"
+        others = (f"pathfinder/{folder}", self.difficulty)  # as in the public S4 code; in a user's folder
+        return LRAFolder(folder, ("metadata", "imgs"), others)
 
     def _folder(self) -> Path:
         root = self.source_path() if self.kind == "files" else self.data_root
         if root.name in DIFFICULTIES and root.name != self.difficulty:
             raise InputError(f"{root}: is named after another difficulty than {self.difficulty}; set it to {root.name}")
-        if (folder := self._find(root)) is None:
+        if (folder := self._published.find(root)) is None:
             command = f"pathfinder --resolution={self.resolution} --difficulty={self.difficulty}"
-            what = f"Pathfinder images (metadata/ and imgs/) in it, or in {self._task}"
+            what = f"Pathfinder images (metadata/ and imgs/) in it, or in {self._published.folder}"
             how = "downloads LRA's archive (more than 7 GB); source generated needs no files"
             raise self.missing(what, command, how)
         return folder
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may run on; on a cluster, fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Blocks(Dataset[int]):
+    """Blocks, given by number and size, for worker processes: reading one draws it and gives its size."""
+
+    def __init__(self, draw: Callable[[tuple[int, int]], int], blocks: list[tuple[int, int]]) -> None:
+        self.draw, self.blocks = draw, blocks
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, index: int) -> int:
+        return self.draw(self.blocks[index])
 
 
 def _write_images(path: Path, numbers: IntArray, load: Load, shape: tuple[int, ...]) -> Array:
@@ -174,3 +191,46 @@ def _write_images(path: Path, numbers: IntArray, load: Load, shape: tuple[int, .
     chunks = np.split(numbers, range(CHUNK, len(numbers), CHUNK))
     images = (load(chunk) for chunk in with_bar(chunks, f"writing {len(numbers):,} images", len(chunks)))
     return write_array(path, np.uint8, shape, images)
+
+
+# -- LRA's files -------------------------------------------------------------------------------------------------------
+
+
+def metadata_files(folder: Path) -> list[Path]:
+    """Return the metadata files in numeric order. Raises InputError if there are none."""
+    files = [*folder.glob("metadata/[0-9]*.npy")]
+    if not files:
+        raise InputError(f"{folder / 'metadata'}: has no Pathfinder metadata files (0.npy, 1.npy, …)")
+    return sorted(files, key=lambda path: int(path.stem))
+
+
+def read_listing(folder: Path) -> tuple[list[Path], Labels]:
+    """Return the paths of the images in order, and their labels (n,).
+
+    Images that are empty files, of which LRA's archive has some, are left out.
+
+    Raises:
+        InputError: metadata is not as published; names file and line.
+        OSError: an image is missing.
+    """
+    paths, labels = list[Path](), list[int]()
+    for file in metadata_files(folder):
+        try:
+            rows = [line.split() for line in file.read_text("utf-8").splitlines()]
+        except UnicodeDecodeError as error:
+            raise InputError(f"{file}: is not text; LRA's metadata has a line for each image") from error
+        for number, row in enumerate(rows, 1):
+            if len(row) < 4 or row[3] not in LABELS:
+                what = " ".join(row)[:100]
+                raise InputError(f"{file}:{number}: {what!r} is not folder, file, number and label (0 or 1)")
+            path = folder / row[0] / row[1]
+            if path.stat().st_size:
+                paths.append(path)
+                labels.append(LABELS[row[3]])
+    return paths, np.array(labels, dtype=np.int64)
+
+
+def read_images(paths: Sequence[Path], resolution: int) -> Pixels:
+    """Decode images: (n, resolution, resolution, 1) uint8. Raises InputError if one is damaged or of another size."""
+    size = resolution, resolution
+    return np.stack([decode_image(path.read_bytes(), "L", size, str(path)) for path in paths])

@@ -108,8 +108,6 @@ class SyntheticData(DataModule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.inputs = "tokens" if self.vocab_size is not None else "features"
-        for split in SPLITS:
-            self.require(getattr(self, f"num_{split}") >= 1, f"num_{split}", "must be at least 1")
 
     @abstractmethod
     def make(self, draws: ExampleRandom) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -30,9 +30,7 @@ class CorrelatedNoise(SyntheticData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.length >= 1, "length", "must be at least 1")
         self.require(-1 < self.correlation < 1, "correlation", "must be between -1 and 1, without them")
-        self.require(self.horizon >= 0, "horizon", "must be at least 0")
 
     def make(self, draws: ExampleRandom) -> tuple[FloatArray, FloatArray]:
         """Return u_0 … u_{L−1} (B, L, 1) and, at each, the value horizon steps later (B, L, 1)."""

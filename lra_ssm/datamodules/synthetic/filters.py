@@ -44,8 +44,6 @@ def correlated(white: Float64, correlation: float) -> Float64:
 
     u_0 = ε_0, u_t = ρ u_{t−1} + √(1 − ρ²) ε_t; white (B, L) -> (B, L), each value N(0, 1). |ρ| < 1.
     """
-    if not correlation:
-        return white
     scaled = white * (1 - correlation**2) ** 0.5
     scaled[:, 0] = white[:, 0]
     return causal_filter(scaled, np.power(correlation, np.arange(white.shape[1]), dtype=np.float64))

@@ -31,13 +31,6 @@ class FirstToken(SyntheticData):
     sigma_first: float = 1.0
     sigma_last: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.length >= 2, "length", "must be at least 2: a first and a last position")
-        self.require(self.d_input >= 1, "d_input", "must be at least 1")
-        self.require(self.sigma_first > 0, "sigma_first", "must be above 0")
-        self.require(self.sigma_last >= 0, "sigma_last", "must be at least 0")
-
     def make(self, draws: ExampleRandom) -> tuple[FloatArray, FloatArray]:
         """Return u (B, L, d_input) and |u_1| (B, 1)."""
         first = self.sigma_first * draws.normal(0, 1)

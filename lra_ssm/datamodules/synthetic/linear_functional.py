@@ -43,11 +43,6 @@ class LinearFunctional(SyntheticData):
     num_test: int = 12_800
     batch_size: int = 512
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.length >= 1, "length", "must be at least 1")
-        self.require(self.timescale > 0, "timescale", "must be above 0")
-
     def response(self) -> Float64:
         """Return ρ(0), …, ρ(length − 1)."""
         times = np.arange(self.length) / self.timescale

@@ -7,8 +7,6 @@ examples have the same distribution, drawn by counters.
 B batch, L length, K pairs.
 """
 
-from typing import Literal
-
 import numpy as np
 import numpy.typing as npt
 
@@ -32,7 +30,6 @@ class MQAR(SyntheticData):
         num_pairs: K; None for L / 16.
         vocab_size: V, even.
         power: a of the power law: gap g has a weight of a · g^(a − 1); 1 is uniform.
-        fill: what stands between queries: "zeros", as in Zoology's figure 2, or "random" tokens.
         test_length: L of the test split; None for the same.
 
     Raises:
@@ -45,7 +42,6 @@ class MQAR(SyntheticData):
     num_pairs: int | None = None
     vocab_size: int = 8_192
     power: float = 0.01
-    fill: Literal["zeros", "random"] = "zeros"
     test_length: int | None = None
     num_train: int = 100_000
     num_val: int = 3_000
@@ -54,8 +50,6 @@ class MQAR(SyntheticData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.power > 0, "power", "must be above 0")
-        self.require(self.num_pairs is None or self.num_pairs >= 1, "num_pairs", "must be at least 1")
         for name, length in {"length": self.length, "test_length": self.test_length or self.length}.items():
             K = self.pairs(length)
             self.require(length % 2 == 0 and K >= 1, name, "must be even, and at least 16 without num_pairs")
@@ -82,8 +76,6 @@ class MQAR(SyntheticData):
         uniform = ((draws.words(2, places) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         gaps = np.argsort(np.log(-np.log(uniform)) - np.log(weights), axis=1, kind="stable")[:, :K]
         queries = 2 * K + 2 * gaps
-        if self.fill == "random":
-            inputs[:, 2 * K :] = draws.integers(3, L - 2 * K, self.vocab_size)
         np.put_along_axis(inputs, queries, keys, axis=1)
         np.put_along_axis(targets, queries, values, axis=1)
         return inputs, targets

@@ -42,8 +42,6 @@ class StateTracking(SyntheticData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.length >= 1, "length", "must be at least 1")
-        self.require(self.test_length is None or self.test_length >= 1, "test_length", "must be at least 1")
         self.vocab_size = self.num_outputs = len(product_table(self.group))
         self.inputs = "tokens"
 

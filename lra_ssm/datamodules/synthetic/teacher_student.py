@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lra_ssm.datamodules.synthetic.base import ExampleRandom, FloatArray, SyntheticData
-from lra_ssm.datamodules.synthetic.filters import Float64, causal_filter, correlated, diagonal_response
+from lra_ssm.datamodules.synthetic.filters import Float64, causal_filter, diagonal_response
 
 Layers = tuple[tuple[float, ...], ...]  # a number for each state, by layer
 
@@ -26,7 +26,6 @@ class TeacherStudent(SyntheticData):
         phases: angles of the eigenvalues in radians, in the same form; None for real eigenvalues.
         B: real weights of the input, in the same form; None for 1.
         C: real weights of the output; None for 1.
-        correlation: ρ of the inputs, whose autocorrelation is ρ^|Δ|; 0 is white noise.
         length: length of the sequences.
     """
 
@@ -37,16 +36,12 @@ class TeacherStudent(SyntheticData):
     phases: Sequence[Sequence[float]] | None = None
     B: Sequence[Sequence[float]] | None = None
     C: Sequence[Sequence[float]] | None = None
-    correlation: float = 0.0
     length: int = 512
     resample: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.length >= 1, "length", "must be at least 1")
-        self.require(-1 < self.correlation < 1, "correlation", "must be between -1 and 1, without them")
         states = [len(layer) for layer in self.eigenvalues]
-        self.require(bool(states) and all(states), "eigenvalues", "must have a layer, and a state in each")
         inside = all(abs(value) < 1 for layer in self.eigenvalues for value in layer)
         self.require(inside, "eigenvalues", "must be inside the unit circle")
         for name, value in {"phases": self.phases, "B": self.B, "C": self.C}.items():
@@ -65,7 +60,7 @@ class TeacherStudent(SyntheticData):
 
     def make(self, draws: ExampleRandom) -> tuple[FloatArray, FloatArray]:
         """Return u (B, L, 1) and the teacher's outputs (B, L, 1)."""
-        inputs = correlated(draws.normal(0, self.length), self.correlation)
+        inputs = draws.normal(0, self.length)
         return inputs[..., None], causal_filter(inputs, self.response())[..., None]
 
 

@@ -6,33 +6,28 @@ cannot run them, or None if it can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lra_ssm.ops.backends import (
-    cpu_linear_scan,
     cpu_s4d_kernel,
     cpu_scan,
-    mamba_ssm_scan,
-    mamba_ssm_ssd,
+    mamba_ssm_kernels,
+    native_build,
     triton_s4d_kernel,
     triton_scan,
 )
 from lra_ssm.ops.backends.eager import run_eager
 from lra_ssm.ops.backends.eager_s4d_kernel import run_eager_kernel
 from lra_ssm.ops.backends.eager_ssd import run_eager_ssd
-from lra_ssm.ops.kernel_inputs import KernelInputs
+from lra_ssm.ops.inputs import ScanInputs
 from lra_ssm.ops.reference import run_kernel_reference, run_reference, run_ssd_reference
-from lra_ssm.ops.scan_inputs import ScanInputs
-from lra_ssm.ops.ssd_inputs import SSDInputs
-
-
-def _always_supported(device: torch.device, inputs: object) -> str | None:
-    return None
+from lra_ssm.ops.tensors import without_autocast
 
 
 class Operation(NamedTuple):
@@ -42,33 +37,46 @@ class Operation(NamedTuple):
     """
 
     run: Callable[[Any], Any]
-    unsupported_reason: Callable[[torch.device, Any], str | None] = _always_supported
+    unsupported_reason: Callable[[torch.device, Any], str | None] = lambda device, inputs: None
 
 
-class Backend(NamedTuple):
-    """scan: `ScanInputs` -> (y, last state). s4d_kernel: `KernelInputs` -> (K, D, L). ssd: `SSDInputs` -> (y, last
-    state). None if the backend does not have the operation."""
+def _with_gate(run: Callable[[ScanInputs], tuple[Tensor, Tensor]]) -> Callable[[ScanInputs], tuple[Tensor, Tensor]]:
+    """Add the gate, y silu(z), to a scan that lacks it."""
 
-    scan: Operation
-    s4d_kernel: Operation | None = None
-    ssd: Operation | None = None
+    def run_with_gate(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+        u, z = inputs.tensors.u, inputs.z
+        if z is None:
+            return run(inputs)
+        wide = inputs.tensors._replace(u=u.to(inputs.dtype))  # y is rounded once
+        y, last_state = run(inputs._replace(tensors=wide, z=None))
+        with without_autocast(u.device):
+            gated = y * F.silu(z.to(inputs.dtype))
+        return torch.empty_like(u).copy_(gated), last_state
+
+    return run_with_gate
 
 
-BACKENDS: dict[str, Backend] = {
-    "triton": Backend(
-        Operation(triton_scan.run, triton_scan.unsupported_reason),
-        Operation(triton_s4d_kernel.run, triton_s4d_kernel.unsupported_reason),
-    ),
-    "mamba_ssm": Backend(
-        Operation(mamba_ssm_scan.run, mamba_ssm_scan.unsupported_reason),
-        ssd=Operation(mamba_ssm_ssd.run, mamba_ssm_ssd.unsupported_reason),
-    ),
-    "cpu": Backend(
-        Operation(cpu_scan.run, cpu_scan.unsupported_reason),
-        Operation(cpu_s4d_kernel.run_kernel, cpu_s4d_kernel.kernel_unsupported_reason),
-    ),
-    "eager": Backend(Operation(run_eager), Operation(run_eager_kernel), Operation(run_eager_ssd)),
-    "reference": Backend(Operation(run_reference), Operation(run_kernel_reference), Operation(run_ssd_reference)),
+# By operation: `ScanInputs` or `SSDInputs` -> (y, last state); `KernelInputs` -> kernel (K, D, L).
+SCAN, KERNEL, SSD = "selective scan", "S4D's kernel", "Mamba-2's scan"
+BACKENDS: dict[str, dict[str, Operation]] = {
+    SCAN: {
+        "triton": Operation(_with_gate(triton_scan.run), triton_scan.unsupported_reason),
+        "mamba_ssm": Operation(_with_gate(mamba_ssm_kernels.run_scan), mamba_ssm_kernels.scan_unsupported_reason),
+        "cpu": Operation(_with_gate(cpu_scan.run), native_build.unsupported_reason),
+        "eager": Operation(_with_gate(run_eager)),
+        "reference": Operation(run_reference),
+    },
+    KERNEL: {
+        "triton": Operation(triton_s4d_kernel.run, triton_s4d_kernel.unsupported_reason),
+        "cpu": Operation(cpu_s4d_kernel.run_kernel, native_build.unsupported_reason),
+        "eager": Operation(run_eager_kernel),
+        "reference": Operation(run_kernel_reference),
+    },
+    SSD: {
+        "mamba_ssm": Operation(mamba_ssm_kernels.run_ssd, mamba_ssm_kernels.ssd_unsupported_reason),
+        "eager": Operation(run_eager_ssd),
+        "reference": Operation(run_ssd_reference),
+    },
 }
 
 # What "auto" tries, in this order, by type of device; triton's interpreter on a CPU is for tests. mamba-ssm's kernel is
@@ -84,7 +92,7 @@ _recorded: dict[str, dict[str, None]] | None = None
 def prefer_backend(name: str) -> Iterator[None]:
     """Make backend "auto" mean this one inside the block, in the whole process. It is an error if it cannot run.
 
-    Where this backend lacks S4D's kernel or Mamba-2's scan, these keep the usual "auto".
+    Where this backend has no S4D's kernel or Mamba-2's scan for a call, these keep the usual "auto".
     """
     global _preferred
     before, _preferred = _preferred, name
@@ -116,70 +124,36 @@ def note_backend(operation: str, name: str) -> None:
 
 def scan_backends(device: torch.device | str = "cpu") -> dict[str, str | None]:
     """Return every backend of `selective_scan`, with None if it runs on the device, else the reason why not."""
-    return {name: backend.scan.unsupported_reason(torch.device(device), None) for name, backend in BACKENDS.items()}
-
-
-def run_scan(name: str, inputs: ScanInputs, needs_state: bool = False) -> tuple[Tensor, Tensor]:
-    """Return (y, last state) from the named backend, or for "auto" from the first that supports the call.
-
-    needs_state: the caller needs the last state, hence perhaps its gradient, which mamba-ssm's kernel lacks.
-
-    Raises ValueError with the reason if the backend cannot run.
-    """
-    operations, order = {key: backend.scan for key, backend in BACKENDS.items()}, _order(inputs.u.device)
-    # torch.compile cannot look into mamba-ssm's kernel, which also lacks the last state's gradient.
-    if torch.compiler.is_compiling() or (needs_state and torch.is_grad_enabled()):
-        order = [key for key in order if key != "mamba_ssm"]
-    return _run("selective scan", operations, _preferred if name == "auto" else name, order, inputs.u.device, inputs)
+    return {name: backend.unsupported_reason(torch.device(device), None) for name, backend in BACKENDS[SCAN].items()}
 
 
 def scans_constants_natively(name: str, device: torch.device) -> bool:
     """Return whether this backend runs a linear scan with a constant factor in C++."""
     backend = _preferred if name == "auto" else name
-    native = backend in ("auto", "cpu") and cpu_linear_scan.constant_scan_unsupported_reason(device) is None
+    native = backend in ("auto", "cpu") and native_build.unsupported_reason(device) is None
     if native:
         note_backend("linear scan", "cpu")
     return native
 
 
-def run_kernel(name: str, inputs: KernelInputs) -> Tensor:
-    """Return S4D's kernel (K, D, L) from a backend chosen as in `run_scan`."""
-    operations = {key: backend.s4d_kernel for key, backend in BACKENDS.items() if backend.s4d_kernel is not None}
-    return _run_preferred("S4D's kernel", operations, name, inputs.delta.device, inputs)
+def run(operation: str, name: str, device: torch.device, inputs: Any) -> Any:
+    """Return an operation's result from the named backend, or for "auto" from the first that supports the call.
 
-
-def run_ssd(name: str, inputs: SSDInputs) -> tuple[Tensor, Tensor]:
-    """Return (y, last state) of Mamba-2's scan from a backend chosen as in `run_scan`."""
-    operations = {key: backend.ssd for key, backend in BACKENDS.items() if backend.ssd is not None}
-    return _run_preferred("Mamba-2's scan", operations, name, inputs.x.device, inputs)
-
-
-def _run_preferred(
-    operation: str, operations: dict[str, Operation], name: str, device: torch.device, inputs: Any
-) -> Any:
-    """Run an operation that some backends lack: "auto" means the preferred backend if it supports the call."""
-    preferred = operations.get(_preferred)
-    if name == "auto" and (
-        _preferred not in BACKENDS or (preferred and preferred.unsupported_reason(device, inputs) is None)
-    ):
-        name = _preferred
-    return _run(operation, operations, name, _order(device), device, inputs)
-
-
-def _order(device: torch.device) -> Sequence[str]:
-    return AUTO.get(device.type, ("eager",))
-
-
-def _run(
-    operation: str, operations: dict[str, Operation], name: str, order: Sequence[str], device: torch.device, inputs: Any
-) -> Any:
+    Raises ValueError with the reason if the backend cannot run.
+    """
+    backends = BACKENDS[operation]
     if name == "auto":
-        candidates = [key for key in order if key in operations]
-        name = next(key for key in candidates if operations[key].unsupported_reason(device, inputs) is None)
-    if name not in operations:
-        raise ValueError(f"backend: {name!r}; expected 'auto' or one of {', '.join(map(repr, sorted(operations)))}")
-    reason = operations[name].unsupported_reason(device, inputs)
+        preferred = backends.get(_preferred)
+        supported = preferred is not None and preferred.unsupported_reason(device, inputs) is None
+        if operation == SCAN or supported or _preferred not in BACKENDS[SCAN]:
+            name = _preferred
+    if name == "auto":
+        candidates = [key for key in AUTO.get(device.type, ("eager",)) if key in backends]
+        name = next(key for key in candidates if backends[key].unsupported_reason(device, inputs) is None)
+    if name not in backends:
+        raise ValueError(f"backend: {name!r}; expected 'auto' or one of {', '.join(map(repr, sorted(backends)))}")
+    reason = backends[name].unsupported_reason(device, inputs)
     if reason is not None:
         raise ValueError(f"backend: {name!r} cannot run this call: {reason}")
     note_backend(operation, name)
-    return operations[name].run(inputs)
+    return backends[name].run(inputs)

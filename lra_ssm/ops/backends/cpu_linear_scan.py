@@ -8,18 +8,17 @@ import ctypes
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.backends.native_build import library, unavailable
+from lra_ssm.ops.backends.native_build import call, fields
+from lra_ssm.ops.tensors import has_double
 
 
 class _Arguments(ctypes.Structure):
     """`LinearArguments` of native/linear_scan.cpp, field by field."""
 
-    _fields_ = [
-        (name, ctypes.c_int64) for name in ("batch", "length", "numbers", "is_double", "is_complex", "threads")
-    ] + [
-        (name, ctypes.c_void_p)
-        for name in ("a", "b", "x", "grad_x", "out", "initial", "grad_last", "grad_a", "grad_initial", "reset")
-    ]
+    _fields_ = fields(
+        "batch length numbers is_double is_complex threads",
+        "a b x grad_x out initial grad_last grad_a grad_initial reset",
+    )
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -27,14 +26,10 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _call(function: str, like: Tensor, **tensors: Tensor | None) -> None:
-    native = library()
-    assert not isinstance(native, str), native
     contiguous = {name: None if x is None else x.resolve_conj().contiguous() for name, x in tensors.items()}
-    batch, length, D = like.shape
-    double = like.dtype in (torch.float64, torch.complex128)
-    sizes = (batch, length, D * (2 if like.is_complex() else 1), double, like.is_complex(), torch.get_num_threads())
-    pointers = {name: None if x is None else x.data_ptr() for name, x in contiguous.items()}
-    getattr(native, function)(ctypes.byref(_Arguments(*sizes, **pointers)))
+    (batch, length, D), numbers = like.shape, 2 if like.is_complex() else 1
+    call(function, _Arguments, batch=batch, length=length, numbers=D * numbers, is_double=has_double(like),
+         is_complex=like.is_complex(), threads=torch.get_num_threads(), **contiguous)  # fmt: skip
 
 
 @torch.library.custom_op("lra_ssm::linear_scan_cpu", mutates_args=(), device_types="cpu")
@@ -85,8 +80,3 @@ def _backward(ctx, grad_x, grad_last):  # type: ignore[no-untyped-def]
 
 
 constant_scan.register_autograd(_backward, setup_context=_keep_for_backward)
-
-
-def constant_scan_unsupported_reason(device: torch.device) -> str | None:
-    """Return why C++ cannot run on the device, or None if it can."""
-    return f"it needs tensors on a CPU, not on {device.type}" if device.type != "cpu" else unavailable()

@@ -13,7 +13,7 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.ops.backends.native_build import library, unavailable
+from lra_ssm.ops.backends.native_build import call, fields, unavailable
 
 MAX_TAPS, MAX_ROWS = 4, 8
 _TILE, _LANES = 256, 16  # channels of the convolution that go through time together, at most; floats of a vector
@@ -22,13 +22,8 @@ _WORTH_THREADS = 1 << 13  # numbers
 _WORTH_WAITING = 1 << 20
 
 
-def _fields(integers: str, pointers: str) -> list[tuple[str, type]]:
-    names = [(name, ctypes.c_int64) for name in integers.split()]
-    return [*names, *((name, ctypes.c_void_p) for name in pointers.split())]
-
-
 class _Convolution(ctypes.Structure):
-    _fields_ = _fields(
+    _fields_ = fields(
         "batch length channels taps is_double silu threads tile u_batch u_time out_batch out_time grad_batch grad_time",
         "u weight bias initial reset grad out grad_weight grad_bias grad_initial",
     )
@@ -36,9 +31,9 @@ class _Convolution(ctypes.Structure):
 
 class _MambaStep(ctypes.Structure):
     _fields_ = [
-        *_fields("rows channels inner states rank taps is_double threads", ""),
+        *fields("rows channels inner states rank taps threads", ""),
         ("epsilon", ctypes.c_double),
-        *_fields(
+        *fields(
             "",
             "x norm in_proj conv_weight conv_bias delta_down delta_up delta_bias A_log B C D out_proj window state "
             "y window_after state_after",
@@ -47,7 +42,7 @@ class _MambaStep(ctypes.Structure):
 
 
 class _FewRows(ctypes.Structure):
-    _fields_ = _fields("rows columns outputs is_double threads", "x weight y")
+    _fields_ = fields("rows columns outputs threads", "x weight y")
 
 
 def supports(first: Tensor, *others: Tensor | None) -> bool:
@@ -64,14 +59,8 @@ def supports(first: Tensor, *others: Tensor | None) -> bool:
     return unavailable() is None
 
 
-def _call(function: str, structure: type[ctypes.Structure], like: Tensor, /, **values: object) -> None:
-    """Call a C++ function; values are numbers, and tensors or None in place of pointers."""
-    native = library()
-    assert not isinstance(native, str), native
-    plain = {name: v.data_ptr() if isinstance(v, Tensor) else v for name, v in values.items()}
-    threads = torch.get_num_threads() if like.numel() >= _WORTH_THREADS else 1
-    plain = {"is_double": like.dtype == torch.float64, "threads": threads, **plain}
-    getattr(native, function)(ctypes.byref(structure(**plain)))
+def _threads(like: Tensor) -> int:
+    return torch.get_num_threads() if like.numel() >= _WORTH_THREADS else 1
 
 
 def mamba_step(
@@ -82,8 +71,8 @@ def mamba_step(
     y, window_after, state_after = torch.empty_like(x), torch.empty_like(window), torch.empty_like(state)
     (rows, channels), (_, inner, states) = x.shape, state.shape
     threads = torch.get_num_threads() if in_proj.numel() >= _WORTH_WAITING else 1
-    _call(
-        "mamba_step", _MambaStep, state, rows=rows, channels=channels, inner=inner, states=states,
+    call(
+        "mamba_step", _MambaStep, rows=rows, channels=channels, inner=inner, states=states,
         rank=delta_up.shape[1], taps=window.shape[2] + 1, threads=threads, epsilon=epsilon, x=x, in_proj=in_proj,
         delta_up=delta_up, window=window, state=state, y=y, window_after=window_after, state_after=state_after,
         **weights,
@@ -95,7 +84,8 @@ def few_rows(x: Tensor, weight: Tensor) -> Tensor:
     """Return x weightᵀ: (R, D) and (O, D), contiguous, to (R, O), for 1 to MAX_ROWS rows; float32."""
     (rows, columns), outputs = x.shape, len(weight)
     y, x = x.new_empty(rows, outputs), x.contiguous()
-    _call("few_rows", _FewRows, weight, rows=rows, columns=columns, outputs=outputs, x=x, weight=weight, y=y)
+    call("few_rows", _FewRows, rows=rows, columns=columns, outputs=outputs, threads=_threads(weight), x=x,
+         weight=weight, y=y)  # fmt: skip
     return y
 
 
@@ -115,12 +105,12 @@ def _convolve(
     while batch * tiles % threads and channels > tiles * _LANES:  # until all threads have as much to do
         tiles += 1
     size = -(-channels // tiles)
-    _call("depthwise_convolution", _Convolution, u, batch=batch, length=length, channels=channels,
-          taps=weight.shape[1], silu=silu, tile=-(-size // _LANES) * _LANES, u_batch=u.stride(0), u_time=u.stride(1),
-          out_batch=out.stride(0), out_time=out.stride(1), u=u, weight=weight.t().flip(0).contiguous(),
-          bias=None if bias is None else bias.contiguous(),
-          initial=None if initial is None else initial.transpose(1, 2).contiguous(),
-          reset=None if reset is None else reset.contiguous(), out=out, **more)  # fmt: skip
+    call("depthwise_convolution", _Convolution, batch=batch, length=length, channels=channels, taps=weight.shape[1],
+         is_double=u.dtype == torch.float64, silu=silu, threads=_threads(u), tile=-(-size // _LANES) * _LANES,
+         u_batch=u.stride(0), u_time=u.stride(1), out_batch=out.stride(0), out_time=out.stride(1), u=u,
+         weight=weight.t().flip(0).contiguous(), bias=None if bias is None else bias.contiguous(),
+         initial=None if initial is None else initial.transpose(1, 2).contiguous(),
+         reset=None if reset is None else reset.contiguous(), out=out, **more)  # fmt: skip
 
 
 def convolution(

@@ -8,82 +8,47 @@ import ctypes
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.backends.native_build import library, unavailable
-from lra_ssm.ops.kernel_inputs import KernelInputs
+from lra_ssm.ops.backends.native_build import call, fields
+from lra_ssm.ops.backends.torch_operators import s4d_operator
+from lra_ssm.ops.inputs import KernelInputs
 
 
 class _Arguments(ctypes.Structure):
     """`KernelArguments` of native/s4d_kernel.cpp, field by field."""
 
-    _fields_ = [
-        (name, ctypes.c_int64) for name in ("kernels", "channels", "states", "length", "is_double", "threads")
-    ] + [
-        (name, ctypes.c_void_p)
-        for name in ("delta", "A", "B", "C", "kernel", "grad_delta", "grad_A", "grad_B", "grad_C")
-    ]
+    _fields_ = fields(
+        "kernels channels states length is_double threads", "delta A B C kernel grad_delta grad_A grad_B grad_C"
+    )
 
 
-def _call(function: str, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, kernel: Tensor, *gradients: Tensor) -> None:
-    native = library()
-    assert not isinstance(native, str), native
-    operands = (*(x.contiguous() for x in (delta, A, B, C)), kernel, *gradients)
-    double = kernel.dtype == torch.float64
-    sizes = (C.shape[0], *A.shape, kernel.shape[-1], double, torch.get_num_threads())
-    if getattr(native, function)(ctypes.byref(_Arguments(*sizes, *(x.data_ptr() for x in operands)))):
-        raise MemoryError(f"{function}: not enough memory")
+def _call(function: str, kernel: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, **gradients: Tensor) -> None:
+    delta, A, B, C = (x.contiguous() for x in (delta, A, B, C))
+    call(function, _Arguments, kernels=len(C), channels=A.shape[0], states=A.shape[1], length=kernel.shape[-1],
+         is_double=kernel.dtype == torch.float64, threads=torch.get_num_threads(), delta=delta, A=A, B=B, C=C,
+         kernel=kernel, **gradients)  # fmt: skip
 
 
-@torch.library.custom_op("lra_ssm::s4d_kernel_cpu", mutates_args=(), device_types="cpu")
-def s4d_kernel_zoh(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> Tensor:
-    """Return the kernels (K, D, L) of `lra_ssm.ops.s4d_kernel` under zero-order hold.
+def _forward(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> Tensor:
+    """Return the kernel of delta float64; A, B and C complex128.
 
-    delta (D,) float64; A, B (D, N) and C (K, D, N) complex128.  float32 or, if `double`, float64: the precision of the
-    sums over states; powers of exp(delta A) are float64 in any case.
+    `double` is the precision of the sums over states; powers of exp(delta A) are float64 in any case.
     """
     kernel = torch.empty((*C.shape[:2], L), dtype=torch.float64 if double else torch.float32)
-    _call("s4d_kernel_forward", delta, A, B, C, kernel)
+    _call("s4d_kernel_forward", kernel, delta, A, B, C)
     return kernel
 
 
-@s4d_kernel_zoh.register_fake
-def _(delta, A, B, C, L, double):  # type: ignore[no-untyped-def]
-    return delta.new_empty((*C.shape[:2], L), dtype=torch.float64 if double else torch.float32)
+def _backward(grad: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
+    named = {"grad_delta": delta, "grad_A": A, "grad_B": B, "grad_C": C}
+    gradients = {name: torch.zeros(x.shape, dtype=x.dtype) for name, x in named.items()}
+    _call("s4d_kernel_backward", grad.contiguous(), delta, A, B, C, **gradients)
+    return list(gradients.values())
 
 
-@torch.library.custom_op("lra_ssm::s4d_kernel_cpu_backward", mutates_args=(), device_types="cpu")
-def s4d_kernel_zoh_backward(grad: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
-    """Return the gradients of delta, A, B and C."""
-    gradients = [torch.zeros(x.shape, dtype=x.dtype) for x in (delta, A, B, C)]
-    _call("s4d_kernel_backward", delta, A, B, C, grad.contiguous(), *gradients)
-    return gradients
-
-
-@s4d_kernel_zoh_backward.register_fake
-def _(grad, delta, A, B, C):  # type: ignore[no-untyped-def]
-    return [x.new_empty(x.shape) for x in (delta, A, B, C)]
-
-
-def _keep_for_backward(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs[:4])
-
-
-def _backward(ctx, grad):  # type: ignore[no-untyped-def]
-    return (*s4d_kernel_zoh_backward(grad, *ctx.saved_tensors), None, None)
-
-
-s4d_kernel_zoh.register_autograd(_backward, setup_context=_keep_for_backward)
+operator = s4d_operator("s4d_kernel_cpu", _forward, _backward, device_types="cpu")
 
 
 def run_kernel(inputs: KernelInputs) -> Tensor:
     """Return the kernel (K, D, L) for checked inputs."""
     x = inputs.as_zoh().in_double()
-    return s4d_kernel_zoh(x.delta, x.A, x.B, x.C, x.L, x.dtype == torch.float64)
-
-
-def kernel_unsupported_reason(device: torch.device, inputs: KernelInputs | None) -> str | None:
-    """Return why C++ cannot make this kernel, or None; with inputs None, only the device is checked."""
-    if device.type != "cpu":
-        return f"it needs tensors on a CPU, not on {device.type}"
-    if inputs is not None and not inputs.A.is_complex():
-        return "it computes kernels of a complex A only"
-    return unavailable()
+    return operator.forward(x.delta, x.A, x.B, x.C, x.L, x.dtype == torch.float64)

@@ -1,8 +1,8 @@
 """The selective scan by the C++ kernels of native/.
 
-Shapes: u, delta, z, y (batch, D, L); A, B_bias (D, N); B, C constant (D, N) or variable (batch, G, N, L or 2L); D,
-delta_bias (D,); initial and last state (batch, D, N); reset (batch, L); checkpoints
-(tiles, batch, D, vectors, 1 or 2, W). (D channels, L length, N states, G groups, W lanes of a vector of the processor.)
+Shapes: u, delta, y (batch, D, L); A, B_bias (D, N); B, C constant (D, N) or variable (batch, G, N, L); D, delta_bias
+(D,); initial and last state (batch, D, N); reset (batch, L); checkpoints (tiles, batch, D, vectors, 1 or 2, W). (D
+channels, L length, N states, G groups, W lanes of a vector of the processor.)
 
 Extra memory beyond the results: for backward, the state at the start of every tile of time, about 2 batch D L numbers
 at most; where tasks share a group of B or C, their parts of its gradient, 8 batch D L numbers at most; and for each
@@ -10,44 +10,41 @@ thread some hundred KB at N = 16.
 """
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.backends.native_build import library, unavailable
-from lra_ssm.ops.backends.scan_operator import scan_operator
-from lra_ssm.ops.scan_inputs import ScanInputs, ScanTensors, is_interleaved
+from lra_ssm.ops.backends.native_build import call, fields, library
+from lra_ssm.ops.backends.torch_operators import scan_operator
+from lra_ssm.ops.inputs import ScanInputs, ScanTensors
+from lra_ssm.ops.tensors import has_double
 
 _HUGE = 32 << 20  # bytes: glibc's largest threshold, above which memory is always fresh
-_TYPES = {torch.float32: 0, torch.float64: 1}
 
 
 class _Tensor(ctypes.Structure):
     """`Tensor` of native/tiles.h: strides in real numbers of batch, channel or group, state and time."""
 
-    _fields_ = [("data", ctypes.c_void_p), ("imag", ctypes.c_void_p)] + [
-        (name, ctypes.c_int64) for name in ("type", "batch", "row", "state", "time")
-    ]
+    _fields_ = [*fields("", "data imag"), *fields("batch row state time", "")]
 
 
-_INTEGERS = "batch channels length states is_double is_complex zoh softplus threads".split()
-_INTEGERS += ["channels_per_task", "tile", "groups_B", "groups_C"]
-_POINTERS = ("A", "bias", "constant_C", "D", "delta_bias", "initial", "last", "checkpoints", "reset")
-_GRADIENTS = ("grad_last", "grad_initial", "grad_A", "grad_bias", "grad_constant_C", "grad_D", "grad_delta_bias")
+def _tensors(names: str) -> list[tuple[str, type]]:
+    return [(name, _Tensor) for name in names.split()]
 
 
 class _Arguments(ctypes.Structure):
     """`Arguments` of native/selective_scan.h, field by field."""
 
-    _fields_ = (
-        [(name, ctypes.c_int64) for name in _INTEGERS]
-        + [(name, _Tensor) for name in ("u", "delta", "z", "y", "B", "C")]
-        + [(name, ctypes.c_void_p) for name in _POINTERS]
-        + [("reset_batch", ctypes.c_int64), ("reset_time", ctypes.c_int64)]
-        + [(name, _Tensor) for name in ("grad_y", "grad_u", "grad_delta", "grad_z", "grad_B", "grad_C")]
-        + [("slot_B", ctypes.c_int64), ("slot_C", ctypes.c_int64)]
-        + [(name, ctypes.c_void_p) for name in _GRADIENTS]
-    )
+    _fields_ = [
+        *fields("batch channels length states is_double is_complex zoh softplus threads", ""),
+        *fields("channels_per_task tile groups_B groups_C", ""),
+        *_tensors("u delta y B C"),
+        *fields("", "A bias constant_C D delta_bias initial last checkpoints reset"),
+        *fields("reset_batch reset_time", ""),
+        *_tensors("grad_y grad_u grad_delta grad_B grad_C"),
+        *fields("slot_B slot_C", "grad_last grad_initial grad_A grad_bias grad_constant_C grad_D grad_delta_bias"),
+    ]
 
 
 def channels_per_task(batch: int, channels: int, threads: int, least: int) -> int:
@@ -64,9 +61,7 @@ def channels_per_task(batch: int, channels: int, threads: int, least: int) -> in
 def slots(channels: int, groups: int, size: int) -> int:
     """Return how many tasks of `size` channels share one group of B or C, at most."""
     group = channels // groups
-    return max(
-        (last - 1) // size - first // size + 1 for first in range(0, channels, group) for last in [first + group]
-    )
+    return max((first + group - 1) // size - first // size + 1 for first in range(0, channels, group))
 
 
 def _in_huge_pages(x: Tensor) -> Tensor:
@@ -82,69 +77,47 @@ def _new_like(x: Tensor) -> Tensor:
     return _in_huge_pages(torch.empty_like(x))
 
 
-def _pointer(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
-
-
 def _rows(x: Tensor | None) -> _Tensor:
-    """Describe u, delta, z, y or a gradient of these."""
-    if x is None:
-        return _Tensor(None, None, 0, 0, 0, 0, 0)
-    return _Tensor(x.data_ptr(), None, _TYPES[x.dtype], x.stride(0), x.stride(1), 0, x.stride(2))
+    """Describe u, delta, y or a gradient of these."""
+    return _Tensor() if x is None else _Tensor(x.data_ptr(), None, x.stride(0), x.stride(1), 0, x.stride(2))
 
 
-def _matrix(x: Tensor, interleaved: bool) -> _Tensor:
+def _matrix(x: Tensor) -> _Tensor:
     """Describe a variable B or C (..., G, N, L), or a gradient of one."""
-    if x.is_complex():
-        x = torch.view_as_real(x)
-        real = x.select(-1, 0)
-        imag = x.data_ptr() + x.element_size()
-    elif interleaved:
-        real, imag = x[..., ::2], x.data_ptr() + x.stride(-1) * x.element_size()
-    else:
-        real, imag = x, None
-    return _Tensor(x.data_ptr(), imag, _TYPES[x.dtype], *real.stride()[-4:])
+    if not x.is_complex():
+        return _Tensor(x.data_ptr(), None, *x.stride()[-4:])
+    return _Tensor(x.data_ptr(), x.data_ptr() + x.element_size() // 2, *(2 * stride for stride in x.stride()[-4:]))
 
 
 class _Call:
     """The arguments of one call, and the tensors whose memory they point to."""
 
     def __init__(self, tensors: ScanTensors, zoh: bool, softplus: bool, backward: bool = False) -> None:
-        u, delta, A, B, C, bias, D, z, delta_bias, initial, reset = tensors
+        u, delta, A, B, C, bias, D, delta_bias, initial, reset = tensors
         batch, channels, length = u.shape
-        self.dtype = torch.float64 if A.dtype in (torch.float64, torch.complex128) else torch.float32
-        self.interleaved = {name: is_interleaved(x, length, A.dtype) for name, x in (("B", B), ("C", C))}
         if B.dim() == 2:
             bias = B  # a constant B is a bias without any B
         small = {"A": A, "bias": bias, "constant_C": C if C.dim() == 2 else None, "D": D, "delta_bias": delta_bias}
         self.small = {name: None if x is None else x.contiguous() for name, x in small.items()}
         self.initial = None if initial is None else initial.contiguous()
-        self.operands = (u, delta, z, B, C, reset)
         threads = torch.get_num_threads()
         # Small tasks have every core work on one sample; in backward each has its own part of B's and C's gradients.
         least = max(4, A.shape[1] * (2 if A.is_complex() else 1) // 8) if backward else 2
         self.size = channels_per_task(max(batch, 1), channels, threads, least)
-        self.tile = tile_steps(A)
-        a = self.arguments = _Arguments()
-        a.batch, a.channels, a.length, a.states = batch, channels, length, A.shape[-1]
-        a.is_double, a.is_complex, a.zoh, a.softplus = self.dtype == torch.float64, A.is_complex(), zoh, softplus
-        a.threads, a.channels_per_task, a.tile = threads, self.size, self.tile
-        a.u, a.delta, a.z = _rows(u), _rows(delta), _rows(z)
-        if B.dim() == 4:
-            a.groups_B, a.B = B.shape[1], _matrix(B, self.interleaved["B"])
-        if C.dim() == 4:
-            a.groups_C, a.C = C.shape[1], _matrix(C, self.interleaved["C"])
-        for name, x in self.small.items():
-            setattr(a, name, _pointer(x))
-        a.initial = _pointer(self.initial)
+        self.values: dict[str, Any] = dict(
+            batch=batch, channels=channels, length=length, states=A.shape[-1], is_double=has_double(A),
+            is_complex=A.is_complex(), zoh=zoh, softplus=softplus, threads=threads, channels_per_task=self.size,
+            tile=tile_steps(A), u=_rows(u), delta=_rows(delta), initial=self.initial, **self.small,
+        )  # fmt: skip
+        self.matrices = {name: x for name, x in (("B", B), ("C", C)) if x.dim() == 4}
+        for name, matrix in self.matrices.items():
+            self.values |= {name: _matrix(matrix), f"groups_{name}": matrix.shape[1]}
         if reset is not None:
-            a.reset, a.reset_batch, a.reset_time = reset.data_ptr(), reset.stride(0), reset.stride(1)
+            self.values |= dict(reset=reset, reset_batch=reset.stride(0), reset_time=reset.stride(1))
 
-    def run(self, function: str) -> None:
-        native = library()
-        assert not isinstance(native, str), native
-        if self.arguments.batch and getattr(native, function)(ctypes.byref(self.arguments)):
-            raise MemoryError(f"{function}: not enough memory for the buffers of {self.arguments.threads} threads")
+    def run(self, function: str, **more: object) -> None:
+        if self.values["batch"]:
+            call(function, _Arguments, **self.values, **more)
 
 
 def tile_steps(A: Tensor) -> int:
@@ -161,22 +134,19 @@ def _new_checkpoints(u: Tensor, A: Tensor) -> Tensor:
     """Return memory for one state per tile, as a real tensor."""
     native = library()
     assert not isinstance(native, str), native
-    double, complex_A = A.dtype in (torch.float64, torch.complex128), A.is_complex()
     (channels, N), (batch, _, length) = A.shape, u.shape
-    W = native.lanes(ctypes.c_int64(double), ctypes.c_int64(N))
+    W = native.lanes(ctypes.c_int64(has_double(A)), ctypes.c_int64(N))
     tiles = (length + tile_steps(A) - 1) // tile_steps(A)
-    dtype = torch.float64 if double else torch.float32
-    return u.new_empty((tiles, batch, channels, -(-N // W), 2 if complex_A else 1, W), dtype=dtype)
+    return u.new_empty((tiles, batch, channels, -(-N // W), 2 if A.is_complex() else 1, W), dtype=A.dtype.to_real())
 
 
 def _forward(tensors: ScanTensors, zoh: bool, softplus: bool, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     u, A = tensors.u, tensors.A
-    call = _Call(tensors, zoh, softplus)
     y, last = _new_like(u), A.new_zeros(u.shape[0], *A.shape)
     checkpoints = _in_huge_pages(_new_checkpoints(u, A)) if keep else u.new_empty(0)
-    call.arguments.y, call.arguments.last = _rows(y), last.data_ptr()
-    call.arguments.checkpoints = checkpoints.data_ptr() if keep else None
-    call.run("selective_scan_forward")
+    _Call(tensors, zoh, softplus).run(
+        "selective_scan_forward", y=_rows(y), last=last, checkpoints=checkpoints if keep else None
+    )
     return y, last, checkpoints
 
 
@@ -184,39 +154,25 @@ def _backward(
     tensors: ScanTensors, zoh: bool, softplus: bool, checkpoints: Tensor, grad_y: Tensor | None,
     grad_last: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
-    call = _Call(tensors, zoh, softplus, backward=True)
-    u, delta, A, B, C, _, _, z, _, initial, _ = tensors
-    a, (batch, channels, _) = call.arguments, u.shape
-    grad_last = None if grad_last is None else grad_last.resolve_conj().contiguous()
-    a.checkpoints, a.grad_y, a.grad_last = checkpoints.data_ptr(), _rows(grad_y), _pointer(grad_last)
-
-    def like(x: Tensor | None) -> Tensor | None:
-        return None if x is None else _new_like(x)
-
-    def per_batch_item(x: Tensor | None) -> Tensor | None:
-        return None if x is None else A.new_zeros((batch, *x.shape), dtype=x.dtype)
-
-    grad_u, grad_delta, grad_z = _new_like(u), _new_like(delta), like(z)
-    a.grad_u, a.grad_delta, a.grad_z = _rows(grad_u), _rows(grad_delta), _rows(grad_z)
-    sums = {name: per_batch_item(x) for name, x in call.small.items()}
-    for name, x in sums.items():
-        setattr(a, f"grad_{name}", _pointer(x))
+    scan = _Call(tensors, zoh, softplus, backward=True)
+    u, delta, A, B, C, _, _, _, initial, _ = tensors
+    grad_u, grad_delta = _new_like(u), _new_like(delta)
+    sums = {name: None if x is None else x.new_zeros((len(u), *x.shape)) for name, x in scan.small.items()}
     grad_initial = None if initial is None else A.new_zeros(initial.shape)
-    a.grad_initial = _pointer(grad_initial)
+    results: dict[str, Any] = {f"grad_{name}": x for name, x in sums.items()}
     variable = {}
-    for name, matrix in (("B", B), ("C", C)):
-        if matrix.dim() == 4:
-            # Where several tasks share a group, each has a slot of its own, and the slots are added up in order.
-            several = slots(channels, matrix.shape[1], call.size)
-            if several == 1:
-                out = _new_like(matrix)
-            else:
-                dtype = A.dtype if matrix.is_complex() else call.dtype
-                out = torch.zeros((several, *matrix.shape), dtype=dtype)
-                setattr(a, f"slot_{name}", out.stride(0) * (2 if out.is_complex() else 1))
-            setattr(a, f"grad_{name}", _matrix(out, call.interleaved[name]))
-            variable[name] = out
-    call.run("selective_scan_backward")
+    for name, matrix in scan.matrices.items():
+        # Where several tasks share a group, each has a slot of its own, and the slots are added up in order.
+        several = slots(u.shape[1], matrix.shape[1], scan.size)
+        out = _new_like(matrix) if several == 1 else matrix.new_zeros((several, *matrix.shape))
+        slot = out.stride(0) * (2 if out.is_complex() else 1)
+        results |= {f"grad_{name}": _matrix(out), f"slot_{name}": slot}
+        variable[name] = out
+    scan.run(
+        "selective_scan_backward", checkpoints=checkpoints, grad_y=_rows(grad_y),
+        grad_last=None if grad_last is None else grad_last.resolve_conj().contiguous(), grad_u=_rows(grad_u),
+        grad_delta=_rows(grad_delta), grad_initial=grad_initial, **results,
+    )  # fmt: skip
 
     def total(name: str) -> Tensor | None:
         x = sums[name]
@@ -230,7 +186,7 @@ def _backward(
 
     grads = [
         grad_u, grad_delta, total("A"), matrix_gradient("B", B), matrix_gradient("C", C),
-        total("bias") if B.dim() == 4 else None, total("D"), grad_z, total("delta_bias"), grad_initial,
+        total("bias") if B.dim() == 4 else None, total("D"), total("delta_bias"), grad_initial,
     ]  # fmt: skip
     return [x for x in grads if x is not None]
 
@@ -238,16 +194,13 @@ def _backward(
 operator = scan_operator("selective_scan_cpu", _forward, _backward, _new_checkpoints, device_types="cpu")
 
 
-def unsupported_reason(device: torch.device, inputs: ScanInputs | None) -> str | None:
-    if device.type != "cpu":
-        return f"runs tensors on a CPU only; u is on {device}"
-    return unavailable()
-
-
 def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    """Return (y, last state) for checked inputs; torch widens those in half precision."""
+    """Return (y, last state) for checked inputs without a gate, in the arithmetic's precision, to which they are
+    converted."""
     flags = inputs.discretization == "zoh", inputs.delta_softplus, inputs.needs_grad
-    half = (torch.float16, torch.bfloat16)
-    tensors = (x.float() if x is not None and x.dtype in half else x for x in inputs.tensors)
-    y, last, _ = operator.scan(*tensors, *flags)
-    return y.to(inputs.u.dtype), last
+    tensors = (
+        x if x is None or x.dtype == torch.bool else x.to(inputs.state_dtype if x.is_complex() else inputs.dtype)
+        for x in inputs.tensors
+    )
+    y, last, _ = operator.forward(*tensors, *flags)
+    return y.to(inputs.tensors.u.dtype), last

@@ -1,6 +1,6 @@
 """S4D's convolution kernel in eager PyTorch, on any device: two small tables of powers and one matrix product.
 
-Shapes: A_bar (D, N), weights (K, D, N), kernel (K, D, L).  (D channels, N states, K kernels, L length.)
+Shapes: A_bar (D, N), weights (K, D, N), kernel (K, D, L).  (D channels, N conjugate pairs, K kernels, L length.)
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lra_ssm.ops.discretization import bilinear, zoh
-from lra_ssm.ops.kernel_inputs import KernelInputs
+from lra_ssm.ops.inputs import KernelInputs
 
 # Powers are taken as A_bar^(iT + j) = (A_bar^T)^i A_bar^j: two tables of L/T and T columns and one matrix product
 # instead of a (D, N, L) tensor.  T = 128 was the fastest from L = 1024 to 16384.
@@ -36,25 +36,17 @@ def _powers(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return table[..., :count], step.squeeze(-1)
 
 
-def _real_rows(x: Tensor) -> Tensor:
-    """Return complex (..., N) as real (..., 2N), re and im interleaved; real x as it is."""
-    return torch.view_as_real(x).flatten(-2) if x.is_complex() else x
-
-
 def _two_level(A_bar: Tensor, weights: Tensor, L: int, dtype: torch.dtype) -> Tensor:
-    """Return 2 Re sum_n weights_n A_bar_n^l (no 2 Re if real): A_bar (D, N), weights (K, D, N) -> (K, D, L)."""
-    D, N = A_bar.shape
-    wide = dtype == torch.float64
-    state_dtype = (torch.complex128 if wide else torch.complex64) if A_bar.is_complex() else dtype
-    T = min(_T, L)
+    """Return 2 Re sum_n weights_n A_bar_n^l: A_bar (D, N), weights (K, D, N) -> (K, D, L)."""
+    D, T = len(A_bar), min(_T, L)
     blocks = -(-L // T)
     low, A_bar_T = _powers(A_bar, T)  # (D, N, T), (D, N); T is a power of two unless there is only one block
     high, _ = _powers(A_bar_T, blocks)  # (D, N, blocks)
     # (D, K, blocks, N): K kernels are K times the rows of one product
+    state_dtype = torch.promote_types(dtype, torch.complex64)
     left = (weights.unsqueeze(-1) * high).permute(1, 0, 3, 2).to(state_dtype)
     right = low.transpose(1, 2).to(state_dtype)  # (D, T, N)
-    if A_bar.is_complex():
-        left = 2 * left.conj()  # Re(a b) is the real dot product of conj(a) and b
-    rows = _real_rows(left.resolve_conj()).flatten(1, 2)  # (D, K blocks, N or 2N)
-    kernel = torch.bmm(rows, _real_rows(right).transpose(1, 2))  # (D, K blocks, T)
+    # Re(a b) is the real dot product of conj(a) and b.
+    rows, columns = (torch.view_as_real(x).flatten(-2) for x in (2 * left.conj().resolve_conj(), right))
+    kernel = torch.bmm(rows.flatten(1, 2), columns.transpose(1, 2))  # (D, K blocks, T)
     return kernel.view(D, -1, blocks * T)[..., :L].transpose(0, 1)  # (K, D, L)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lra_ssm.ops.ssd_inputs import SSDInputs
+from lra_ssm.ops.inputs import SSDInputs
 from lra_ssm.ops.tensors import recompute, without_autocast, without_nonfinite
 
 CHUNKS = 64  # K of a piece at most: the recurrence over chunks takes K² products

@@ -60,22 +60,20 @@ def file_name() -> str:
     return f"native-{digest.hexdigest()[:20]}.so"
 
 
-def cache_folders() -> list[Path]:
-    """Return the documented cache folders, in order."""
+def cache_folder() -> Path:
+    """Return the documented cache folder; without a home its name begins with ~."""
     xdg = os.environ.get("XDG_CACHE_HOME")
-    places = [os.environ.get("LRA_SSM_CACHE"), xdg and os.path.join(xdg, "lra_ssm"), "~/.cache/lra_ssm"]
-    paths = [Path(os.path.expanduser(place)) for place in places if place]
-    return [path for path in paths if path.is_absolute()]  # without a home, ~ stays as it is
+    place = os.environ.get("LRA_SSM_CACHE") or (xdg and os.path.join(xdg, "lra_ssm")) or "~/.cache/lra_ssm"
+    return Path(os.path.expanduser(place))
 
 
-def folder_to_write() -> Path | None:
-    """Return the first cache folder that can be written."""
-    for path in cache_folders():
-        with suppress(OSError):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if os.access(path, os.W_OK):
-                return path
-    return None
+def _is_writable(folder: Path) -> bool:
+    """Return whether files can be made in the folder, which is created."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def compile_into(target: Path) -> None:
@@ -100,16 +98,14 @@ def compile_into(target: Path) -> None:
 
 
 def _load() -> ctypes.CDLL:
-    name = file_name()
-    for folder in cache_folders():
-        if (folder / name).exists():
-            return ctypes.CDLL(str(folder / name))
-    folder_or_none = folder_to_write()
-    if folder_or_none is None:  # what is loaded needs no name
+    folder, name = cache_folder(), file_name()
+    target = folder / name
+    if target.exists():
+        return ctypes.CDLL(str(target))
+    if not folder.is_absolute() or not _is_writable(folder):  # what is loaded needs no name
         with tempfile.TemporaryDirectory() as temporary:
             compile_into(Path(temporary, name))
             return ctypes.CDLL(str(Path(temporary, name)))
-    target = folder_or_none / name
     lock = FileLock(target.with_suffix(".lock"))
     # On a file system without locks several processes may compile, and each puts a whole file in its place.
     with suppress(OSError, NotImplementedError):
@@ -140,3 +136,22 @@ def unavailable() -> str | None:
     """Return why the kernels cannot be used, or None if they can."""
     native = library()
     return native if isinstance(native, str) else None
+
+
+def unsupported_reason(device: torch.device, inputs: object = None) -> str | None:
+    """Return why the kernels cannot run on the device, or None if they can."""
+    return f"runs tensors on a CPU only, not on {device}" if device.type != "cpu" else unavailable()
+
+
+def fields(integers: str, pointers: str) -> list[tuple[str, type]]:
+    """Return the fields of a ctypes structure by their names: int64, then pointers."""
+    names = [(name, ctypes.c_int64) for name in integers.split()]
+    return [*names, *((name, ctypes.c_void_p) for name in pointers.split())]
+
+
+def call(function: str, structure: type[ctypes.Structure], **values: object) -> None:
+    """Call a function of the library; values of the structure's fields are numbers, and tensors or None as pointers."""
+    native = library()
+    assert not isinstance(native, str), native
+    plain = {name: v.data_ptr() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+    getattr(native, function)(ctypes.byref(structure(**plain)))

@@ -75,8 +75,8 @@ def store_matrix_gradient(partial, tile, t0, last_t, states, steps_re, steps_im,
 
 @triton.jit(do_not_specialize=["batch"])
 def gradient_kernel(
-    u, delta, z, A, B, C, D, delta_bias, B_bias, reset, grad_y, carries, checkpoints, scratch,
-    grad_u, grad_delta, grad_z, grad_initial, sums,
+    u, delta, A, B, C, D, delta_bias, B_bias, reset, grad_y, carries, checkpoints, scratch,
+    grad_u, grad_delta, grad_initial, sums,
     batch, length, channels, unit, segment_length,
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, COMPLEX: tl.constexpr, ZOH: tl.constexpr,
     SOFTPLUS: tl.constexpr, SHARED_A: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
@@ -148,8 +148,8 @@ def gradient_kernel(
         index = tl.cast(chunk_begin // CHUNK * batch + b, tl.int64) * (W * plane)
         x_re, x_im = load_planes(checkpoints, index + n * channels + d, plane, mask, COMPLEX)
         store_planes(scratch, local, TILE, mask, x_re, x_im, COMPLEX)
-        u_tile, delta_tile, B_tile, no_C, no_z = load_inputs(
-            u, delta, B, None, None, b, d0, chunk_begin, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM,
+        u_tile, delta_tile, B_tile, no_C = load_inputs(
+            u, delta, B, None, b, d0, chunk_begin, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM,
             CONSTANT, SOFTPLUS, TIME_INVARIANT)  # fmt: skip
         for j in range(1, groups):
             t0 = chunk_begin + (j - 1) * 4
@@ -161,8 +161,8 @@ def gradient_kernel(
                 Bs_re, Bs_im = split_matrix(B_tile, B_FORM)
             if reset is not None:
                 resets = load_resets(reset, b, t0, last_t)
-            u_tile, delta_tile, B_tile, no_C, no_z = load_inputs(  # of the next four, as forward does it
-                u, delta, B, None, None, b, d0, t0 + 4, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM,
+            u_tile, delta_tile, B_tile, no_C = load_inputs(  # of the next four, as forward does it
+                u, delta, B, None, b, d0, t0 + 4, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM,
                 CONSTANT, SOFTPLUS, TIME_INVARIANT)  # fmt: skip
             for i in tl.static_range(4):
                 if reset is not None:
@@ -177,29 +177,24 @@ def gradient_kernel(
             group = groups - 1 - j
             t0 = chunk_begin + group * 4
             tile_mask = steps_mask(t0, last_t, channel_mask)
-            u_tile, delta_tile, B_tile, C_tile, gate = load_inputs(
-                u, delta, B, C, z, b, d0, t0, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM,
-                C_FORM if z is not None else CONSTANT, SOFTPLUS, TIME_INVARIANT)  # fmt: skip
+            u_tile, delta_tile, B_tile, no_C = load_inputs(
+                u, delta, B, None, b, d0, t0, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, CONSTANT,
+                SOFTPLUS, TIME_INVARIANT)  # fmt: skip
             grad_tile = load_channels(grad_y, b, d0, t0, tile_mask, BLOCK_D)
             x_re, x_im = load_planes(scratch + group * (W * TILE), local, TILE, mask, COMPLEX)
             if C_FORM != CONSTANT:
                 fetch_matrix(C, b, d0, t0, last_t, states, BLOCK_N)
-            grad_gated = grad_tile
-            if z is not None:
-                grad_tile *= gate * sigmoid(gate)
             now_delta, raw_delta = effective_delta(delta_tile, bias, tile_mask, most, SOFTPLUS,
                                                    delta_bias is not None, TIME_INVARIANT)  # fmt: skip
             us, deltas, grads = split4(u_tile), split4(now_delta), split4(2.0 * grad_tile if COMPLEX else grad_tile)
-            Bs_re, Bs_im, Cs_re, Cs_im, resets = us, us, us, us, us
+            Bs_re, Bs_im, resets = us, us, us
             if B_FORM != CONSTANT:
                 Bs_re, Bs_im = split_matrix(B_tile, B_FORM)
-            if C_FORM != CONSTANT and z is not None:
-                Cs_re, Cs_im = split_matrix(C_tile, C_FORM)
             if reset is not None:
                 resets = load_resets(reset, b, t0, last_t)
 
             # Forward: states before each step and A_bar, or A_bar - 1; what needs only the states is used up at once.
-            before, ys, Cs_grad_re, Cs_grad_im = (), (), (), ()
+            before, Cs_grad_re, Cs_grad_im = (), (), ()
             for i in tl.static_range(4):
                 if reset is not None:
                     x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
@@ -210,12 +205,6 @@ def gradient_kernel(
                                                       full_re, full_im, COMPLEX, STEPWISE_ZOH,
                                                       TIME_INVARIANT)  # fmt: skip
                 before = before + ((old_re, old_im, A_bar_re, A_bar_im),)
-                if z is not None:
-                    c_re, c_im = coefficient(Cs_re[i], Cs_im[i], C_re, C_im, C_FORM, False)
-                    if COMPLEX and C_FORM != REAL_STEPS:
-                        ys = ys + (c_re * x_re - c_im * x_im,)
-                    else:
-                        ys = ys + (c_re * x_re,)
                 grad_i = grads[i][None, :]
                 if C_FORM == CONSTANT:
                     sum_C_re += x_re * grad_i
@@ -227,15 +216,6 @@ def gradient_kernel(
                         Cs_grad_im = Cs_grad_im + (sum_channels(x_im * grad_i, BLOCK_N, BLOCK_D),)
             if C_FORM != CONSTANT:
                 store_matrix_gradient(sums.C, vectors, t0, last_t, states, Cs_grad_re, Cs_grad_im, C_FORM, BLOCK_N)
-            if z is not None:
-                y_tile = sum_states(ys, BLOCK_N, BLOCK_D, COMPLEX)
-                if COMPLEX:
-                    y_tile *= 2.0
-                if D is not None:
-                    y_tile += skip[:, None] * u_tile
-                s = sigmoid(gate)
-                y_tile *= grad_gated * s * (1.0 + gate * (1.0 - s))
-                store_channels(grad_z, b, d0, t0, tile_mask, y_tile, BLOCK_D)
 
             # Backward.
             us_grad, deltas_grad, Bs_grad_re, Bs_grad_im = (), (), (), ()

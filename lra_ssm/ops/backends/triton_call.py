@@ -1,7 +1,7 @@
 """A call of the Triton scan: how it is cut into programs, what the kernels are given, and what becomes of their sums.
 
-Shapes: u, delta, z, y (batch, D, L); A (D, N); B, C constant (D, N) or variable (batch, G, N, L or 2L); state
-(batch, D, N). (D channels, L length, N states, G groups, W = 2 for complex A, else 1: its re and im.)
+Shapes: u, delta, y (batch, D, L); A (D, N); B, C constant (D, N) or variable (batch, G, N, L); state (batch, D, N).
+(D channels, L length, N states, G groups, W = 2 for complex A, else 1: its re and im.)
 
 A program walks one batch item, a block of channels and a segment of the length.  Where batch and channels already fill
 the device there is one segment, the whole length.  Otherwise the scan has three phases: every segment's end from zero
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.scan_inputs import ScanTensors, is_interleaved
+from lra_ssm.ops.inputs import ScanTensors
 
 # Steps between the states that backward starts from, a multiple of 4.
 CHUNK = 64
@@ -156,8 +156,8 @@ class Sums(NamedTuple):
     delta_bias: Tensor | None
 
 
-def _steps(x: Tensor | None) -> Steps | None:
-    return None if x is None else Steps(x, *x.stride())
+def _steps(x: Tensor) -> Steps:
+    return Steps(x, *x.stride())
 
 
 def _planes(state: Tensor | None) -> Tensor | None:
@@ -168,7 +168,7 @@ def _planes(state: Tensor | None) -> Tensor | None:
     return pairs.permute(0, 3, 2, 1).contiguous()
 
 
-def _matrix(x: Tensor, length: int, channels: int, state_dtype: torch.dtype) -> Matrix:
+def _matrix(x: Tensor, channels: int) -> Matrix:
     if x.dim() == 2:
         pairs = _pairs(x)
         assert pairs is not None
@@ -177,9 +177,6 @@ def _matrix(x: Tensor, length: int, channels: int, state_dtype: torch.dtype) -> 
     if x.is_complex():
         pairs = torch.view_as_real(x.resolve_conj())
         return Matrix(pairs, channels, *pairs.stride())
-    if is_interleaved(x, length, state_dtype):
-        batch, group, state, step = x.stride()
-        return Matrix(x, channels, batch, group, state, 2 * step, step)
     return Matrix(x, channels, *x.stride())
 
 
@@ -192,7 +189,7 @@ class Scan:
         delta = Steps(x.delta.contiguous()) if self.time_invariant else _steps(x.delta)
         self.batch, self.channels, self.length = x.u.shape
         self.states, self.complex, self.device = x.A.shape[-1], x.A.is_complex(), x.u.device
-        self.B, self.C = (_matrix(m, self.length, self.channels, x.A.dtype) for m in (x.B, x.C))
+        self.B, self.C = (_matrix(m, self.channels) for m in (x.B, x.C))
         groups = [m.shape[1] if m.dim() == 4 else 1 for m in (x.B, x.C)]
         unit, block_n = self.channels // math.lcm(*groups), _power_of_two(self.states)
         width = 2 if self.complex else 1
@@ -211,9 +208,9 @@ class Scan:
         reset = None if x.reset is None else x.reset.view(torch.uint8).unsqueeze(1).expand(x.u.shape)
         # All that a kernel may ask for, by name.
         self.known: dict[str, Any] = dict(
-            u=_steps(x.u), delta=delta, z=_steps(x.z), A=_pairs(x.A[0] if shared_A else x.A), B=self.B, C=self.C,
+            u=_steps(x.u), delta=delta, A=_pairs(x.A[0] if shared_A else x.A), B=self.B, C=self.C,
             D=_pairs(x.D), delta_bias=_pairs(x.delta_bias), B_bias=_pairs(x.B_bias),
-            reset=_steps(reset),
+            reset=None if reset is None else _steps(reset),
             batch=self.batch, length=self.length, channels=self.channels, states=self.states, unit=unit,
             segment_length=self.plan.segment, segments=self.plan.segments, plane=self.states * self.channels,
             CHUNK=CHUNK, BLOCK_D=self.plan.block, BLOCK_N=block_n, COMPLEX=self.complex, ZOH=zoh, SOFTPLUS=softplus,
@@ -251,8 +248,8 @@ class Scan:
     def forward(self, y: Tensor, last: Tensor, checkpoints: Tensor | None) -> None:
         from lra_ssm.ops.backends.triton_kernels import scan_kernel
 
-        absent = dict(starts=None, y=None, last=None, checkpoints=None, z=None, C=Matrix(self.C.data))
-        starts = self.joined(_planes(self.tensors.initial), False, scan_kernel, **absent)
+        absent = dict(starts=None, y=None, last=None, checkpoints=None, C=Matrix(self.C.data))
+        starts = self.joined(_planes(self.tensors.initial_state), False, scan_kernel, **absent)
         self.launch(scan_kernel, self.programs, starts=starts, y=_steps(y), last=_pairs(last), checkpoints=checkpoints,
                     summary=None)  # fmt: skip
 
@@ -268,10 +265,11 @@ class Scan:
         carries = self.joined(first, True, adjoint_kernel, grad_y=_steps(grad_y))
         tile = (2 if self.complex else 1) * self.known["BLOCK_N"] * self.plan.block
         scratch = torch.empty((self.programs, CHUNK // 4 + 1, tile), dtype=torch.float32, device=self.device)
-        by_step = {"u": x.u, "delta": None if self.time_invariant else x.delta, "z": x.z}
-        grads = {name: torch.empty_like(x_step) for name, x_step in by_step.items() if x_step is not None}
-        if x.initial is not None:
-            grads["initial"] = torch.empty(x.initial.shape, dtype=x.A.dtype, device=self.device)
+        grads = {"u": torch.empty_like(x.u)}
+        if not self.time_invariant:
+            grads["delta"] = torch.empty_like(x.delta)
+        if x.initial_state is not None:
+            grads["initial_state"] = torch.empty(x.initial_state.shape, dtype=x.A.dtype, device=self.device)
         partial = {"A": self.planes(segments, batch)}
         for name, matrix in (("B", self.B), ("C", self.C)):
             partial[name] = self.planes(segments, batch) if matrix.step is None else self.partial_steps(matrix)
@@ -286,8 +284,8 @@ class Scan:
         grad_delta = Steps(partial["delta"]) if self.time_invariant else _steps(grads["delta"])
         self.launch(
             gradient_kernel, self.programs, grad_y=_steps(grad_y), carries=carries, checkpoints=checkpoints,
-            scratch=scratch, grad_u=_steps(grads["u"]), grad_delta=grad_delta, grad_z=_steps(grads.get("z")),
-            grad_initial=_pairs(grads.get("initial")), sums=Sums(**sums),
+            scratch=scratch, grad_u=_steps(grads["u"]), grad_delta=grad_delta,
+            grad_initial=_pairs(grads.get("initial_state")), sums=Sums(**sums),
         )  # fmt: skip
         for name in ("A", "B", "C", "B_bias"):
             if name in partial:

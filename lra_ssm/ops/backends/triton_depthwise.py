@@ -61,9 +61,7 @@ def convolution(
 
 
 @convolution.register_fake
-def _(
-    u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, silu: bool
-) -> Tensor:
+def _(u, weight, bias, initial, reset, silu):  # type: ignore[no-untyped-def]
     return torch.empty_like(u)
 
 
@@ -93,10 +91,7 @@ def convolution_backward(
 
 
 @convolution_backward.register_fake
-def _(
-    grad_y: Tensor, u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None,
-    silu: bool,
-) -> list[Tensor]:  # fmt: skip
+def _(grad_y, u, weight, bias, initial, reset, silu):  # type: ignore[no-untyped-def]
     small = [x.new_empty(x.shape) for x in (weight, bias, initial) if x is not None]
     return [torch.empty_like(u), *small]
 

@@ -1,6 +1,6 @@
 """The Triton scan's kernel, and what it shares with those that go back in time.
 
-Shapes: u, delta, z, y (batch, D, L); A, B_bias and constant B, C (D, N, W); variable B, C (batch, G, N, L[, 2]);
+Shapes: u, delta, y (batch, D, L); A, B_bias and constant B, C (D, N, W); variable B, C (batch, G, N, L[, 2]);
 initial and last state (batch, D, N, W); the kernels' own buffers of states have channels last: checkpoints
 (chunks, batch, W, N, D), starts and ends (segments, batch, W, N, D).  (D channels, L length, N states, G groups, W = 2
 for complex A, else 1.)
@@ -30,7 +30,6 @@ from lra_ssm.ops.backends.triton_discretization import (
     frequencies,
     largest_delta,
     multiply,
-    sigmoid,
     softplus,
 )
 from lra_ssm.ops.backends.triton_steps import (
@@ -114,11 +113,11 @@ def effective_delta(raw, bias, mask, most, SOFTPLUS: tl.constexpr, BIAS: tl.cons
 
 @triton.jit
 def load_inputs(
-    u, delta, B, C, z, b, d0, t0, last_t, channel_mask, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    u, delta, B, C, b, d0, t0, last_t, channel_mask, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     states: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr, SOFTPLUS: tl.constexpr,
     TIME_INVARIANT: tl.constexpr,
 ):  # fmt: skip
-    """(u or y's gradient, delta, B, C, z) of four steps as they are; a stand-in for what is None or does not vary.
+    """(u or y's gradient, delta, B, C) of four steps as they are; a stand-in for what is None or does not vary.
 
     All loads start before the first is waited for: on a GPU that wait takes longer than the computation.
     """
@@ -130,14 +129,12 @@ def load_inputs(
     u_tile = load_channels(u, b, d0, t0, mask, BLOCK_D)
     if TIME_INVARIANT:
         delta_tile = u_tile
-    B_tile, C_tile, z_tile = u_tile, u_tile, u_tile
+    B_tile, C_tile = u_tile, u_tile
     if B_FORM != CONSTANT:
         B_tile = load_matrix(B, b, d0, t0, last_t, states, BLOCK_N, B_FORM)
     if C_FORM != CONSTANT:
         C_tile = load_matrix(C, b, d0, t0, last_t, states, BLOCK_N, C_FORM)
-    if z is not None:
-        z_tile = load_channels(z, b, d0, t0, mask, BLOCK_D)
-    return u_tile, delta_tile, B_tile, C_tile, z_tile
+    return u_tile, delta_tile, B_tile, C_tile
 
 
 @triton.jit
@@ -181,7 +178,7 @@ def step(x_re, x_im, u, delta, A_re, A_im, rates, B_re, B_im, COMPLEX: tl.conste
 
 @triton.jit(do_not_specialize=["batch"])
 def scan_kernel(
-    u, delta, z, A, B, C, D, delta_bias, B_bias, reset, starts, y, last, checkpoints, summary,
+    u, delta, A, B, C, D, delta_bias, B_bias, reset, starts, y, last, checkpoints, summary,
     batch, length, channels, unit, segment_length,
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, COMPLEX: tl.constexpr, ZOH: tl.constexpr,
     SOFTPLUS: tl.constexpr, SHARED_A: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
@@ -227,8 +224,8 @@ def scan_kernel(
     end = tl.minimum(begin + segment_length, length)
     last_group = begin + (tl.cdiv(end - begin, 4) - 1) * 4
     # Four steps are read while the four before them are computed.
-    u_tile, delta_tile, B_tile, C_tile, gate = load_inputs(
-        u, delta, B, C, z, b, d0, begin, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS,
+    u_tile, delta_tile, B_tile, C_tile = load_inputs(
+        u, delta, B, C, b, d0, begin, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS,
         TIME_INVARIANT)  # fmt: skip
     for chunk_begin in range(begin, end, CHUNK):
         if checkpoints is not None:
@@ -236,7 +233,7 @@ def scan_kernel(
             store_planes(checkpoints, index + n * channels + d, plane, mask, x_re, x_im, COMPLEX)
         for t0 in range(chunk_begin, tl.minimum(chunk_begin + CHUNK, end), 4):
             tile_mask = steps_mask(t0, last_t, channel_mask)
-            now_u, now_gate = u_tile, gate
+            now_u = u_tile
             now_delta, _ = effective_delta(delta_tile, bias, tile_mask, most, SOFTPLUS, delta_bias is not None,
                                            TIME_INVARIANT)  # fmt: skip
             us, deltas = split4(u_tile), split4(now_delta)
@@ -248,8 +245,8 @@ def scan_kernel(
             if reset is not None:
                 resets = load_resets(reset, b, t0, last_t)
             t1 = tl.minimum(t0 + 4, last_group)
-            u_tile, delta_tile, B_tile, C_tile, gate = load_inputs(
-                u, delta, B, C, z, b, d0, t1, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS,
+            u_tile, delta_tile, B_tile, C_tile = load_inputs(
+                u, delta, B, C, b, d0, t1, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS,
                 TIME_INVARIANT)  # fmt: skip
             ys = ()
             for i in tl.static_range(4):
@@ -282,8 +279,6 @@ def scan_kernel(
                     y_tile *= 2.0
                 if D is not None:
                     y_tile += skip[:, None] * now_u
-                if z is not None:
-                    y_tile *= now_gate * sigmoid(now_gate)
                 store_channels(y, b, d0, t0, tile_mask, y_tile, BLOCK_D)
     if y is None:
         # For complex A the product of the steps' factors: a phase delta A summed first would carry the sum's rounding.

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from lra_ssm.ops.backends import triton_call, triton_scan
-from lra_ssm.ops.kernel_inputs import KernelInputs
+from lra_ssm.ops.backends.torch_operators import s4d_operator
+from lra_ssm.ops.inputs import KernelInputs
 
 # Rows, columns and states that a program takes at once, 16 at least, and its warps. Not tuned on a GPU yet.
 BLOCK_I, BLOCK_J, BLOCK_N = 16, 64, 16
@@ -24,14 +25,12 @@ WARPS = 4
 
 
 def unsupported_reason(device: torch.device, inputs: KernelInputs | None) -> str | None:
-    """Return why Triton cannot make this kernel, or None; with inputs None, only the device is checked."""
-    if inputs is not None and not inputs.A.is_complex():
-        return "it computes kernels of a complex A only"
+    """Return why Triton cannot run on the device, or None."""
     return triton_scan.unsupported_reason(device, None)
 
 
 def _launch(kernel: Any, programs: int, A: Tensor, B: Tensor, C: Tensor, double: bool, **arguments: Any) -> None:
-    """Return the arguments that describe the system to both kernels."""
+    """Launch a kernel with the arguments that describe the system to both."""
     import triton.language as tl
 
     pairs = {name: torch.view_as_real(x.resolve_conj()) for name, x in (("A", A), ("B", B), ("C", C))}
@@ -42,12 +41,8 @@ def _launch(kernel: Any, programs: int, A: Tensor, B: Tensor, C: Tensor, double:
     )  # fmt: skip
 
 
-@torch.library.custom_op("lra_ssm::s4d_kernel_triton", mutates_args=())
-def s4d_kernel_zoh(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> Tensor:
-    """Return the kernels (K, D, L) of `lra_ssm.ops.s4d_kernel` under zero-order hold, in float64 if `double`.
-
-    delta (D,), A, B (D, N) and C (K, D, N) of any real, and complex, dtypes.
-    """
+def _forward(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> Tensor:
+    """Return the kernel of delta, A, B and C of any real, and complex, dtypes."""
     from lra_ssm.ops.backends.triton_s4d_kernels import s4d_kernel
 
     (K, D, _), rows = C.shape, math.ceil(L / (BLOCK_I * BLOCK_J))
@@ -56,14 +51,7 @@ def s4d_kernel_zoh(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, doubl
     return out
 
 
-@s4d_kernel_zoh.register_fake
-def _(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> Tensor:
-    return delta.new_empty((*C.shape[:2], L), dtype=torch.float64 if double else torch.float32)
-
-
-@torch.library.custom_op("lra_ssm::s4d_kernel_triton_backward", mutates_args=())
-def s4d_kernel_zoh_backward(grad: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
-    """Return the gradients of delta, A, B and C, contiguous, in their dtypes."""
+def _backward(grad: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
     from lra_ssm.ops.backends.triton_s4d_kernels import s4d_gradient_kernel
 
     grads = [x.new_empty(x.shape) for x in (delta, A, B, C)]
@@ -75,23 +63,10 @@ def s4d_kernel_zoh_backward(grad: Tensor, delta: Tensor, A: Tensor, B: Tensor, C
     return grads
 
 
-@s4d_kernel_zoh_backward.register_fake
-def _(grad: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in (delta, A, B, C)]
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:4])
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return (*s4d_kernel_zoh_backward(grad, *ctx.saved_tensors), None, None)
-
-
-s4d_kernel_zoh.register_autograd(_backward, setup_context=_setup_context)
+operator = s4d_operator("s4d_kernel_triton", _forward, _backward)
 
 
 def run(inputs: KernelInputs) -> Tensor:
     """Return the kernel (K, D, L) for checked inputs."""
     inputs = inputs.as_zoh()
-    return s4d_kernel_zoh(inputs.delta, inputs.A, inputs.B, inputs.C, inputs.L, inputs.dtype == torch.float64)
+    return operator.forward(inputs.delta, inputs.A, inputs.B, inputs.C, inputs.L, inputs.dtype == torch.float64)

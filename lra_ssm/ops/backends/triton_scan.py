@@ -1,7 +1,7 @@
 """The selective scan by Triton kernels.
 
-Shapes: u, delta, z, y (batch, D, L); A (D, N); B, C constant (D, N) or variable (batch, G, N, L or 2L); state
-(batch, D, N). (D channels, L length, N states, G groups, W = 2 for complex A, else 1: its re and im.)
+Shapes: u, delta, y (batch, D, L); A (D, N); B, C constant (D, N) or variable (batch, G, N, L); state (batch, D, N).
+(D channels, L length, N states, G groups, W = 2 for complex A, else 1: its re and im.)
 
 The kernels compute in float32: in float64 the reference serves a GPU, too, chunk by chunk ("eager").
 triton_call.py says how a call is cut into programs; triton_kernels.py, triton_segment_kernels.py and
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from lra_ssm.ops.backends import triton_call
-from lra_ssm.ops.backends.scan_operator import scan_operator
+from lra_ssm.ops.backends.torch_operators import scan_operator
 from lra_ssm.ops.backends.triton_call import Scan
-from lra_ssm.ops.scan_inputs import ScanInputs, ScanTensors
+from lra_ssm.ops.inputs import ScanInputs, ScanTensors
 
 
 @cache
@@ -72,10 +72,10 @@ operator = scan_operator("selective_scan_triton", _forward, _backward, _new_chec
 
 
 def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    """Return (y, last state) for checked inputs."""
+    """Return (y, last state) for checked inputs without a gate."""
     tensors = inputs.tensors
-    if inputs.constant_delta is not None and inputs.B.dim() == 2:
+    if inputs.constant_delta is not None and tensors.B.dim() == 2:
         tensors = tensors._replace(delta=inputs.constant_delta)
     flags = inputs.discretization == "zoh", inputs.delta_softplus, inputs.needs_grad
-    y, last_state, _ = operator.scan(*tensors, *flags)
+    y, last_state, _ = operator.forward(*tensors, *flags)
     return y, last_state

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lra_ssm.ops.backends.triton_discretization import discretized, frequencies, largest_delta, multiply, sigmoid
+from lra_ssm.ops.backends.triton_discretization import discretized, frequencies, largest_delta, multiply
 from lra_ssm.ops.backends.triton_kernels import effective_delta, load_inputs, load_per_channel, transition
 from lra_ssm.ops.backends.triton_steps import (
     COMPLEX_STEPS,
@@ -77,7 +77,7 @@ def join_kernel(
 
 @triton.jit(do_not_specialize=["batch"])
 def adjoint_kernel(
-    delta, z, A, C, delta_bias, reset, grad_y, summary, batch, length, channels, unit, segment_length,
+    delta, A, C, delta_bias, reset, grad_y, summary, batch, length, channels, unit, segment_length,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, COMPLEX: tl.constexpr, SOFTPLUS: tl.constexpr, ZOH: tl.constexpr,
     SHARED_A: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
@@ -115,11 +115,9 @@ def adjoint_kernel(
     for j in range(0, groups):
         t0 = begin + (groups - 1 - j) * 4
         tile_mask = steps_mask(t0, last_t, channel_mask)
-        grad_tile, delta_tile, no_B, C_tile, gate = load_inputs(
-            grad_y, delta, None, C, z, b, d0, t0, last_t, channel_mask, BLOCK_D, BLOCK_N, states, CONSTANT, C_FORM,
+        grad_tile, delta_tile, no_B, C_tile = load_inputs(
+            grad_y, delta, None, C, b, d0, t0, last_t, channel_mask, BLOCK_D, BLOCK_N, states, CONSTANT, C_FORM,
             SOFTPLUS, TIME_INVARIANT)  # fmt: skip
-        if z is not None:
-            grad_tile *= gate * sigmoid(gate)
         now_delta, _ = effective_delta(delta_tile, bias, tile_mask, most, SOFTPLUS, delta_bias is not None,
                                        TIME_INVARIANT)  # fmt: skip
         deltas, grads = split4(now_delta), split4(2.0 * grad_tile if COMPLEX else grad_tile)

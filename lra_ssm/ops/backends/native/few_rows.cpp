@@ -4,7 +4,7 @@
 
 // Field by field the ctypes structure of cpu_pieces.py; all contiguous, float.
 struct FewRowsArguments {
-    int64_t rows, columns, outputs, is_double, threads;
+    int64_t rows, columns, outputs, threads;
     const float *x, *weight;  // (rows, columns), (outputs, columns)
     float* y;                 // (rows, outputs)
 };

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "simd.h"
+#include "streams.h"
 
 // Field by field the ctypes structure of cpu_linear_scan.py; all contiguous, the pointers null where there is none.
 struct LinearArguments {
@@ -32,20 +32,6 @@ INLINE V swap(V x, std::integer_sequence<int, J...>) {  // neighbours: re and im
 }
 INLINE V swap(V x) { return swap(x, std::make_integer_sequence<int, W>()); }
 
-template <class T>
-INLINE V read(const T* from, int count) {
-    if (count == W) return __builtin_convertvector(load<typename Lanes<T, W>::V>(from), V);
-    V x{};
-    for (int i = 0; i < count; ++i) x[i] = from[i];
-    return x;
-}
-
-template <class T>
-INLINE void write(T* to, V x, int count) {
-    if (count == W) return store(to, __builtin_convertvector(x, typename Lanes<T, W>::V));
-    for (int i = 0; i < count; ++i) to[i] = static_cast<T>(x[i]);
-}
-
 struct Factor {  // a of W numbers
     V same, cross;  // a x = same x + cross swap(x)
 };
@@ -70,15 +56,15 @@ void forward(const LinearArguments& g, int64_t item, int64_t first, int64_t coun
     const bool* reset = g.reset ? g.reset + item * g.length : nullptr;
     const auto width = [&](size_t v) { return static_cast<int>(std::min<int64_t>(W, count - v * W)); };
     if (g.initial)
-        for (size_t v = 0; v < a.size(); ++v) state[v] = read(g.initial + item * g.numbers + first + v * W, width(v));
+        for (size_t v = 0; v < a.size(); ++v) state[v] = read<L>(g.initial + item * g.numbers + first + v * W, width(v));
     for (int64_t t = 0; t < g.length; ++t) {
         if (reset && reset[t]) std::fill(state.begin(), state.end(), V{});
         const T* b = static_cast<const T*>(g.b) + start + t * g.numbers;
         T* x = static_cast<T*>(g.out) + start + t * g.numbers;
         for (size_t v = 0; v < a.size(); ++v) {
-            V s = a[v].same * state[v] + read(b + v * W, width(v));
+            V s = a[v].same * state[v] + read<L>(b + v * W, width(v));
             if constexpr (Complex) s += a[v].cross * swap(state[v]);
-            write(x + v * W, state[v] = s, width(v));
+            write<L>(x + v * W, state[v] = s, width(v));
         }
     }
 }
@@ -106,23 +92,23 @@ void backward(const LinearArguments& g, int64_t item, int64_t first, int64_t cou
         const T* before = t > 0 && !begins ? static_cast<const T*>(g.x) + at - g.numbers : nullptr;
         for (size_t v = 0; v < a.size(); ++v) {
             V now = kept ? pass(v) : V{};
-            if (g.grad_x) now += read(static_cast<const T*>(g.grad_x) + at + v * W, width(v));
-            if (last && g.grad_last) now += read(g.grad_last + row + v * W, width(v));
+            if (g.grad_x) now += read<L>(static_cast<const T*>(g.grad_x) + at + v * W, width(v));
+            if (last && g.grad_last) now += read<L>(g.grad_last + row + v * W, width(v));
             grad[v] = now;
-            write(static_cast<T*>(g.out) + at + v * W, now, width(v));
-            if (before) add(v, read(before + v * W, width(v)));
+            write<L>(static_cast<T*>(g.out) + at + v * W, now, width(v));
+            if (before) add(v, read<L>(before + v * W, width(v)));
         }
     }
     const bool reached = g.initial && g.length > 0 && !(reset && reset[0]);
     for (size_t v = 0; v < a.size(); ++v) {
         if (reached) {
-            add(v, read(g.initial + row + v * W, width(v)));
-            write(g.grad_initial + row + v * W, pass(v), width(v));
+            add(v, read<L>(g.initial + row + v * W, width(v)));
+            write<L>(g.grad_initial + row + v * W, pass(v), width(v));
         }
         V total = same[v];
         if constexpr (Complex)  // conj(x) g = (x_re g_re + x_im g_im) + i (x_re g_im - x_im g_re)
             for (int i = 0; i < W; i += 2) total[i] = same[v][i] + same[v][i + 1], total[i + 1] = cross[v][i] - cross[v][i + 1];
-        write(g.grad_a + row + v * W, total, width(v));
+        write<L>(g.grad_a + row + v * W, total, width(v));
     }
 }
 

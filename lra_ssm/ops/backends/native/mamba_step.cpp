@@ -7,7 +7,7 @@
 
 // Field by field the ctypes structure of cpu_pieces.py; all contiguous.  (M model channels, E inner channels, W taps.)
 struct MambaStepArguments {
-    int64_t rows, channels, inner, states, rank, taps, is_double, threads;
+    int64_t rows, channels, inner, states, rank, taps, threads;
     double epsilon;
     const float *x, *norm, *in_proj;                    // (rows, M), (M), (2E, M)
     const float *conv_weight, *conv_bias;               // (E, W), (E) or null

@@ -5,13 +5,10 @@
 // where the powers below T are a table for one channel at a time, and everything that is multiplied more than T times
 // is double: the phase of z l reaches thousands of radians.  Lanes run along states, two vectors at once.
 
-#include <complex>
-#include <cstdlib>
-#include <memory>
-
+#include "exact.h"
 #include "simd.h"
 
-using Complex = std::complex<double>;
+using Complex = Complex128;
 
 // Field by field the ctypes structure of cpu_s4d_kernel.py; all contiguous.
 struct KernelArguments {
@@ -27,31 +24,6 @@ namespace {
 
 constexpr int T = 64, NV = 2;
 
-// One state of one channel, discretized.
-struct State {
-    Complex z, exp_z, B_bar;
-
-    State() {}
-    State(double delta, Complex A) : z(delta * A) {
-        const double minus_1 = std::expm1(z.real()), half = std::sin(z.imag() / 2);
-        const double scaled = 2 * (minus_1 + 1) * half;
-        const Complex exp_minus_1(minus_1 - scaled * half, scaled * std::cos(z.imag() / 2));  // without cancellation
-        exp_z = 1.0 + exp_minus_1;
-        B_bar = std::abs(A) < 1e-100 ? delta : exp_minus_1 / A;
-    }
-
-    // d B_bar / dA = delta^2 phi1'(z), phi1(z) = (e^z - 1) / z; by its series where the quotient cancels
-    Complex slope(double delta, Complex A) const {
-        if (std::abs(z) >= 0.5) return (delta * exp_z - B_bar) / A;
-        Complex power = 0.5, total = 0;  // sum over k of (k + 1) / (k + 2)! z^k
-        for (int k = 0; k < 16; ++k) {
-            total += double(k + 1) * power;
-            power *= z / double(k + 3);
-        }
-        return delta * delta * total;
-    }
-};
-
 template <class L>
 struct Block {  // NV vectors of states of one channel
     using V = typename L::V;
@@ -63,11 +35,11 @@ struct Block {  // NV vectors of states of one channel
     V re[T][NV], im[T][NV];           // exp(z j)
     int count;                        // states; the lanes beyond are 0
 
-    void fill(const State* states, int number) {
+    void fill(const ExactStep* steps, int number) {
         count = number;
         Wide a_re[NV]{}, a_im[NV]{}, q_re[NV]{}, q_im[NV]{};
         for (int n = 0; n < count; ++n) {
-            const Complex a = states[n].exp_z;
+            const Complex a = steps[n].A_bar;
             a_re[n / L::W][n % L::W] = a.real(), a_im[n / L::W][n % L::W] = a.imag();
             q_re[n / L::W][n % L::W] = 1;
         }
@@ -152,19 +124,19 @@ void work(const KernelArguments& a, Block<L>& block, int64_t d, int64_t n) {
     const int count = static_cast<int>(std::min<int64_t>(a.states - n, LANES));
     const double delta = a.delta[d];
     const Complex *A = a.A + first, *B = a.B + first;
-    State states[LANES];
+    ExactStep steps[LANES];
     Complex w[LANES], grad_w[LANES], grad_z[LANES]{}, grad_B[LANES]{}, grad_B_bar[LANES]{};
-    for (int i = 0; i < count; ++i) states[i] = State(delta, A[i]);
-    block.fill(states, count);
+    for (int i = 0; i < count; ++i) steps[i] = ExactStep(delta, A[i], inverse(A[i]), true, Backward);
+    block.fill(steps, count);
     for (int64_t k = 0; k < a.kernels; ++k) {
         const Complex* C = a.C + k * plane + first;
-        for (int i = 0; i < count; ++i) w[i] = C[i] * B[i] * states[i].B_bar;
+        for (int i = 0; i < count; ++i) w[i] = C[i] * B[i] * steps[i].B_bar;
         auto* kernel = static_cast<typename L::Scalar*>(a.kernel) + (k * a.channels + d) * a.length;
         if constexpr (Backward) {
             block.backward(w, kernel, a.length, grad_w, grad_z);
             for (int i = 0; i < count; ++i) {
-                a.grad_C[k * plane + first + i] = std::conj(grad_w[i] * B[i] * states[i].B_bar);
-                grad_B[i] += grad_w[i] * C[i] * states[i].B_bar;
+                a.grad_C[k * plane + first + i] = std::conj(grad_w[i] * B[i] * steps[i].B_bar);
+                grad_B[i] += grad_w[i] * C[i] * steps[i].B_bar;
                 grad_B_bar[i] += grad_w[i] * C[i] * B[i];
             }
         } else {
@@ -174,24 +146,17 @@ void work(const KernelArguments& a, Block<L>& block, int64_t d, int64_t n) {
     if constexpr (Backward)
         for (int i = 0; i < count; ++i) {
             a.grad_B[first + i] = std::conj(grad_B[i]);
-            a.grad_A[first + i] = std::conj(grad_z[i] * delta + grad_B_bar[i] * states[i].slope(delta, A[i]));
-            a.grad_delta[d] += (grad_z[i] * A[i] + grad_B_bar[i] * states[i].exp_z).real();
+            a.grad_A[first + i] = std::conj(grad_z[i] * delta + grad_B_bar[i] * steps[i].slope);
+            a.grad_delta[d] += (grad_z[i] * A[i] + grad_B_bar[i] * steps[i].A_bar).real();
         }
 }
 
 template <class L, bool Backward>
 void run(const KernelArguments& a) {
     const int threads = static_cast<int>(std::max<int64_t>(1, std::min(a.threads, a.channels)));
-    auto* memory = static_cast<Block<L>*>(std::aligned_alloc(alignof(Block<L>), threads * sizeof(Block<L>)));
-    if (!memory) throw std::bad_alloc();
-    const std::unique_ptr<void, decltype(&std::free)> owner(memory, std::free);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-#ifdef _OPENMP
-        Block<L>& block = memory[omp_get_thread_num()];
-#else
-        Block<L>& block = memory[0];
-#endif
+        Block<L> block;
 #pragma omp for schedule(static)
         for (int64_t d = 0; d < a.channels; ++d)
             for (int64_t n = 0; n < a.states; n += Block<L>::LANES) work<L, Backward>(a, block, d, n);
@@ -199,17 +164,11 @@ void run(const KernelArguments& a) {
 }
 
 template <bool Backward>
-int dispatch(const KernelArguments& a) {
-    try {
-        a.is_double ? run<Lanes<double, WIDEST / 2>, Backward>(a) : run<Lanes<float, WIDEST>, Backward>(a);
-        return 0;
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
+void dispatch(const KernelArguments& a) {
+    a.is_double ? run<Lanes<double, WIDEST / 2>, Backward>(a) : run<Lanes<float, WIDEST>, Backward>(a);
 }
 
 }  // namespace
 
-// 0, or 1 if there was not enough memory.
-extern "C" int s4d_kernel_forward(const KernelArguments* a) { return dispatch<false>(*a); }
-extern "C" int s4d_kernel_backward(const KernelArguments* a) { return dispatch<true>(*a); }
+extern "C" void s4d_kernel_forward(const KernelArguments* a) { dispatch<false>(*a); }
+extern "C" void s4d_kernel_backward(const KernelArguments* a) { dispatch<true>(*a); }

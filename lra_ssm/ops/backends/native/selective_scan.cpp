@@ -33,7 +33,7 @@ struct Task {
     int64_t group_B = -1, group_C = -1;  // whose tiles are loaded
     const uint8_t* reset = nullptr;      // (steps,), null where no step is one
     // rows (CHANNELS, size)
-    T *u, *delta, *z, *y, *raw_delta;
+    T *u, *delta, *y, *raw_delta;
     T smallest_delta = 0, largest_delta = 0;  // in absolute value; below 1e-19 delta^2 is 0, as is its share of any gradient
     V *B, *C;               // (nv, size, parts)
     V* state;               // (channels_per_task, nv, parts)
@@ -43,12 +43,12 @@ struct Task {
 
     static int64_t bytes(const Arguments& a) {
         const int64_t nv = (a.states + L::W - 1) / L::W, rows = CHANNELS * a.tile * sizeof(T), tile = nv * a.tile * sizeof(V);
-        return 5 * rows + 2 * parts * tile + a.channels_per_task * nv * parts * sizeof(V) + 7 * a.tile * sizeof(V) + a.tile + SLACK;
+        return 4 * rows + 2 * parts * tile + a.channels_per_task * nv * parts * sizeof(V) + 7 * a.tile * sizeof(V) + a.tile + SLACK;
     }
 
     Task(const Arguments& arguments, const Constants<L, Complex>& constants, Workspace& w)
         : a(arguments), diagonals(constants.diagonals), bias(constants.bias), constant_C(constants.C) {
-        for (T** row : {&u, &delta, &z, &y, &raw_delta}) *row = w.take<T>(CHANNELS * size);
+        for (T** row : {&u, &delta, &y, &raw_delta}) *row = w.take<T>(CHANNELS * size);
         for (V** tile : {&B, &C}) *tile = w.take<V>(nv * size * parts);
         state = w.take<V>(a.channels_per_task * nv * parts);
         readout = w.take<V>(size);
@@ -81,10 +81,9 @@ struct Task {
         }
         load_rows<L>(u, size, a.u, b, d, count, t0, steps);
         load_rows<L>(raw_delta, size, a.delta, b, d, count, t0, steps);
-        if (a.z.data) load_rows<L>(z, size, a.z, b, d, count, t0, steps);
         const int ahead = static_cast<int>(std::min<int64_t>(end - d - count, CHANNELS));
-        for (const Tensor* x : {&a.u, &a.delta, &a.z, &a.y, &a.grad_y, &a.grad_u, &a.grad_delta, &a.grad_z})
-            prefetch_rows(*x, b, d + count, ahead, t0, steps);
+        for (const Tensor* x : {&a.u, &a.delta, &a.y, &a.grad_y, &a.grad_u, &a.grad_delta})
+            prefetch_rows<T>(*x, b, d + count, ahead, t0, steps);
         V largest{}, smallest = splat<V>(T(INFINITY));
         for (int i = 0; i < count; ++i) {
             const T bias = a.delta_bias ? at<T>(a.delta_bias, d)[i] : T(0);
@@ -116,9 +115,10 @@ struct Task {
         return {constant_C + (d * nv + v) * parts, 0};
     }
 
-    // The states of one channel and lane vector along the tile, from (state_re, state_im) on, and left there; kept in
-    // `states` (steps + 1, parts) where asked.  readout[k] = C x, added up over v.  step(k) gives the coefficients.
-    template <bool Zoh, bool Keep, bool Read, class F>
+    // The states of one channel and lane vector along the tile, from (state_re, state_im) on, and left there.  They are
+    // kept in `states` (steps + 1, parts), or read out: readout[k] = C x, added up over v.  step(k) gives the
+    // coefficients.
+    template <bool Zoh, bool Keep, class F>
     INLINE void run(const Task& c, int64_t d, int i, int v, V& state_re, V& state_im, V* states, F step) {
         V x_re = state_re, x_im = state_im;  // registers: what is stored below might alias a reference
         const V* bias = c.bias + (d * c.nv + v) * parts;
@@ -139,8 +139,8 @@ struct Task {
                 const V w = Zoh ? u[k] * q.B_re : splat<V>(u[k] * delta[k]);
                 const V decayed = q.A_re * x_re;  // first: the product fused with the sum, on which the next step waits
                 x_re = decayed + w * b_re;
-                if constexpr (Read) readout[k] = (v ? readout[k] : V{}) + C[k * C_step] * x_re;
                 if constexpr (Keep) states[k + 1] = x_re;
+                else readout[k] = (v ? readout[k] : V{}) + C[k * C_step] * x_re;
             } else {
                 const V b_im = B[parts * k + 1] + bias_im;
                 V w_re, w_im;
@@ -153,15 +153,14 @@ struct Task {
                 const V next = q.A_re * x_re + (w_re - q.A_im * x_im);
                 x_im = q.A_re * x_im + (w_im + q.A_im * x_re);
                 x_re = next;
-                if constexpr (Read)
-                    readout[k] = (v ? readout[k] : V{}) + (C[k * C_step] * x_re - C[k * C_step + 1] * x_im);
                 if constexpr (Keep) states[2 * k + 2] = x_re, states[2 * k + 3] = x_im;
+                else readout[k] = (v ? readout[k] : V{}) + (C[k * C_step] * x_re - C[k * C_step + 1] * x_im);
             }
         }
         state_re = x_re, state_im = x_im;
     }
 
-    // y = sum of readout + D u for one channel, before the gate
+    // y = sum of readout + D u for one channel
     void read_out(int64_t d, int i, T* y) const {
         for (int k = 0; k < steps; k += L::W) {
             const V sum = sums<L>(readout + k) * T(parts);
@@ -194,20 +193,14 @@ void forward(Task<L, Complex>& task, int64_t b, int64_t begin, int64_t end) {
                     const T* delta = task.delta + i * size;
                     V x_re = state[v * parts], x_im = Complex ? state[v * parts + 1] : V{};
                     with_reach<L>(task.reach(A), [&](auto reach) {
-                        task.template run<Zoh, false, true>(task, d + i, i, v, x_re, x_im, nullptr, [&](int k) {
+                        task.template run<Zoh, false>(task, d + i, i, v, x_re, x_im, nullptr, [&](int k) {
                             return discretize<L, Complex, Zoh, false, decltype(reach)::value>(A, delta[k]);
                         });
                     });
                     state[v * parts] = x_re;
                     if (Complex) state[v * parts + 1] = x_im;
                 }
-                T* y = task.y + i * size;
-                task.read_out(d + i, i, y);
-                if (a.z.data)
-                    for (int k = 0; k < task.steps; k += L::W) {
-                        const V gate = load<V>(task.z + i * size + k);
-                        store(y + k, load<V>(y + k) * gate * sigmoid<L>(gate));
-                    }
+                task.read_out(d + i, i, task.y + i * size);
             }
             store_rows<L>(a.y, b, d, count, task.t0, task.steps, task.y, size);
         }
@@ -234,10 +227,7 @@ void run(const Arguments& a) {
     Workspace shared(rows * (sizeof(Diagonal<L, Complex>) + 2 * parts * sizeof(V)) + SLACK);
     auto* diagonals = shared.take<Diagonal<L, Complex>>(rows);
     V *bias = shared.take<V>(rows * parts), *C = shared.take<V>(rows * parts);
-    std::unique_ptr<Workspace> workspaces[256];
-    const int used = std::min(threads, 256);
-    for (int i = 0; i < used; ++i) workspaces[i] = std::make_unique<Workspace>(Work::bytes(a));
-#pragma omp parallel num_threads(used) if (used > 1)
+#pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #ifdef _OPENMP
         const int id = omp_get_thread_num(), team = omp_get_num_threads();
@@ -253,7 +243,8 @@ void run(const Arguments& a) {
                 C[i * parts + p] = unpack<L, parts>(a.constant_C, d, a.states, v, p);
             }
         }
-        Work task(a, {diagonals, bias, C}, *workspaces[id]);
+        Workspace own(Work::bytes(a));
+        Work task(a, {diagonals, bias, C}, own);
 #pragma omp barrier
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < a.batch * ranges; ++i) {
@@ -277,25 +268,19 @@ void dispatch(const Arguments& a) {
 
 // As many lanes as the states fill, up to the widest.
 template <bool Backward>
-int dispatch(const Arguments& a) {
-    try {
-        if (a.is_double)
-            dispatch<double, WIDEST / 2, Backward>(a);
-        else if (a.states * 2 <= WIDEST)
-            dispatch<float, WIDEST / 2, Backward>(a);
-        else
-            dispatch<float, WIDEST, Backward>(a);
-        return 0;
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
+void dispatch(const Arguments& a) {
+    if (a.is_double)
+        dispatch<double, WIDEST / 2, Backward>(a);
+    else if (a.states * 2 <= WIDEST)
+        dispatch<float, WIDEST / 2, Backward>(a);
+    else
+        dispatch<float, WIDEST, Backward>(a);
 }
 
 }  // namespace
 
-// 0, or 1 if there was not enough memory for the threads' buffers.
-extern "C" int selective_scan_forward(const Arguments* a) { return dispatch<false>(*a); }
-extern "C" int selective_scan_backward(const Arguments* a) { return dispatch<true>(*a); }
+extern "C" void selective_scan_forward(const Arguments* a) { dispatch<false>(*a); }
+extern "C" void selective_scan_backward(const Arguments* a) { dispatch<true>(*a); }
 // Lanes in a vector for so many states: the last dimension of `checkpoints`.
 extern "C" int64_t lanes(int64_t is_double, int64_t states) {
     if (is_double) return WIDEST / 2;

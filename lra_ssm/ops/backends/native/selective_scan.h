@@ -18,14 +18,14 @@ struct Arguments {
     int64_t is_double, is_complex, zoh, softplus;
     int64_t threads, channels_per_task, tile;
     int64_t groups_B, groups_C;                        // 0: constant (B is then only in bias)
-    Tensor u, delta, z, y;                             // z.data may be null
+    Tensor u, delta, y;
     Tensor B, C;                                       // variable
     void *A, *bias, *constant_C, *D, *delta_bias;      // small: (D, N) or (D,); all but A may be null
     void *initial, *last, *checkpoints;                // (batch, D, N) small, or null; (tiles, batch, D, nv, 1 or 2, W), or null
     const uint8_t* reset;                              // (batch, L) or null
     int64_t reset_batch, reset_time;
     // backward
-    Tensor grad_y, grad_u, grad_delta, grad_z;         // grad_y.data may be null
+    Tensor grad_y, grad_u, grad_delta;                 // grad_y.data may be null
     Tensor grad_B, grad_C;                             // (slots, B, G, N, L): one slot for every task that meets a group
     int64_t slot_B, slot_C;                            // stride from slot to slot
     void *grad_last, *grad_initial;                    // (batch, D, N) small; grad_last may be null
@@ -41,7 +41,6 @@ constexpr int64_t SLACK = 1 << 14;  // for what Workspace puts between up to 40 
 class Workspace {
 public:
     explicit Workspace(size_t size) : memory(static_cast<char*>(std::aligned_alloc(64, (size + 63) / 64 * 64)), std::free) {
-        if (!memory) throw std::bad_alloc();
         next = memory.get();
     }
     template <class X>

@@ -9,7 +9,7 @@ struct BackwardTask : Task<L, Complex> {
     using typename Base::V;
     using Base::a, Base::nv, Base::size, Base::N, Base::steps, Base::b, Base::t0, Base::parts;
 
-    T *grad_y, *pull, *grad_u, *grad_delta, *grad_z;  // rows; pull is y's gradient behind the gate, times 2 if complex
+    T *grad_y, *pull, *grad_u, *grad_delta;           // rows; pull is y's gradient, times 2 if complex
     V* states;                                        // (size + 1, parts)
     V *per_u, *per_delta;                             // (size), still to be summed over their lanes
     V *grad_B, *grad_C;                               // (nv, size, parts): conjugated gradients of one group
@@ -18,11 +18,11 @@ struct BackwardTask : Task<L, Complex> {
 
     static int64_t bytes(const Arguments& a) {
         const int64_t nv = (a.states + L::W - 1) / L::W, rows = CHANNELS * a.tile * sizeof(T), tile = nv * a.tile * sizeof(V);
-        return Base::bytes(a) + 5 * rows + 2 * parts * tile + (parts * (a.tile + 1) + 2 * a.tile + 3 * a.channels_per_task * nv * parts) * sizeof(V) + SLACK;
+        return Base::bytes(a) + 4 * rows + 2 * parts * tile + (parts * (a.tile + 1) + 2 * a.tile + 3 * a.channels_per_task * nv * parts) * sizeof(V) + SLACK;
     }
 
     BackwardTask(const Arguments& arguments, const Constants<L, Complex>& constants, Workspace& w) : Base(arguments, constants, w) {
-        for (T** row : {&grad_y, &pull, &grad_u, &grad_delta, &grad_z}) *row = w.take<T>(CHANNELS * size);
+        for (T** row : {&grad_y, &pull, &grad_u, &grad_delta}) *row = w.take<T>(CHANNELS * size);
         for (V** tile : {&grad_B, &grad_C}) *tile = w.take<V>(nv * size * parts);
         states = w.take<V>(parts * (size + 1));
         for (V** rows : {&sum_A, &sum_bias, &sum_C}) *rows = w.take<V>(a.channels_per_task * nv * parts);
@@ -34,8 +34,8 @@ struct BackwardTask : Task<L, Complex> {
         if (group < 0) return;
         const int64_t slot = begin / a.channels_per_task - group * per_group / a.channels_per_task;
         for (int k = 1; Complex && k < nv * size * parts; k += parts) tile[k] = -tile[k];
-        with_type(to.type, to.data, [&](auto* data) { to.data = data + slot * slot_stride; });
-        if (to.imag) with_type(to.type, to.imag, [&](auto* data) { to.imag = data + slot * slot_stride; });
+        to.data = static_cast<T*>(to.data) + slot * slot_stride;
+        if (to.imag) to.imag = static_cast<T*>(to.imag) + slot * slot_stride;
         store_states<L, parts>(to, b, group, N, t0, steps, tile, size);
         group = -1;
     }
@@ -54,20 +54,6 @@ struct BackwardTask : Task<L, Complex> {
             flush(a.grad_C, a.slot_C, held_C, this->per_C, begin, grad_C);
             held_C = this->group_C;
             std::fill(grad_C, grad_C + nv * size * parts, V{});
-        }
-    }
-
-    // y's gradient through the gate, for one row: pull, and grad_z short of its factor y.
-    void open_gate(int i) {
-        for (int k = i * size; k < i * size + steps; k += L::W) {
-            V g = load<V>(grad_y + k);
-            if (a.z.data) {
-                const V z = load<V>(this->z + k), s = sigmoid<L>(z);
-                store(grad_z + k, g * s * (1 + z * (1 - s)));
-                g *= z * s;
-                store(grad_y + k, g);
-            }
-            store(pull + k, g * T(parts));
         }
     }
 
@@ -195,7 +181,8 @@ void backward(BackwardTask<L, Complex>& task, int64_t b, int64_t begin, int64_t 
             else
                 std::fill(task.grad_y, task.grad_y + count * size, 0);
             for (int i = 0; i < count; ++i) {
-                task.open_gate(i);
+                for (int k = i * size; k < i * size + task.steps; k += L::W)
+                    store(task.pull + k, load<V>(task.grad_y + k) * T(parts));
                 const int64_t row = (d + i - begin) * nv * parts;
                 V* next = task.state + row;
                 const T* start = task.checkpoint(tile, d + i);
@@ -207,23 +194,14 @@ void backward(BackwardTask<L, Complex>& task, int64_t b, int64_t begin, int64_t 
                     });
                     const auto step = [q = task.coefficients](int k) -> const Step<V>& { return q[k]; };
                     V x_re = load<V>(start + v * parts * L::W), x_im = Complex ? load<V>(start + (v * parts + 1) * L::W) : V{};
-                    if (a.z.data)
-                        task.template run<Zoh, true, true>(task, d + i, i, v, x_re, x_im, task.states, step);
-                    else
-                        task.template run<Zoh, true, false>(task, d + i, i, v, x_re, x_im, task.states, step);
+                    task.template run<Zoh, true>(task, d + i, i, v, x_re, x_im, task.states, step);
                     V unused{};
                     task.template pull_back<Zoh>(task, d + i, i, v, row + v * parts, A, next[v * parts], Complex ? next[v * parts + 1] : unused);
-                }
-                if (a.z.data) {
-                    task.read_out(d + i, i, task.y + i * size);
-                    for (int k = i * size; k < i * size + task.steps; k += L::W)
-                        store(task.grad_z + k, load<V>(task.grad_z + k) * load<V>(task.y + k));
                 }
                 task.template finish_channel<Zoh>(d + i, i);
             }
             store_rows<L>(a.grad_u, b, d, count, task.t0, task.steps, task.grad_u, size);
             store_rows<L>(a.grad_delta, b, d, count, task.t0, task.steps, task.grad_delta, size);
-            if (a.z.data) store_rows<L>(a.grad_z, b, d, count, task.t0, task.steps, task.grad_z, size);
         }
         task.flush(begin);
     }

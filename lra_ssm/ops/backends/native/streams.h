@@ -6,7 +6,7 @@
 
 template <class L, class S>
 INLINE typename L::V read(const S* from, int count = L::W) {  // 0 beyond count
-    if (count == L::W) return load<typename L::V>(from);
+    if (count == L::W) return __builtin_convertvector(load<typename Lanes<S, L::W>::V>(from), typename L::V);
     typename L::V x{};
     for (int j = 0; j < count; ++j) x[j] = from[j];
     return x;
@@ -14,8 +14,8 @@ INLINE typename L::V read(const S* from, int count = L::W) {  // 0 beyond count
 
 template <class L, class S>
 INLINE void write(S* to, typename L::V x, int count = L::W) {
-    if (count == L::W) return store(to, x);
-    for (int j = 0; j < count; ++j) to[j] = x[j];
+    if (count == L::W) return store(to, __builtin_convertvector(x, typename Lanes<S, L::W>::V));
+    for (int j = 0; j < count; ++j) to[j] = static_cast<S>(x[j]);
 }
 
 // f(first, count) for every vector of a row of n numbers; the compiler sees that all but the last are whole.

@@ -1,46 +1,66 @@
 """ListOps: nested operators on digits, ten classes; generated with LRA's distribution or read from LRA's files.
 
 LRA's own generator has no seed and takes its splits from the iteration order of a set. Here expressions come in
-numbered blocks, each a pure function of (seed, number); blocks are taken in order and repeated expressions are
-dropped, so that the result does not depend on which process computed which block.
+numbered blocks, each a pure function of (seed, number), and repeated expressions are dropped.
 
 LRA's files are basic_{train,val,test}.tsv: a header `Source\\tTarget`, then one expression and its value per line:
 `( ( ( [MAX 2 ) 9 ) ] )\\t9`. The parentheses only repeat the structure that `[OP … ]` already shows; as in the public
 code they are dropped, and `X`, its spelling of `]`, is accepted.
 
-Sources: Nangia and Bowman, "ListOps" (2018); Tay et al., "Long Range Arena" (2021), whose settings are the defaults.
+Sources: Nangia and Bowman, "ListOps" (2018); Tay et al., "Long Range Arena" (2021), whose settings are the defaults
+(google-research/long-range-arena, lra_benchmarks/data/listops.py).
 """
 
-from collections.abc import Generator, Iterator
-from contextlib import closing
-from functools import partial
-from hashlib import blake2b
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lra_ssm.bars import with_bar
-from lra_ssm.datamodules.download import LRA_DOWNLOAD, fetch_lra, find_lra
-from lra_ssm.datamodules.listops.trees import (
-    ATTEMPTS_PER_BLOCK,
-    CLOSE_ID,
-    DIGITS,
-    EOS_ID,
-    FIRST_DIGIT_ID,
-    VOCABULARY,
-    TreeSettings,
-    sample_block,
-)
-from lra_ssm.datamodules.processes import ordered_map
+from lra_ssm.datamodules.download import LRA_DOWNLOAD, LRAFolder
 from lra_ssm.datamodules.sequences import SequenceData
 from lra_ssm.datamodules.storage import read_lines
 from lra_ssm.errors import InputError
 
-FOLDER = "listops-1000"
-NAMES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}
+SPLITS = ("train", "val", "test")
+PUBLISHED = LRAFolder("listops-1000", ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv"), ("listops",))
+
+DIGITS = tuple("0123456789")
+CLOSE = "]"
+
+
+def _median(values: Sequence[int]) -> int:
+    """Return int(np.median(values)): the middle value, or the truncated mean of the middle two."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) // 2
+
+
+def _sum_modulo(values: Sequence[int]) -> int:
+    return sum(values) % 10
+
+
+# In the order of their vocabulary ids.
+OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": _median,
+    "[SM": _sum_modulo,
+}
+
+# This order must not change.
+VOCABULARY: tuple[str, ...] = ("<pad>", "<unk>", "<eos>", *DIGITS, *OPERATORS, CLOSE)
+PAD_ID, UNK_ID, EOS_ID = 0, 1, 2
+FIRST_DIGIT_ID = VOCABULARY.index("0")
+FIRST_OPERATOR_ID = VOCABULARY.index("[MIN")
+CLOSE_ID = VOCABULARY.index(CLOSE)
+
+OPERATOR_PROBABILITY = 0.25
+ATTEMPTS_PER_BLOCK = 500
 # Generation stops with an error after this many blocks (50,000 attempts) without a new expression.
 WINDOW_BLOCKS = 100
 
@@ -93,48 +113,39 @@ class ListOps(SequenceData):
         )
         what = f"an expression of {high - 1} tokens and its <eos> are longer than max_length {self.max_length}"
         self.require(high <= self.max_length, "length_bounds", what)
-        self.require(2 <= self.max_depth <= 100, "max_depth", "must be from 2 to 100 (LRA: 10)")
         self.require(self.max_args >= 2, "max_args", "must be at least 2 (LRA: 10)")
-        for split in NAMES:
-            self.require(getattr(self, f"num_{split}") >= 1, f"num_{split}", "must be at least 1")
-
-    def unused_settings(self) -> set[str]:
-        if self.source == "generated":
-            return {"max_length"}
-        counts = {f"num_{split}" for split in NAMES}
-        return {"length_bounds", "max_depth", "max_args", "generator_seed", *counts}
 
     def examples(self) -> Iterator[tuple[str, Any, int]]:
         return self._generated() if self.source == "generated" else self._read()
 
     def files(self) -> list[Path]:
         root = self.source_path() if self.kind == "files" else self.data_root
-        if (folder := find_lra(root, FOLDER, [*NAMES.values()], ("listops",))) is None:
-            raise self.missing(f"files of ListOps ({', '.join(NAMES.values())})", how=LRA_DOWNLOAD)
-        return [folder / name for name in NAMES.values()]
+        if (folder := PUBLISHED.find(root)) is None:
+            raise self.missing(f"files of ListOps ({', '.join(PUBLISHED.names)})", how=LRA_DOWNLOAD)
+        return [folder / name for name in PUBLISHED.names]
 
     def fetch(self) -> None:
-        if self.source == "lra" and find_lra(self.data_root, FOLDER, [*NAMES.values()], ("listops",)) is None:
-            fetch_lra(self.data_root, FOLDER)
+        if self.source == "lra":
+            PUBLISHED.fetch(self.data_root)
 
     # -- generated -------------------------------------------------------------------------------------------------
 
     def _generated(self) -> Iterator[tuple[str, Any, int]]:
-        counts = {split: getattr(self, f"num_{split}") for split in NAMES}
+        counts = {split: getattr(self, f"num_{split}") for split in SPLITS}
         if self.limit is not None:
             counts = {split: min(count, self.limit) for split, count in counts.items()}
         total = sum(counts.values())
         trees = TreeSettings(*self.length_bounds, self.max_depth, self.max_args)
-        with closing(generate(trees, self.generator_seed, total)) as expressions:
-            drawn = iter(with_bar(expressions, f"generating {total:,} ListOps expressions", total))
-            for split, count in counts.items():
-                for expression, label in islice(drawn, count):
-                    yield split, np.frombuffer(expression + _EOS, np.uint8), label
+        expressions = generate(trees, self.generator_seed, total)
+        drawn = with_bar(expressions, f"generating {total:,} ListOps expressions", total)
+        for split, count in counts.items():
+            for expression, label in islice(drawn, count):
+                yield split, np.frombuffer(expression + _EOS, np.uint8), label
 
     # -- LRA's files -----------------------------------------------------------------------------------------------
 
     def _read(self) -> Iterator[tuple[str, Any, int]]:
-        for split, path in zip(NAMES, self.files(), strict=True):
+        for split, path in zip(SPLITS, self.files(), strict=True):
             lines = read_lines(path)
             where, header = next(lines)
             if header != b"Source\tTarget":
@@ -160,39 +171,97 @@ class ListOps(SequenceData):
         return [*sequence, EOS_ID]
 
 
-def generate(
-    trees: TreeSettings, seed: int, count: int, workers: int | None = None
-) -> Generator[tuple[bytes, int], None, None]:
+def _quote(data: bytes) -> str:
+    return repr(data[:60].decode("utf-8", errors="replace"))
+
+
+# -- the generator -----------------------------------------------------------------------------------------------------
+
+
+class TreeSettings(NamedTuple):
+    """Parameters of random expressions. Lengths count leaves and two tokens per operator; both bounds are strict."""
+
+    min_length: int = 500
+    max_length: int = 2000
+    max_depth: int = 10
+    max_args: int = 10
+
+
+class _TooLong(Exception):
+    pass
+
+
+def sample_block(settings: TreeSettings, seed: int, number: int) -> Iterator[tuple[bytes, int]]:
+    """Draw ATTEMPTS_PER_BLOCK expressions and yield those within the length bounds, each with its value.
+
+    An expression is its vocabulary ids, one byte each, without `<eos>`.
+
+    Bit for bit a function of its arguments on every supported Python: of `random.Random` it uses seeding with an
+    integer and `.random()` only, which the standard library promises not to change.
+
+    LRA draws trees whose root is an operator with probability .25 and a leaf otherwise, then drops those outside the
+    bounds. Two shortcuts do not change the distribution of the kept ones. The root is always an operator here: a
+    leaf has length 1 and is never kept. And a tree is abandoned as soon as it is too long: how far the stream was
+    read by then depends only on numbers already drawn, so what follows is as independent of the past as before.
+    """
+    digest = hashlib.sha256(f"listops/{seed}/{number}".encode()).digest()
+    draw = random.Random(int.from_bytes(digest, "big")).random
+    max_length, max_depth, argument_choices = settings.max_length, settings.max_depth, settings.max_args - 1
+    functions = tuple(OPERATORS.values())
+    tokens = bytearray()
+    emit = tokens.append
+
+    def operator(depth: int) -> int:
+        kind = int(draw() * 4)
+        emit(FIRST_OPERATOR_ID + kind)
+        child_depth = depth + 1
+        values = []
+        for _ in range(2 + int(draw() * argument_choices)):
+            if child_depth < max_depth and draw() < OPERATOR_PROBABILITY:
+                values.append(operator(child_depth))
+            else:
+                digit = int(draw() * 10)
+                emit(FIRST_DIGIT_ID + digit)
+                values.append(digit)
+        emit(CLOSE_ID)
+        if len(tokens) >= max_length:
+            raise _TooLong
+        return functions[kind](values)
+
+    for _ in range(ATTEMPTS_PER_BLOCK):
+        tokens.clear()
+        try:
+            label = operator(1)
+        except _TooLong:
+            continue
+        if len(tokens) > settings.min_length:
+            yield bytes(tokens), label
+
+
+def generate(trees: TreeSettings, seed: int, count: int) -> Iterator[tuple[bytes, int]]:
     """Yield `count` distinct expressions with their values, in an order that depends only on (trees, seed).
 
     Args:
         trees: the distribution of expressions.
         seed: any integer.
         count: how many expressions; a larger count begins with those of a smaller one.
-        workers: number of processes; None for one per core. Does not change the result.
 
     Raises:
         InputError: too few (new) expressions turn up.
     """
     seen: set[bytes] = set()
-    last_new = 0  # the number of the last block that had a new expression
-    with closing(ordered_map(partial(sample_block, trees, seed), count_from(), workers)) as blocks:
-        for number, block in enumerate(blocks, start=1):
-            for expression, label in zip(block.expressions, block.labels, strict=True):
-                key = blake2b(expression, digest_size=16).digest()
-                if key not in seen:
-                    seen.add(key)
-                    last_new = number
-                    yield expression, label
-                    if len(seen) == count:
-                        return
-            if number - last_new == WINDOW_BLOCKS:
-                raise InputError(
-                    f"ListOps length_bounds ({trees.min_length}, {trees.max_length}), max_depth {trees.max_depth},"
-                    f" max_args {trees.max_args}: {count} different expressions are asked for, but only {len(seen)}"
-                    f" turned up in {number * ATTEMPTS_PER_BLOCK} attempts; widen the bounds or ask for fewer"
-                )
-
-
-def _quote(data: bytes) -> str:
-    return repr(data[:60].decode("utf-8", errors="replace"))
+    last_new = -1  # the number of the last block that had a new expression
+    for number in count_from():
+        for expression, label in sample_block(trees, seed, number):
+            if expression not in seen:
+                seen.add(expression)
+                last_new = number
+                yield expression, label
+                if len(seen) == count:
+                    return
+        if number - last_new == WINDOW_BLOCKS:
+            raise InputError(
+                f"ListOps length_bounds ({trees.min_length}, {trees.max_length}), max_depth {trees.max_depth},"
+                f" max_args {trees.max_args}: {count} different expressions are asked for, but only {len(seen)}"
+                f" turned up in {(number + 1) * ATTEMPTS_PER_BLOCK} attempts; widen the bounds or ask for fewer"
+            )

@@ -1,1 +1,0 @@
-"""ListOps: nested operators on digits, generated or from the Long Range Arena's files."""
