@@ -1,12 +1,9 @@
 """Errors that the command line shows to its user, and functions that make text safe to show."""
 
 import difflib
-import inspect
-import os
 import sysconfig
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 LONGEST = 2000  # characters of a message
 
@@ -63,19 +60,4 @@ def is_installed(file: Path) -> bool:
     return any(file.is_relative_to(folder) for folder in _INSTALLED)
 
 
-_OURS = Path(__file__).parent
 _INSTALLED = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-
-
-def defined_at(thing: Any) -> str:
-    """Return where a user's function, or a class's `forward`, is defined, as " (my_layer.py:14)"; else ""."""
-    for name in ("forward", "__init__", "__call__"):
-        code = getattr(inspect.unwrap(getattr(thing, name, thing)), "__code__", None)
-        if code is None:
-            continue
-        path = Path(code.co_filename)
-        generated = str(path).startswith("<") and not str(path).startswith("<ipython")
-        if not (generated or is_installed(path) or path.is_relative_to(_OURS)):
-            here = Path(os.getcwd())
-            return f" ({path.relative_to(here) if path.is_relative_to(here) else path}:{code.co_firstlineno})"
-    return ""

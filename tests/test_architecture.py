@@ -45,7 +45,7 @@ ALLOWED = {
 # Rooms of datamodules that all may import. Every other file or folder is a dataset, which no other room imports.
 SHARED_ROOMS = {
     *("base", "batches", "characters", "counter_random", "download", "images", "imdb", "language", "loader", "parts"),
-    *("pretraining", "processes", "sequences", "settings", "storage"),
+    *("pretraining", "sequences", "settings", "storage"),
 }
 LIGHTNING = {"tasks", "datamodules", "callbacks", "progress", "runs", "cli"}
 

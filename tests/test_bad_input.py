@@ -114,7 +114,7 @@ COMMANDS = [  # in the folder `workplace`
     ("coordcheck tiny b", "unknown argument b; it takes --help, --widths, "),
     ("coordcheck tiny --widths 8", "a slope needs at least two"),
     ("pull", "give the name of a model, or --list, which shows the known names"),
-    ("export run", "required"),
+    ("export run", "the following arguments are required: --to"),
     ("export --to x", "give a run's directory or a .ckpt, or several and --average"),
     ("export run alone.ckpt --to x", "give a run's directory or a .ckpt, or several and --average"),
     ("export run --average --to x", "give a run's directory or a .ckpt, or several and --average"),

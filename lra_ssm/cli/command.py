@@ -64,7 +64,8 @@ def parse(parser: ArgumentParser, arguments: Sequence[str], settings: Sequence[s
             known = [*options, *(f"--{each}" for each in settings)]
             message = f"unknown {'option' if unknown[1] else 'argument'} {name}; {hint(name, known, 'it takes')}"
         elif missing := re.match("the following arguments are required: (.*)", message):
-            message = f"the following arguments are required: {missing[1].upper()}"
+            needed = [f"--{name}" if f"--{name}" in options else name.upper() for name in missing[1].split(", ")]
+            message = f"the following arguments are required: {', '.join(needed)}"
         elif key := re.match(r'Parser key "([^"]+)":\s*(.*)', message, re.DOTALL):
             option = f"--{key[1].replace('_', '-')}"
             message = f"{option if option in options else key[1].upper()}: {expected(key[2])}"

@@ -57,8 +57,6 @@ def coordcheck(
     widths, layers = sorted({*map(int, widths)}), layers and int(layers)  # plain integers, which a network can store
     if len(widths) < 2:
         raise InputError("--widths: a slope needs at least two, such as --widths 64 256")
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out}: is not a folder")
     import pandas as pd
 
     from lra_ssm.bars import Bar
@@ -80,6 +78,7 @@ def coordcheck(
     print(wrapped(f"{title}: d_model {', '.join(map(str, widths))}, {layers} blocks, {steps} steps at the config's"
                   f" rates, without warm-up; batches of {examples} sequences of at most {length} positions"),
           flush=True)  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     with Bar("measuring", len(widths) * seeds, unit="models") as bar:
         for seed in range(seeds):
@@ -90,7 +89,6 @@ def coordcheck(
     slopes = _slopes(base, rows)
     print(slope_tables(slopes, tolerance, terminal_width()))
     frame = pd.DataFrame(rows)
-    out.mkdir(parents=True, exist_ok=True)
     with replacing(out / "coordcheck.csv") as file:
         frame.to_csv(file, index=False)
     with replacing(out / "coordcheck.png", "wb") as file:

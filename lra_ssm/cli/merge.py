@@ -192,10 +192,7 @@ class MergedConfig:
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a YAML file. Raises InputError if it is not a mapping."""
-    try:
-        content = _parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: this is not valid YAML: {error}") from error
+    content = _parse_yaml(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(content, dict):
         raise InputError(f"{path}: a config is a mapping of names to settings, not a {type(content).__name__}")
     return content

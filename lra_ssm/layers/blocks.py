@@ -193,7 +193,7 @@ class Block(KeepsArguments):
             real = lengths
             if self.counts_padding and not return_last_state:
                 u, real = mask_padding(u, lengths), None
-            part = self._part(name)
+            part: nn.Module = getattr(self, name)
             y, after[name] = run_with_state(part, u, real, reset, before.get(name), return_last_state, width)
             return y
 
@@ -206,22 +206,17 @@ class Block(KeepsArguments):
         before, after = self._states_by_name(state), dict[str, State]()
 
         def run_part(name: str, u: Tensor, width: int | None = None) -> Tensor:
-            y, after[name] = require_method(self._part(name), "step")(u, before[name])
+            y, after[name] = require_method(getattr(self, name), "step")(u, before[name])
             return y
 
         return self.body(x_t, run_part), self._join_states(after)
 
     def initial_state(self, batch_size: int) -> State:
         """Return the state before the first position."""
+        parts = {name: getattr(self, name) for name in self.stateful}
         return self._join_states(
-            {name: require_method(self._part(name), "initial_state")(batch_size) for name in self.stateful}
+            {name: require_method(part, "initial_state")(batch_size) for name, part in parts.items()}
         )
-
-    def _part(self, name: str) -> nn.Module:
-        if name not in self.stateful:
-            raise ValueError(f"{type(self).__name__}: part {name!r} is not one of its stateful parts {self.stateful}")
-        part: nn.Module = getattr(self, name)
-        return part
 
     def _states_by_name(self, state: State) -> dict[str, State]:
         """Split the block's state into its parts'; empty for None."""
@@ -230,10 +225,7 @@ class Block(KeepsArguments):
         return dict(zip(self.stateful, [state] if len(self.stateful) == 1 else state, strict=True))
 
     def _join_states(self, states: dict[str, State]) -> State:
-        """Return the block's state; the inverse of `_states_by_name`. Raises ValueError for a part that did not run."""
-        for name in self.stateful:
-            if name not in states:
-                raise ValueError(f"{type(self).__name__} has to run its stateful part {name!r}, by run_part")
+        """Return the block's state; the inverse of `_states_by_name`. Raises KeyError for a part that did not run."""
         in_order = tuple(states[name] for name in self.stateful)
         return in_order[0] if len(in_order) == 1 else in_order
 

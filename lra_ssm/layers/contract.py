@@ -8,22 +8,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lra_ssm.errors import InputError, defined_at
+from lra_ssm.errors import InputError
 
 
 def check_call(module: Any, kind: str, *arguments: str) -> None:
     """Check that it is an nn.Module that takes these positional arguments. Raises InputError."""
-    name, where = _class_and_place(module)
+    name = _class_name(module)
     if not isinstance(module, nn.Module):
-        raise InputError(f"{name} is not a torch.nn.Module, and a {kind} has to be one{where}")
+        raise InputError(f"{name} is not a torch.nn.Module, and a {kind} has to be one")
     if type(module).forward is nn.Module.forward:
-        raise InputError(f"{name} has no forward: a {kind} is called with ({', '.join(arguments)}){where}")
+        raise InputError(f"{name} has no forward: a {kind} is called with ({', '.join(arguments)})")
     signature = inspect.signature(module.forward)
     try:
         signature.bind(*arguments)
     except TypeError:
         parameters, call = ", ".join(signature.parameters), ", ".join(arguments)
-        raise InputError(f"{name}.forward takes ({parameters}): a {kind} is called with ({call}){where}") from None
+        raise InputError(f"{name}.forward takes ({parameters}): a {kind} is called with ({call})") from None
 
 
 def check_output(module: nn.Module, out: Any, shape: tuple[int, ...], inputs: Tensor, rule: str) -> None:
@@ -34,14 +34,14 @@ def check_output(module: nn.Module, out: Any, shape: tuple[int, ...], inputs: Te
 
 def wrong_output(module: nn.Module, out: Any, inputs: Tensor, rule: str, argument: str = "x") -> InputError:
     """Return the error that names the module, what it returned for which argument, and the rule that this breaks."""
-    name, where = _class_and_place(module)
-    return InputError(f"{name} returned {_describe(out)} for {argument} {tuple(inputs.shape)}: {rule}{where}")
+    name = _class_name(module)
+    return InputError(f"{name} returned {_describe(out)} for {argument} {tuple(inputs.shape)}: {rule}")
 
 
-def _class_and_place(module: Any) -> tuple[str, str]:
-    """Return the import path of a module's class, and where it is defined."""
+def _class_name(module: Any) -> str:
+    """Return the import path of a module's class."""
     cls = type(getattr(module, "_orig_mod", module))  # inside torch.compile
-    return f"{cls.__module__}.{cls.__qualname__}", defined_at(cls)
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _describe(out: Any) -> str:

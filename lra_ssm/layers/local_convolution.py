@@ -60,9 +60,6 @@ class LocalConvolution(RecurrentLayer):
         state = conv_state(u, self.width, lengths, initial=context.initial_state, reset=context.reset)
         return y.transpose(1, 2), state.to(torch.promote_types(state.dtype, torch.float32))
 
-    def extra_repr(self) -> str:
-        return f"d_model={len(self.kernel)}, width={self.width}, bidirectional={self.bidirectional}"
-
     def roles(self) -> dict[str, Role]:
         return {}
 

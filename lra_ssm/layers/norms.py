@@ -162,9 +162,6 @@ def world_size() -> int:
 class LayerNorm(nn.LayerNorm):
     """LayerNorm over channels."""
 
-    def __init__(self, d_model: int) -> None:
-        super().__init__(d_model)
-
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         return super().forward(_to_model_precision(self.weight, x))
 

@@ -56,8 +56,6 @@ class Classifier(Pretrained):
         embedding: EmbeddingFactory | None = None,
     ) -> None:
         super().__init__()
-        if num_classes < 1:
-            raise ValueError(f"num_classes is {num_classes}; it must be at least 1")
         self.backbone = Backbone(
             layer=layer, vocab_size=vocab_size, d_input=d_input, d_model=d_model, n_layers=n_layers, block=block,
             padding=padding, embedding_std=embedding_std, embedding=embedding,

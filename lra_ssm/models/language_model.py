@@ -41,7 +41,7 @@ class LanguageModel(Pretrained):
         activation_checkpointing: in training, backward runs the blocks again instead of keeping their activations.
 
     Raises:
-        ValueError: invalid sizes, or a bidirectional layer, which would see the targets.
+        ValueError: as `Backbone`, or a bidirectional layer, which would see the targets.
     """
 
     def __init__(
@@ -57,9 +57,6 @@ class LanguageModel(Pretrained):
         activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        for name, value in {"vocab_size": vocab_size, "pad_vocab_size_multiple": pad_vocab_size_multiple}.items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
         self.vocab_size = vocab_size
         self.backbone = Backbone(
             layer=layer,

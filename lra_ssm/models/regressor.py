@@ -54,8 +54,6 @@ class Regressor(Pretrained):
         embedding: EmbeddingFactory | None = None,
     ) -> None:
         super().__init__()
-        if num_outputs < 1:
-            raise ValueError(f"num_outputs is {num_outputs}; it must be at least 1")
         self.backbone = Backbone(
             layer=layer, vocab_size=vocab_size, d_input=d_input, d_model=d_model, n_layers=n_layers, block=block,
             padding=padding, embedding_std=embedding_std, embedding=embedding,

@@ -20,7 +20,7 @@ A width parameterization multiplies each of them by a factor: `lra_ssm.width.sca
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
@@ -146,10 +146,8 @@ def _role_settings(role: str, entry: RoleSettings | Mapping[str, Any]) -> RoleSe
         entry = RoleSettings(**entry)
     if entry.lr is not None and entry.lr_factor is not None:
         raise ValueError(f"roles.{role} has lr {entry.lr} and lr_factor {entry.lr_factor}; set one of them to null")
-    values = {field.name: getattr(entry, field.name) for field in fields(RoleSettings)}
-    return RoleSettings(
-        **{name: None if value is None else _number(f"roles.{role}.{name}", value) for name, value in values.items()}
-    )
+    given = {name: value for name, value in asdict(entry).items() if value is not None}
+    return RoleSettings(**{name: _number(f"roles.{role}.{name}", value) for name, value in given.items()})
 
 
 DEFAULTS = OptimizerSettings()

@@ -9,15 +9,7 @@ import numpy as np
 import pytest
 
 from lra_ssm.datamodules import ListOps
-from lra_ssm.datamodules.listops import (
-    CLOSE,
-    EOS_ID,
-    FIRST_OPERATOR_ID,
-    OPERATORS,
-    VOCABULARY,
-    TreeSettings,
-    generate,
-)
+from lra_ssm.datamodules.listops import CLOSE, EOS_ID, FIRST_OPERATOR_ID, OPERATORS, VOCABULARY, TreeSettings, generate
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import prepared, real_data, sequences
 from tests.small_data import write_files

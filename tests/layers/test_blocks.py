@@ -1,7 +1,5 @@
 """Norms, dropout, residuals and user's parts of blocks; test_contract.py has what all blocks share."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
@@ -118,28 +116,16 @@ def test_sizes_that_floats_only_nearly_hold_and_s5s_momentum():
 
 
 class Own(Block):
-    """A block of a user's own, which does not have to keep a state, and runs these parts."""
+    """A block of a user's own, which does not have to keep a state."""
 
-    def __init__(self, stateful: tuple[str, ...] = (), runs: tuple[str, ...] = ()) -> None:
-        super().__init__(4, "layer", prenorm=True)
-        self.stateful, self.layer, self.runs = stateful, S4D(4), runs
+    stateful = ()
 
     def mixer(self, x, run_part):
-        for name in self.runs:
-            x = run_part(name, x)
         return x.sin()
 
 
-def test_a_block_without_a_state_has_steps_and_one_that_does_not_run_its_stateful_part_is_named():
-    block, x = Own(), torch.randn(2, 5, 4)
+def test_a_block_without_a_state_has_steps():
+    block, x = Own(4, "layer", prenorm=True), torch.randn(2, 5, 4)
     y, state = block(x, return_last_state=True)
     assert state == block.initial_state(2) == ()
     torch.testing.assert_close(torch.stack([block.step(x_t, state)[0] for x_t in x.unbind(1)], 1), y)
-    for runs, message in (
-        ((), "Own has to run its stateful part 'layer', by run_part"),
-        (("norm",), "part 'norm' is not one of its state"),
-    ):
-        block = Own(("layer",), runs)
-        for call in (partial(block, x, return_last_state=True), partial(block.step, x[:, 0], block.initial_state(2))):
-            with pytest.raises((ValueError, KeyError), match=message):
-                call()

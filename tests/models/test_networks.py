@@ -154,10 +154,7 @@ def given(name: str, inputs: Tensor, lengths: list | None = None) -> None:
     [
         (lambda: Classifier(S4D, 2, vocab_size=3, pooling="lra_ssm.models.SumPooling"), "SumPooling' cannot be impo"),
         (lambda: Classifier(BOTH_WAYS, 2, vocab_size=3, d_model=9), "d_model 9 is not divisible by num_blocks 2"),
-        (lambda: Classifier(S4D, 0, vocab_size=3), "num_classes is 0"),
-        (lambda: Regressor(S4D, 0, vocab_size=3), "num_outputs is 0; it must be at least 1"),
         (lambda: PlainNetwork(S4D, 1), "give vocab_size"),
-        (lambda: LanguageModel(S6, 0), "vocab_size is 0; it must be at least 1"),
         (lambda: LanguageModel(BOTH_WAYS, **SIZES), "B2S6 is bidirectional: a language model's layers only read from"),
         (lambda: given("language model", IDS.bool()), r"\(batch, length\) ids, int64, .* shape \(2, 7\), torch.bool"),
         (lambda: given("language model", IDS[0]), r"\(batch, length\) ids, int64, .* shape \(7,\), torch.int64"),

@@ -4,7 +4,6 @@
     block.images, block.labels
 
 `Pathfinder` (module.py) prepares many blocks as a dataset; docs/pathfinder.md writes them as LRA's archive has them.
-Worker processes import only this module, neither torch nor lightning.
 
 Sources: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units" (2018), with
 the algorithm of its public generator; Tay et al., "Long Range Arena" (2021).

@@ -12,14 +12,16 @@ Sources: Linsley et al., "Learning long-range spatial dependencies with horizont
 al., "Long Range Arena" (2021); splits and scaling of the public S4 and S5 codes.
 """
 
+import os
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from lra_ssm.bars import Bar, with_bar
 from lra_ssm.datamodules.download import LRAFolder
@@ -27,7 +29,6 @@ from lra_ssm.datamodules.images import ImageData, Pixels, PixelSequence, decode_
 from lra_ssm.datamodules.parts import Parts
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, draw_block
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, settings_for
-from lra_ssm.datamodules.processes import available_cores, map_in_processes
 from lra_ssm.datamodules.settings import setting
 from lra_ssm.datamodules.storage import Array, IntArray, write_array
 from lra_ssm.errors import InputError
@@ -116,10 +117,15 @@ class Pathfinder(ImageData):
         missing = {number: min(block_size, count - number * block_size) for number in parts.missing()}
         existing = count - sum(missing.values())
         draw = partial(draw_block, parts, settings_for(self.resolution, self.difficulty), self.generator_seed)
-        workers = max(1, min(available_cores(), len(missing)))
-        bar = Bar(f"drawing {count:,} Pathfinder images", count, done=existing)
-        with closing(map_in_processes(draw, missing.items(), workers)) as sizes, bar:
-            for size in sizes:
+        workers = min(available_cores(), len(missing))
+        drawn = DataLoader(
+            _Blocks(draw, [*missing.items()]),
+            batch_size=None,
+            num_workers=workers if workers > 1 else 0,
+            generator=torch.Generator(),  # a separate one: DataLoader draws a seed for its workers
+        )
+        with Bar(f"drawing {count:,} Pathfinder images", count, done=existing) as bar:
+            for size in drawn:
                 bar.advance(size)
         blocks = parts.mapped("images")
 
@@ -160,6 +166,24 @@ class Pathfinder(ImageData):
             how = "downloads LRA's archive (more than 7 GB); source generated needs no files"
             raise self.missing(what, command, how)
         return folder
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may run on; on a cluster, fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Blocks(Dataset[int]):
+    """Blocks, given by number and size, for worker processes: reading one draws it and gives its size."""
+
+    def __init__(self, draw: Callable[[tuple[int, int]], int], blocks: list[tuple[int, int]]) -> None:
+        self.draw, self.blocks = draw, blocks
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, index: int) -> int:
+        return self.draw(self.blocks[index])
 
 
 def _write_images(path: Path, numbers: IntArray, load: Load, shape: tuple[int, ...]) -> Array:
