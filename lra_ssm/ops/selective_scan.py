@@ -54,7 +54,8 @@ def selective_scan(
         initial_state: (batch, D, N), the state before step 0; zero if not given.
         reset: (batch, L) bool; where true the state before that step, initial_state included, is dropped.
         backend: "auto" takes the fastest one that supports the call; or "reference", "eager", "cpu", "triton",
-            "mamba_ssm".  All but the reference hold no (batch, D, L, N) tensor and give first derivatives only.
+            "mamba_ssm" (with the last state only under `torch.no_grad`).  All but the reference hold no
+            (batch, D, L, N) tensor and give first derivatives only.
 
     Floating dtypes may be mixed.  State and arithmetic are float32, or float64 if any input is float64 or complex128,
     whatever autocast says; y has u's dtype (and its memory layout), the last state the arithmetic's (complex if A is),
