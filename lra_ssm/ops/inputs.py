@@ -78,8 +78,10 @@ def _input_or_output_matrix(name: str, x: Tensor, A: Tensor, batch: int, D: int,
         got = f"shape {tuple(x.shape)}"
         raise ValueError(f"{name}: {got}; expected (batch, G, N, L) with G dividing D = {D}; G = {x.shape[1]} does not")
     if interleaved:
-        pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (L, 2))
-        x = torch.view_as_complex(pairs.contiguous().resolve_neg())
+        pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (L, 2)).resolve_neg()
+        *strides, last = pairs.stride()
+        is_view = last == 1 and not any(number % 2 for number in (pairs.storage_offset(), *strides))
+        x = torch.view_as_complex(pairs) if is_view else torch.complex(*pairs.unbind(-1))
     return x
 
 

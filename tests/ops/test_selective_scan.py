@@ -150,6 +150,10 @@ def test_interleaved_equals_complex():
         inputs[name] = torch.view_as_real(inputs[name]).flatten(-2)
         expected[name] = torch.view_as_real(expected[name].resolve_conj()).flatten(-2)
     assert_close(differentiated(call, inputs), expected)
+    # which have no view as complex numbers
+    B, by_time = inputs["B"].flatten(), inputs["C"].transpose(-1, -2).contiguous().transpose(-1, -2)
+    odd = torch.cat([B[:1], B])[1:].view_as(inputs["B"])
+    assert_close(differentiated(call, inputs | {"B": odd, "C": by_time}), expected)
 
 
 class _LargestAllocation(TorchDispatchMode):
