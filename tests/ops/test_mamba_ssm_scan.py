@@ -175,6 +175,13 @@ def test_no_gradient_through_the_last_state_and_no_second_one(stand_in):
         torch.autograd.grad(y.sum(), [x["u"]], create_graph=True)
 
 
+def vast(batch, D, N, L):
+    """Inputs of any size that take no memory."""
+    one = torch.zeros(1)
+    u = one.expand(batch, D, L)
+    return dict(u=u, delta=u, A=one.expand(D, N), B=one.expand(batch, N, L), C=one.expand(D, N))
+
+
 @pytest.mark.parametrize(("change", "match"), [
     (make_inputs(True, "1 real", "1 real", D=6, optional=(), dtype=torch.float32), "^complex A: .*'triton' or 'cpu'$"),
     (dict(discretization="zoh"), "^discretization 'zoh'"),
@@ -186,6 +193,9 @@ def test_no_gradient_through_the_last_state_and_no_second_one(stand_in):
     (dict(D=torch.zeros(6, dtype=torch.float64)), "^float64: "),
     (make("1 real", "1 real", N=257, L=3, optional=()), "N = 257 states; .*N <= 256$"),
     (make(batch=0, optional=()), "^batch = 0, "),
+    (vast(1, 65536, 1, 1), "D = 65536, .*D <= 65535 "),
+    (vast(2**15, 2**10, 1, 2**7), "^too large for the 32-bit offsets"),
+    (vast(2**15, 2**9, 2**7, 1), "^too large for the 32-bit offsets"),
 ])  # fmt: skip
 def test_refused_inputs(change, match, stand_in):
     call = make(optional=()) | change

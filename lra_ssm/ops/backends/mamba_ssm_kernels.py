@@ -18,6 +18,7 @@ The rules of Mamba-2's kernels, from their code (ops/triton/ssd_combined.py):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -89,8 +90,12 @@ def scan_unsupported_reason(device: torch.device, inputs: ScanInputs | None) -> 
         return "float64: mamba-ssm's kernel computes in float32"
     if C.dim() == 4 and _groups(C) != _groups(B):
         return f"{_groups(B)} groups of B, {_groups(C)} of C: mamba-ssm's kernel needs the same number"
-    if u.shape[0] == 0 or A.shape[1] > 256:
-        return f"batch = {u.shape[0]}, N = {A.shape[1]} states; mamba-ssm's kernel takes batch >= 1 and N <= 256"
+    (batch, D, L), N = u.shape, A.shape[1]
+    if batch == 0 or D > 65535 or N > 256:  # batch and D are its grid
+        limits = "batch >= 1, D <= 65535 and N <= 256"
+        return f"batch = {batch}, D = {D}, N = {N} states; mamba-ssm's kernel takes {limits}"
+    if batch * L * max(D, _groups(B) * N) >= 2**32 or batch * D * N * math.ceil(L / 2048) >= 2**31:
+        return "too large for the 32-bit offsets of mamba-ssm's kernel"
     return None
 
 
