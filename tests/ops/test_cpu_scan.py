@@ -7,6 +7,7 @@ import torch
 
 from lra_ssm.layers import B2S6, LRU, S4D, S6, DeepLinearSSM, StableSSM
 from lra_ssm.ops import prefer_backend, selective_scan
+from lra_ssm.ops.backends import cpu_scan
 from tests.ops.scan_cases import (
     check_scan,
     differentiated,
@@ -68,6 +69,19 @@ def test_small_steps():
     inputs["A"] = torch.complex(torch.full((16,), -0.5), 3.14 * torch.arange(16)).to(torch.complex128)
     inputs["delta_bias"] -= 7.5
     check_scan("cpu", narrowed(inputs), 2e-6, delta_softplus=True, discretization="zoh")
+
+
+@pytest.mark.parametrize("A", [1e-3, -1e-3])
+def test_growing_steps_leave_unused_lanes_alone(A):
+    """delta of -100 with |A| = 1e-3 is harmless; lanes beyond N must not overflow on it."""
+    one = torch.ones(1, 1, 3)
+    check_scan("cpu", dict(u=one, delta=-100 * one, A=torch.full((1, 1), A), B=one[0, :, :1], C=one[0, :, :1]), 1e-6)
+
+
+def test_too_little_memory_is_an_error(monkeypatch):
+    monkeypatch.setattr(cpu_scan, "tile_steps", lambda A: 1 << 45)
+    with pytest.raises(MemoryError, match="selective_scan_forward: not enough memory for the buffers of"):
+        selective_scan(**make_inputs(False, "1 real", "1 real"), backend="cpu")
 
 
 def test_exponentials_near_overflow():

@@ -116,8 +116,8 @@ class _Call:
             self.values |= dict(reset=reset, reset_batch=reset.stride(0), reset_time=reset.stride(1))
 
     def run(self, function: str, **more: object) -> None:
-        if self.values["batch"]:
-            call(function, _Arguments, **self.values, **more)
+        if self.values["batch"] and call(function, _Arguments, **self.values, **more):
+            raise MemoryError(f"{function}: not enough memory for the buffers of {self.values['threads']} threads")
 
 
 def tile_steps(A: Tensor) -> int:

@@ -149,9 +149,12 @@ def fields(integers: str, pointers: str) -> list[tuple[str, type]]:
     return [*names, *((name, ctypes.c_void_p) for name in pointers.split())]
 
 
-def call(function: str, structure: type[ctypes.Structure], **values: object) -> None:
-    """Call a function of the library; values of the structure's fields are numbers, and tensors or None as pointers."""
+def call(function: str, structure: type[ctypes.Structure], **values: object) -> int:
+    """Call a function of the library; values of the structure's fields are numbers, and tensors or None as pointers.
+
+    What a C++ function without a result returns means nothing.
+    """
     native = library()
     assert not isinstance(native, str), native
     plain = {name: v.data_ptr() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
-    getattr(native, function)(ctypes.byref(structure(**plain)))
+    return int(getattr(native, function)(ctypes.byref(structure(**plain))))

@@ -4,6 +4,8 @@
 // walks the tiles in reverse and computes each again.  Gradients of complex quantities are carried conjugated, as every
 // step but the final real part is holomorphic: no conjugate inside, one where a result is stored.
 
+#include <vector>
+
 #include "selective_scan.h"
 
 namespace {
@@ -227,6 +229,9 @@ void run(const Arguments& a) {
     Workspace shared(rows * (sizeof(Diagonal<L, Complex>) + 2 * parts * sizeof(V)) + SLACK);
     auto* diagonals = shared.take<Diagonal<L, Complex>>(rows);
     V *bias = shared.take<V>(rows * parts), *C = shared.take<V>(rows * parts);
+    std::vector<Workspace> own;  // made here: what is thrown among the threads would end the process
+    own.reserve(threads);
+    for (int i = 0; i < threads; ++i) own.emplace_back(Work::bytes(a));
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #ifdef _OPENMP
@@ -243,8 +248,7 @@ void run(const Arguments& a) {
                 C[i * parts + p] = unpack<L, parts>(a.constant_C, d, a.states, v, p);
             }
         }
-        Workspace own(Work::bytes(a));
-        Work task(a, {diagonals, bias, C}, own);
+        Work task(a, {diagonals, bias, C}, own[id]);
 #pragma omp barrier
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < a.batch * ranges; ++i) {
@@ -268,19 +272,25 @@ void dispatch(const Arguments& a) {
 
 // As many lanes as the states fill, up to the widest.
 template <bool Backward>
-void dispatch(const Arguments& a) {
-    if (a.is_double)
-        dispatch<double, WIDEST / 2, Backward>(a);
-    else if (a.states * 2 <= WIDEST)
-        dispatch<float, WIDEST / 2, Backward>(a);
-    else
-        dispatch<float, WIDEST, Backward>(a);
+int dispatch(const Arguments& a) {
+    try {
+        if (a.is_double)
+            dispatch<double, WIDEST / 2, Backward>(a);
+        else if (a.states * 2 <= WIDEST)
+            dispatch<float, WIDEST / 2, Backward>(a);
+        else
+            dispatch<float, WIDEST, Backward>(a);
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
 }
 
 }  // namespace
 
-extern "C" void selective_scan_forward(const Arguments* a) { dispatch<false>(*a); }
-extern "C" void selective_scan_backward(const Arguments* a) { dispatch<true>(*a); }
+// 0, or 1 if there was not enough memory for the threads' buffers.
+extern "C" int selective_scan_forward(const Arguments* a) { return dispatch<false>(*a); }
+extern "C" int selective_scan_backward(const Arguments* a) { return dispatch<true>(*a); }
 // Lanes in a vector for so many states: the last dimension of `checkpoints`.
 extern "C" int64_t lanes(int64_t is_double, int64_t states) {
     if (is_double) return WIDEST / 2;

@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <new>
 
 #include "exact.h"
 #include "tiles.h"
@@ -41,6 +42,7 @@ constexpr int64_t SLACK = 1 << 14;  // for what Workspace puts between up to 40 
 class Workspace {
 public:
     explicit Workspace(size_t size) : memory(static_cast<char*>(std::aligned_alloc(64, (size + 63) / 64 * 64)), std::free) {
+        if (!memory) throw std::bad_alloc();
         next = memory.get();
     }
     template <class X>
