@@ -101,6 +101,8 @@ def _run(
             if scale is not None:
                 slope = scale[rows].to(exact).masked_fill(ignored[rows], 0)
             losses[rows] = _losses(logits, targets[rows], ignored[rows], slope)
+            if scale is None:
+                continue
             gradient = logits.to(product)
             if grad_x is not None:
                 torch.mm(gradient, weight, out=grad_x[rows])

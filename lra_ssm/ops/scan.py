@@ -63,14 +63,6 @@ def _scan_(x: Tensor, links: Tensor, dropped: Tensor | None, backwards: bool) ->
     carry(1)
 
 
-def _whole_gradient(grad_x: Tensor | None, grad_last: Tensor | None, x: Tensor) -> Tensor:
-    """Return conj of x's gradient in new memory, with the last state's gradient added."""
-    g = torch.zeros_like(x) if grad_x is None else torch.empty_like(x).copy_(grad_x.conj())
-    if grad_last is not None:
-        g[..., -1] += grad_last.conj()
-    return g
-
-
 def _laid_out_as(b: Tensor, w: Tensor) -> Tensor:
     """Return w (D, L), its channels adjacent in memory if those of b (B, D, L) are: products are then fast."""
     return w.T.contiguous().T if b.stride(1) < b.stride(2) else w

@@ -58,4 +58,6 @@ def test_conv_state_by_hand():
     assert [g.tolist() for g in grads] == [[[[7, 0, 0]]], [[[0, 5, 6]]]]
     reset = torch.tensor([[False, True, False]])
     assert conv_state(u, 4, initial=initial, reset=reset).tolist() == [[[0, 2, 3]]]
+    assert conv_state(u, 4, lengths, initial=initial, reset=reset).tolist() == [[[-2, -1, 1]]]
+    assert conv_state(u, 4, lengths, initial=initial, reset=~reset).tolist() == [[[0, 0, 1]]]
     assert conv_state(u.bfloat16(), 4, lengths, initial=initial).dtype == torch.bfloat16
