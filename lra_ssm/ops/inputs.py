@@ -80,8 +80,9 @@ def _input_or_output_matrix(name: str, x: Tensor, A: Tensor, batch: int, D: int,
     if interleaved:
         pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (L, 2)).resolve_neg()
         *strides, last = pairs.stride()
-        is_view = last == 1 and not any(number % 2 for number in (pairs.storage_offset(), *strides))
-        x = torch.view_as_complex(pairs) if is_view else torch.complex(*pairs.unbind(-1))
+        # torch.compile cannot ask where a tensor begins
+        copies = torch.compiler.is_compiling() or last != 1 or any(n % 2 for n in (pairs.storage_offset(), *strides))
+        x = torch.complex(*pairs.unbind(-1)) if copies else torch.view_as_complex(pairs)
     return x
 
 
