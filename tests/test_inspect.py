@@ -13,6 +13,7 @@ from PIL import Image
 
 from lra_ssm.analysis.inputs import part_of_batch
 from lra_ssm.checkpoints.sources import SHIPPED
+from lra_ssm.cli.config import read_fit_options
 from lra_ssm.cli.find_model import NamedNetwork
 from lra_ssm.cli.inspect import check_fits, open_data, validation_examples
 from lra_ssm.datamodules.batches import Batch, TokenBatch
@@ -149,6 +150,7 @@ MUP = ["--model.width.parameterization=mup", "--model.width.base_d_model=8"]
 @pytest.mark.parametrize("flags", [[], MUP, DIVERGING, ["--data.root=nowhere"]])
 def test_a_check_prints_slopes_and_writes_a_table_and_a_picture(flags, capsys, monkeypatch, data):
     monkeypatch.setenv("COLUMNS", "100")
+    read_fit_options([f"--config={TINY}", f"--data.root={data}"]).data().prepare_data()
     out = printed([*CHECK, f"--data.root={data}", *flags, "--out=checks"], capsys)
     assert ("random, as the data is not prepared here" in out) == ("--data.root=nowhere" in flags)
     assert ("tiny, mup: d_model 8, 16, 32" if flags == MUP else "without a width parameterization") in out
