@@ -110,8 +110,9 @@ def test_one_seed_has_no_error_bar_and_close_values_have_different_ticks(tmp_pat
 
 @pytest.mark.parametrize(
     ("values", "scale"),
-    [([0.001, 0.01, 0.1], "log"), ([0, 0.001, 0.01, 0.1], "symlog"), ([1, 2, 3, 4], "linear"), ([-1, 1, 10], "linear")],
-)
+    [([0.001, 0.01, 0.1], "log"), ([1, 2, 4], "log"), ([0, 0.001, 0.01, 0.1], "symlog"), ([1, 2, 3, 4], "linear"),
+     ([-1, 1, 10], "linear")],
+)  # fmt: skip
 def test_the_axis_is_as_the_values_are_spaced(values, scale):
     assert plot.spacing(values) == scale
 
