@@ -13,7 +13,6 @@ from unittest import mock
 
 import pytest
 import torch
-from lightning_utilities.core.imports import RequirementCache
 
 from lra_ssm.cli import COMMANDS, main
 from lra_ssm.cli.config import read_fit_options
@@ -21,7 +20,7 @@ from lra_ssm.files import sha256
 from lra_ssm.layers import B2S6, BlockSpec, LayerSpec, NetworkSpec, S4Block
 from lra_ssm.models import Classifier
 from lra_ssm.tasks import Classification, OptimizerSettings
-from tests.runner import FIT, SHORT, everything_below, fail, only_run, printed, refused, succeed
+from tests.runner import FIT, SHORT, fail, only_run, printed, refused, succeed
 
 
 def rows_of(file):
@@ -183,14 +182,6 @@ def test_tensorboard_stands_next_to_the_csv_and_a_run_needs_no_logger_or_keeps_n
     path = only_run(tmp_path, "without")
     assert not (path / "metrics.csv").exists() and (path / "checkpoints/best.ckpt").is_file()
     assert "val/accuracy" in record_of(tmp_path, "without")["metrics"]
-
-
-def test_a_logger_whose_package_is_missing_says_what_to_install(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("not-there-at-all"))
-    monkeypatch.chdir(tmp_path)
-    flags = ["--trainer.logger=lightning.pytorch.loggers.WandbLogger", "--trainer.logger.save_dir=."]
-    assert "Try running `pip install -U 'not-there-at-all'`" in refused([*FIT, *flags], capsys)
-    assert everything_below(tmp_path) == []
 
 
 # --- a loss that is not finite; Lightning's ways to run less ---

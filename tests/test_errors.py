@@ -11,7 +11,7 @@ import pytest
 from lra_ssm import bars, tables
 from lra_ssm.cli import main
 from lra_ssm.errors import LONGEST, InputError, to_one_line
-from lra_ssm.tables import duration, table, terminal_width, wrapped
+from lra_ssm.tables import table, terminal_width, wrapped
 
 HOSTILE = {
     "escape sequence": "a\x1b[2J\x1b]0;title\x07b",
@@ -128,7 +128,6 @@ ROW = ("pathfinder", "generated, hard, limit 160000", "32×32×1 symmetric", "tr
 
 
 def test_a_table_fits_the_terminal_and_loses_nothing():
-    """Words that do not fit are broken behind slashes and underscores, and the longest anywhere."""
     wide, fitting = table(COLUMNS, [ROW], 4), table(COLUMNS, [ROW], 4, 100)
     assert max(map(len, wide.splitlines())) > 100 >= max(map(len, fitting.splitlines()))
     assert sorted(fitting.split()) == sorted(wide.split()) and table(COLUMNS, [ROW], 4, 200) == wide
@@ -140,8 +139,6 @@ def test_a_table_fits_the_terminal_and_loses_nothing():
         "    scifar16/",
         "    mamba",
     ]
-    narrow = table(columns, [row], 2, 26).splitlines()
-    assert max(map(len, narrow)) <= 26 and any(line.split()[-1:] == ["MambaBl"] for line in narrow)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +153,3 @@ def test_lines_are_broken_only_in_a_terminal(is_terminal, kind, width, monkeypat
     lines = wrapped(line, 4).splitlines()
     assert " ".join(map(str.strip, lines)) == line and len(lines) == (3 if width else 1)
     assert all(len(each) <= 70 for each in lines) == bool(width) and all(each.startswith("    ") for each in lines[1:])
-
-
-def test_durations():
-    found = [duration(seconds) for seconds in (0, 30, 617.9, 10000, 400000)]
-    assert found == ["0 s", "30 s", "10.3 min", "2.8 h", "4.6 d"]
