@@ -24,7 +24,7 @@ from tests.runner import FIT, SHORT, only_run, succeed  # noqa: E402
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A folder with one finished run of tiny.yaml, and what the command printed."""
+    """A folder with one finished run of tiny.yaml, which no test changes, and what the command printed."""
     folder = tmp_path_factory.mktemp("trained")
     result = succeed([*FIT, *SHORT], folder)
     return folder, result
@@ -35,8 +35,6 @@ def tested(trained, tmp_path_factory):
     """A folder with a finished run of tiny.yaml that has only been tested, and its data; to be copied."""
     folder = tmp_path_factory.mktemp("tested")
     shutil.copytree(trained[0], folder, dirs_exist_ok=True)
-    for file in (*folder.glob("runs/*/*/test*.json"), *folder.glob("runs/*/*/validate*.json")):
-        file.unlink()  # other tests score the run that all share
     succeed(["test", *FIT[1:], *SHORT], folder)
     return folder
 
@@ -99,8 +97,7 @@ def finished(tmp_path, monkeypatch, trained, read_once):
     """The directory of a finished run, in a working folder of its own with its data."""
     monkeypatch.chdir(tmp_path)
     os.symlink(trained[0] / "data", "data")
-    scores = ("test*", "validate*", "predictions*")  # of other tests that share the run
-    shutil.copytree(trained[0] / "runs", "runs", ignore=shutil.ignore_patterns(*scores))
+    shutil.copytree(trained[0] / "runs", "runs")
     return only_run(tmp_path)
 
 

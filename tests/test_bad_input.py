@@ -146,7 +146,7 @@ COMMANDS = [  # in the folder `workplace`
 def workplace(trained, tmp_path_factory):
     """A finished run and what is like one, language models, texts, and settings."""
     folder = tmp_path_factory.mktemp("workplace")
-    shutil.copytree(only_run(trained[0]), folder / "run", ignore=shutil.ignore_patterns("test*"))
+    shutil.copytree(only_run(trained[0]), folder / "run")
     shutil.copytree(folder / "run", folder / "without-best", ignore=shutil.ignore_patterns("best.ckpt"))
     shutil.copy(folder / "run/checkpoints/best.ckpt", folder / "alone.ckpt")
     (folder / "half.ckpt").write_bytes((folder / "alone.ckpt").read_bytes()[:5000])

@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lra_ssm.layers import S4D, LayerSpec, NetworkSpec
-from lra_ssm.models import Classifier
 from tests.runner import succeed
 
 ROOT = Path(__file__).parents[1]
@@ -79,15 +77,10 @@ def test_commands_of_extending_run(line, tmp_path, data):
     succeed([*arguments, *short, *([] if "my_data" in line else [*LITTLE, f"--data.root={data}"])], tmp_path)
 
 
-def of_extending(*files: str) -> dict:
-    names: dict = {}
-    for file in files:
-        exec(compile(FILES[file], file, "exec"), names)
-    return names
-
-
 def test_its_recurrence_is_the_one_it_says_with_padding_and_steps():
-    leaky = of_extending("my_recurrence.py")["Leaky"]
+    names: dict = {}
+    exec(compile(FILES["my_recurrence.py"], "my_recurrence.py", "exec"), names)
+    leaky = names["Leaky"]
     layer = leaky(3, start=0.7).double()
     x, lengths = torch.randn(2, 6, 3, dtype=torch.float64), torch.tensor([6, 4])
     state, expected = torch.zeros(2, 3, dtype=torch.float64), []
@@ -101,25 +94,6 @@ def test_its_recurrence_is_the_one_it_says_with_padding_and_steps():
     torch.testing.assert_close(last, torch.stack([expected[0, 5], expected[1, 3]]))
     torch.testing.assert_close(layer.step(x[:, 4], expected[:, 3])[0], expected[:, 4])
     assert leaky(3, bidirectional=True).optim_roles() == {"logit": "recurrent", "reverse.logit": "recurrent"}
-
-
-def test_its_loss_and_its_task_are_what_they_say():
-    names = of_extending("my_loss.py", "my_task.py", "my_metric.py")
-    layer = LayerSpec(S4D, d_state=4)
-    network = NetworkSpec(Classifier, layer=layer, num_classes=3, vocab_size=5, d_model=4, n_layers=1)
-    logits, labels = torch.randn(6, 3).double(), torch.tensor([0, 1, 2, 0, 1, 2])
-    focal = names["Focal"](network, gamma=0.0)
-    torch.testing.assert_close(focal.loss(logits, labels), torch.nn.functional.cross_entropy(logits, labels))
-    focal.gamma = 2.0
-    p = logits.softmax(-1)[range(6), labels]
-    torch.testing.assert_close(focal.loss(logits, labels), -((1 - p) ** 2 * p.log()).mean())
-    ordinal = names["Ordinal"](network)
-    ordinal.forward = lambda inputs, lengths: torch.tensor([[-9.0, -1, -1], [-9, 1, -1], [-9, 1, 1]])
-    assert ordinal.predicted(None, None).tolist() == [0, 1, 2]
-    metric = names["WithinOne"]()
-    metric.update(torch.eye(3), torch.tensor([1, 1, 0]))
-    metric.update(torch.eye(3)[:1], torch.tensor([0]))
-    assert metric.compute() == 3 / 4
 
 
 # --- docs/tuning.md: both its ways to drive a fit from Optuna ---

@@ -84,27 +84,20 @@ def test_a_checkpoint_without_a_run_takes_data_which_is_prepared(finished, repor
     assert out == Path("inspect.png") and text.endswith("measured on 3 validation example(s) of ListOps")
 
 
-@pytest.mark.parametrize(
-    ("cls", "settings", "sizes"),
-    [
-        ("TeacherStudent", {"length": 6, "num_val": 3}, {"num_outputs": 1, "d_input": 1}),
-        ("StateTracking", {"group": "S3", "length": 6, "num_val": 3, "pretrain": {"share": 0.3}},
-         {"num_outputs": 6, "vocab_size": 6}),
-    ],
-)  # fmt: skip
-def test_data_that_needs_no_preparation_is_the_runs_own_and_so_is_its_pretraining(cls, settings, sizes):
-    config = {"data": {"class_path": f"lra_ssm.datamodules.{cls}", "init_args": settings}}
-    one = opened(Regressor(LayerSpec(S4D, d_state=4), d_model=4, n_layers=1, pooling=None, **sizes), config)
+def test_data_that_needs_no_preparation_is_the_runs_own_and_so_is_its_pretraining():
+    settings = {"group": "S3", "length": 6, "num_val": 3, "pretrain": {"share": 0.3}}
+    config = {"data": {"class_path": "lra_ssm.datamodules.StateTracking", "init_args": settings}}
+    sizes = {"num_outputs": 6, "vocab_size": 6, "d_model": 4, "n_layers": 1}
+    one = opened(Regressor(LayerSpec(S4D, d_state=4), pooling=None, **sizes), config)
     data = open_data([one._replace(config={}), one], [])
     check_fits(one, data)
     examples = validation_examples(data, 2)
     data.setup("validate")
     batch = next(iter(data.val_dataloader()))
-    labels = batch.targets if "pretrain" in settings else batch.labels
     assert len(examples) == 2
     for i, each in enumerate(examples):
-        assert torch.equal(each.inputs[0], batch.inputs[i]) and torch.equal(each.labels[0], labels[i])
-    assert (examples[0].labels == -100).any() == ("pretrain" in settings)
+        assert torch.equal(each.inputs[0], batch.inputs[i]) and torch.equal(each.labels[0], batch.targets[i])
+    assert (examples[0].labels == -100).any()
 
 
 def test_text_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):

@@ -56,16 +56,6 @@ def test_a_signature_is_a_command_line(function, line, expected):
     assert {name: got.get(name, ()) for name in expected} == expected
 
 
-def test_help_is_the_docstring(capsys):
-    with pytest.raises(SystemExit):
-        call("score", score, ["--help"])
-    out = " ".join(capsys.readouterr().out.split())
-    assert "usage: lra-ssm score" in out and "Say how well a language model predicts texts." in out
-    assert "texts in UTF-8, whatever their names; - for standard input (type" in out  # not "required"
-    assert "--allow-pickle read a saved model's weights from a pickle" in out
-    assert "examples: lra-ssm score lm-imdb-b2s6 review.txt" in out
-
-
 def test_help_of_fit_has_our_classes_first_and_a_title_for_every_group(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "100")
     out = printed(["fit", "--help"], capsys)

@@ -93,9 +93,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "own_syntax.py").write_text("class Mine:\n    def a(self:\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    yield tmp_path
-    for name in ("own", "own_import", "own_syntax"):
-        sys.modules.pop(name, None)
+    return tmp_path
 
 
 # --- what is broken, before a run begins and later ---
