@@ -1,6 +1,4 @@
-import atexit
 import copy
-import gc
 import os
 import shutil
 import signal
@@ -17,7 +15,6 @@ import pytest
 # torch is imported anywhere, the processes that tests start included.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts with &
-gc.disable()  # until all tests are imported: it would look through all that torch has again and again
 
 from tests.runner import FIT, SHORT, only_run, succeed  # noqa: E402
 
@@ -129,14 +126,6 @@ def _online() -> bool:
     except OSError:
         return False
     return True
-
-
-def pytest_collection_finish(session):
-    # What all the imports left stays: looked through for what is unused it would cost a twentieth of the time, and
-    # copied in every process that a test starts.
-    gc.freeze()
-    atexit.register(gc.unfreeze)  # what is left at the end is told of otherwise, by triton in hundreds of lines
-    gc.enable()
 
 
 def pytest_xdist_auto_num_workers(config):

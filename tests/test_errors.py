@@ -101,15 +101,13 @@ def test_what_the_system_refuses_is_one_line_and_other_errors_are_pythons_own(fa
 # --- tables, bars and lines ---
 
 
-def test_bars_and_tables_show_names_as_text(monkeypatch, capsys):
+def test_bars_show_names_as_text(monkeypatch, capsys):
     monkeypatch.setattr(bars, "LOG", (0, 0))
     with bars.Bar("a[/b]\x1b]0;t\x07\nc", 10) as bar:
         bar.advance(5)
         bar.refresh()
     shown = capsys.readouterr().err
     assert r"a[/b]\x1b]0;t\x07 c:  50%" in shown and "\x1b]0" not in shown and "\x07" not in shown
-    lines = table(("name",), [("one\x1b[2J\ud800\u202e",)]).splitlines()
-    assert lines[1] == r"one\x1b[2J\ud800\u202e" and all(line.isprintable() for line in lines)
 
 
 def test_tables_line_up_and_take_any_text_as_it_is():
@@ -117,6 +115,7 @@ def test_tables_line_up_and_take_any_text_as_it_is():
     assert len(lines) == 3 and lines[1].startswith("[bold]a ") and lines[2].endswith(" 1,000")
     assert len({len(line) for line in lines}) == 1 and lines[0].index("Δ") == lines[1].index("x")
     assert table(("a", "b"), [("x\ty\nz", "1")]) == "a      b\nx y z  1"
+    assert table(("name",), [("one\x1b[2J\ud800\u202e",)]).splitlines()[1] == r"one\x1b[2J\ud800\u202e"
     with pytest.raises(ValueError, match="a row does not have 2 cells"):
         table(("a", "b"), [("1",)])
 

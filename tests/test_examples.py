@@ -98,17 +98,8 @@ def test_its_recurrence_is_the_one_it_says_with_padding_and_steps():
 
 # --- docs/tuning.md: both its ways to drive a fit from Optuna ---
 
-WANDB, TUNE = blocks("tuning.md", "bash")
+_, TUNE = blocks("tuning.md", "bash")
 TUNE_SCRIPT, TUNE_NOTEBOOK = blocks("tuning.md", "python")
-
-
-@pytest.mark.slow
-def test_wandb_is_turned_on_by_these_options(tmp_path):
-    pytest.importorskip("wandb")
-    for line in WANDB.splitlines():
-        _, *arguments = shlex.split(line)
-        succeed([*arguments, *LITTLE, "--trainer.max_steps=2"], tmp_path, {"WANDB_SILENT": "true"})
-    assert len(list(tmp_path.glob("runs/quickstart/*/wandb/offline-run-*"))) == 2
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -98,16 +97,6 @@ def test_a_metric_over_numbers_words_and_two_settings(made, drawn):
     (panel,) = drawn(made, ["max_steps", "lr"])
     labels = [bars.get_label() for bars in panel.containers]
     assert labels == [f"s4d, lr={lr} (2 seeds)" for lr in ("0.001", "0.01", "0.1")]
-
-
-def test_one_seed_has_no_error_bar_and_close_values_have_different_ticks(tmp_path, drawn):
-    for seed, lr in ((0, 0.1234567), (0, 0.1234568), (1, 0.1234568)):
-        make_run(tmp_path, seed=seed, value=0.5 + seed / 10, changes={LR: lr})
-    (panel,) = drawn(tmp_path, ["lr"])
-    (bars,) = panel.containers[0][2]  # the vertical lines
-    one, two = bars.get_segments()
-    assert not np.isfinite(one).any() and np.isfinite(two).all()  # matplotlib draws nothing for the first
-    assert [label.get_text() for label in panel.get_xticklabels()] == ["0.1234567", "0.1234568"]
 
 
 def test_a_folders_runs_are_listed_with_what_differs(made, capsys, monkeypatch):

@@ -173,6 +173,7 @@ def test_a_name_may_be_the_end_of_one_and_values_are_shown_short():
          ["limit_train_batches=1", "limit_train_batches=1.0"]),
         ([{LR: 0.12345671}, {LR: 0.12345672}], ["lr=0.12345671", "lr=0.12345672"]),
         ([layer("my.S4D", init="legs"), layer("lra_ssm.layers.S4D")], ["layer=my.S4D", "layer=S4D"]),
+        ([{"model.class_path": "my.Task"}, {}], ["--model=my.Task", "--model=Classification"]),
         # What only one class has is said where it distinguishes rows.
         ([layer("a.A", n=1), layer("a.A"), layer("a.B")],
          ["layer=a.A, n=1", "layer=a.A, n=default", "layer=a.B, n=default"]),
@@ -191,14 +192,6 @@ def test_labels_distinguish_rows_and_the_grid_has_each(several, labels, tmp_path
         f"s4d, {label}": [10 * (i + 1)] * 2 for i, label in enumerate(labels)
     }
     assert {*grid_table(found, []).frame.iloc[:, 0]} >= {g.label for g in found}
-
-
-def test_a_task_of_another_class_has_its_own_column(tmp_path):
-    make_run(tmp_path)
-    make_run(tmp_path, changes={"model.class_path": "my.Task"})
-    shown = [["s4d", "Classification"], ["s4d", "my.Task"]]
-    assert table(tmp_path).frame[["model", "--model"]].to_numpy().tolist() == shown
-    assert [[row["model"], row["--model"]] for row in as_csv(tmp_path)] == shown
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
