@@ -19,6 +19,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it f
 from tests.runner import FIT, SHORT, only_run, succeed  # noqa: E402
 
 
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """The test's own folder, as the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """A folder with one finished run of tiny.yaml, which no test changes, and what the command printed."""
@@ -90,21 +97,19 @@ def uninterrupted(tmp_path_factory, data):
 
 
 @pytest.fixture
-def finished(tmp_path, monkeypatch, trained, read_once):
+def finished(here, trained, read_once):
     """The directory of a finished run, in a working folder of its own with its data."""
-    monkeypatch.chdir(tmp_path)
     os.symlink(trained[0] / "data", "data")
     shutil.copytree(trained[0] / "runs", "runs")
-    return only_run(tmp_path)
+    return only_run(here)
 
 
 @pytest.fixture
-def interrupted(tmp_path, monkeypatch, uninterrupted, data, read_once):
+def interrupted(here, uninterrupted, data, read_once):
     """As `finished`, of a run that was killed in its second epoch, at step 9 of 12; last.ckpt has step 8."""
-    monkeypatch.chdir(tmp_path)
     os.symlink(data, "data")
     shutil.copytree(uninterrupted("epochs").copies / "train_batch_start:10", "runs")
-    return only_run(tmp_path)
+    return only_run(here)
 
 
 @pytest.fixture(autouse=True)

@@ -158,9 +158,6 @@ def test_a_checkpoint_of_the_cli_has_the_settings_of_python_and_loads_without_th
     assert all(torch.equal(value, checkpoint["state_dict"][name]) for name, value in loaded.state_dict().items())
 
 
-# --- loggers ---
-
-
 def test_tensorboard_stands_next_to_the_csv_and_a_run_needs_no_logger_or_keeps_nothing(tmp_path):
     """wandb likewise: test_wandb.py. Lightning refuses a callback that saves checkpoints where nothing is saved."""
     own = "--trainer.callbacks+={class_path: ModelCheckpoint, init_args: {monitor: val/accuracy}}"

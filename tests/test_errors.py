@@ -3,7 +3,6 @@
 import errno
 import io
 import pickle
-import random
 import sys
 
 import pytest
@@ -31,12 +30,7 @@ HOSTILE = {
 
 
 def test_a_message_is_one_printable_line():
-    rng = random.Random(0)
-    texts = [*HOSTILE.values()]
-    for _ in range(300):
-        codes = [rng.choice([rng.randrange(256), rng.randrange(0x110000)]) for _ in range(rng.randrange(40))]
-        texts.append("".join(map(chr, codes)))
-    for text in texts:
+    for text in HOSTILE.values():
         for line in (to_one_line(text), str(InputError(f"file {text}: is wrong"))):
             assert line.isprintable() and len(line) <= LONGEST and line.encode("utf-8").decode() == line
             assert to_one_line(line) == line

@@ -103,13 +103,12 @@ TUNE_SCRIPT, TUNE_NOTEBOOK = blocks("tuning.md", "python")
 
 
 @pytest.mark.slow
-def test_optuna_drives_fits_in_processes_of_their_own(tmp_path, monkeypatch):
+def test_optuna_drives_fits_in_processes_of_their_own(here, tmp_path, monkeypatch):
     optuna = pytest.importorskip("optuna")
     (tmp_path / "tune.py").write_text(TUNE_SCRIPT)
     _, script, *options = shlex.split(TUNE)
     small = ["--model.network.d_model=8", "--model.network.n_layers=1", "--trainer.val_check_interval=1"]
     monkeypatch.setattr(sys, "argv", [script, *options, *LITTLE, *small])
-    monkeypatch.chdir(tmp_path)
     runpy.run_path(script, run_name="__main__")
     study = optuna.load_study(study_name="tune", storage=f"sqlite:///{tmp_path}/tune.db")
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
@@ -117,9 +116,8 @@ def test_optuna_drives_fits_in_processes_of_their_own(tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("runs/tune/[01]/*/run.json"))) == 2
 
 
-def test_optuna_prunes_by_a_callback(tmp_path, monkeypatch):
+def test_optuna_prunes_by_a_callback(here, tmp_path, monkeypatch):
     optuna = pytest.importorskip("optuna")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "")
     monkeypatch.setattr(optuna.Trial, "should_prune", lambda trial: trial.number == 1)
     little = TUNE_NOTEBOOK.replace("num_train=1000, num_val=200, num_test=200", "num_train=64, num_val=32, num_test=32")

@@ -21,11 +21,7 @@ from lra_ssm.layers import S4D, S6, LayerSpec
 from lra_ssm.models import LanguageModel, Regressor
 from tests.runner import TINY, everything_below, printed, refused
 
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
+pytestmark = pytest.mark.usefixtures("here")
 
 # --- inspect ---
 
@@ -74,14 +70,6 @@ def test_two_are_measured_on_the_data_of_the_first_or_refused(finished, reported
     data = open_data([words], ["--data.num_val=20", "--data.root=data"])
     with pytest.raises(InputError, match="it: was trained on another vocabulary than ListOps has here"):
         check_fits(words, data)
-
-
-def test_a_checkpoint_without_a_run_takes_data_which_is_prepared(finished, reported):
-    shutil.copy(finished / "checkpoints" / "best.ckpt", "some.ckpt")
-    settings = ["--data=ListOps", "--data.length_bounds=[3,20]", "--data.max_depth=3", "--data.num_train=16",
-                "--data.num_val=3", "--data.num_test=3", "--data.root=new"]  # fmt: skip
-    out, (text,) = reported("some.ckpt", *settings, "--examples=4")
-    assert out == Path("inspect.png") and text.endswith("measured on 3 validation example(s) of ListOps")
 
 
 def test_data_that_needs_no_preparation_is_the_runs_own_and_so_is_its_pretraining():

@@ -88,9 +88,8 @@ SEVERAL = "model: {init_args: {network: {init_args: {layer: [{class_path: S6, in
 
 
 @pytest.fixture
-def config(capsys, tmp_path, monkeypatch):
+def config(capsys, here):
     """The configuration that tiny.yaml and these options make, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
     return lambda *flags: yaml.safe_load(printed([*FIT, *flags, "--print_config"], capsys))
 
 

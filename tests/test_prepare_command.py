@@ -26,8 +26,7 @@ CONFIGS = ROOT / "configs"
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _elsewhere(here, monkeypatch):
     monkeypatch.delenv("LRA_SSM_DATA", raising=False)
 
 

@@ -1,6 +1,6 @@
-"""lra-ssm pull and the names of saved models: the Hub, wandb, a folder, the package; verified, whole or not at all.
+"""lra-ssm pull and the names of saved models: the Hub, wandb, a folder; verified, whole or not at all.
 
-What answers huggingface_hub, and wandb's API, are stand-ins.
+What comes with the package: test_shipped.py. What answers huggingface_hub, and wandb's API, are stand-ins.
 """
 
 import hashlib
@@ -196,9 +196,6 @@ def test_a_name_that_leads_nowhere_is_one_line(hub: Hub, capsys, monkeypatch: py
     assert refused(["pull", "me/lm"], capsys) == message
 
 
-# -- a folder, wherever it comes from ----------------------------------------------------------------------------------
-
-
 class Evil:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.mkdir, ("evil",)
@@ -229,9 +226,6 @@ def test_a_path_in_a_file_name_leads_nowhere(hub: Hub, own: Path, capsys) -> Non
         line = refused(["pull", "me/own" if file.startswith("..") else str(own)], capsys)
         assert f"names the file {file!r}, which is not a .safetensors next to it" in line
     assert hub.downloads.keys() <= {*FILES, "model.safetensors.index.json"}
-
-
-# -- wandb; what comes with the package: test_shipped.py ---------------------------------------------------------------
 
 
 def test_an_artifact_of_wandb(hub: Hub, saved: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:

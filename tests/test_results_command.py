@@ -14,14 +14,13 @@ from tests.runner import printed
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def made(here):
     for lr in (0.001, 0.01, 0.1):
         for seed in (0, 1):
             curve = [(1000 * i, 0.1 * i + seed / 20 - (i == 5) * 0.3) for i in range(1, 6)]
-            make_run(tmp_path, seed=seed, value=0.5 + lr + seed / 10, changes={LR: lr}, curve=curve)
-    make_run(tmp_path, "lra/text/b2s6", status="failed", reason="the loss is nan", tested=False, curve=[(500, 0.6)])
-    return tmp_path
+            make_run(here, seed=seed, value=0.5 + lr + seed / 10, changes={LR: lr}, curve=curve)
+    make_run(here, "lra/text/b2s6", status="failed", reason="the loss is nan", tested=False, curve=[(500, 0.6)])
+    return here
 
 
 def test_a_real_run_is_scored_and_shown(finished, capsys):

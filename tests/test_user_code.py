@@ -86,14 +86,13 @@ class BadData(LightningDataModule):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(here, monkeypatch):
     """A working folder with the user's files in it."""
-    (tmp_path / "own.py").write_text(FILE)
-    (tmp_path / "own_import.py").write_text("import no_such_library\n")
-    (tmp_path / "own_syntax.py").write_text("class Mine:\n    def a(self:\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    return tmp_path
+    (here / "own.py").write_text(FILE)
+    (here / "own_import.py").write_text("import no_such_library\n")
+    (here / "own_syntax.py").write_text("class Mine:\n    def a(self:\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(here)])
+    return here
 
 
 # --- what is broken, before a run begins and later ---
@@ -197,9 +196,6 @@ def test_states_that_are_asked_for_and_no_module_at_all():
         run_with_state(Stateless(), torch.zeros(1, 4, 2), return_last_state=True)
     with pytest.raises(InputError, match="Plain is not a torch.nn.Module, and a layer has to be one"):
         Classifier(LayerSpec(type("Plain", (), {"__init__": lambda self, d_model: None})), 2, vocab_size=3)
-
-
-# --- what works ---
 
 
 def test_a_lightning_module_and_its_data_are_trained(folder):

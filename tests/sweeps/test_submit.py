@@ -20,12 +20,10 @@ SWEEP, DRY = ["submit", "sweep.yaml"], ["submit", "sweep.yaml", "--dry-run"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """A working folder with a config, in which programs are looked for."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+def _programs(here, monkeypatch):
+    """The working folder has a config, and programs are looked for in it."""
+    monkeypatch.setenv("PATH", f"{here}:/usr/bin:/bin")
     Path("tiny.yaml").write_bytes(TINY.read_bytes())
-    return tmp_path
 
 
 def write_sweep(**parts):

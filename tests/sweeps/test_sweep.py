@@ -10,9 +10,8 @@ from lra_ssm.sweeps.sweep import read_sweep
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """A working folder with two configs, which are not read."""
-    monkeypatch.chdir(tmp_path)
+def _configs(here):
+    """Two configs, which are not read."""
     for name in ("a", "b"):
         Path(f"{name}.yaml").touch()
 
