@@ -81,19 +81,16 @@ def test_bad_config_files(text, expected, here, capsys):
 
 COMMANDS = [  # in the folder `workplace`
     ("fit", "no model is given: give --config CONFIG (`lra-ssm configs`"),
-    ("fit --model.network.d_model=3", "no class is given here; give it, or a --config"),
     ("test --config tiny", "fit it first"),
     ("fit --config tiny --ckpt_path=half.ckpt", "half.ckpt is damaged or not a checkpoint"),
     ("test alone.ckpt", "alone.ckpt has no run's config.yaml: give --config, and --ckpt_path=alone.ckpt"),
     ("test empty", "empty has no checkpoints/best.ckpt or last.ckpt"),
     ("test saved", "saved has no config.yaml: give --config, and --ckpt_path=saved"),
-    ("configs nope", "no config nope"),
     ("configs --resolved", "--resolved prints one config"),
     ("submit", "the following arguments are required: SWEEP"),
     ("submit none --dry-run", "our sweeps are ablation-scifar, "),
     ("inspect alone.ckpt", "alone.ckpt: no config.yaml names its training data: give --data=CLASS"),
     ("inspect run --out=x.yaml", "x.yaml: give a file that ends in .png, .pdf, .svg, such as inspect.png"),
-    ("inspect run --data.num_vall=3", "did you mean 'num_val'?"),
     ("inspect run --data=lightning.LightningDataModule", "is not a data module of this package"),
     ("inspect run --trainer.max_steps=3", "unknown option --trainer"),
     ("inspect bare.pt", "names no network"),
@@ -239,10 +236,9 @@ def test_what_only_the_data_or_a_validation_tells_is_said_before_training(flags,
     assert not list(tmp_path.glob("runs/*/*/checkpoints/*"))
 
 
-def test_validation_by_time_and_across_epochs_trains(data, tmp_path):
-    fit = [*FIT, f"--data.root={data}", "--trainer.max_steps=1"]
-    succeed([*fit, "--trainer.val_check_interval=00:00:00:01"], tmp_path)
-    succeed([*fit, "--trainer.val_check_interval=7", "--trainer.check_val_every_n_epoch=null"], tmp_path)
+def test_validation_across_epochs_trains(data, tmp_path):
+    every = ["--trainer.val_check_interval=7", "--trainer.check_val_every_n_epoch=null"]
+    succeed([*FIT, f"--data.root={data}", "--trainer.max_steps=1", *every], tmp_path)
 
 
 def test_a_checkpoint_of_another_folder_is_scored_where_it_lies(trained, tmp_path):

@@ -175,6 +175,6 @@ def test_tensorboard_stands_next_to_the_csv_and_a_run_needs_no_logger_or_keeps_n
 
 
 def test_max_time_stops_a_run_that_is_not_finished(tmp_path):
-    flags = ["--trainer.max_epochs=500", "--trainer.max_time=00:00:00:01"]
+    flags = ["--trainer.max_epochs=500", "--trainer.max_time=00:00:00:01", "--trainer.val_check_interval=00:00:00:01"]
     assert "stopped by max_time" in succeed([*FIT, *flags], tmp_path).out
     assert record_of(tmp_path)["status"] == "stopped by max_time"

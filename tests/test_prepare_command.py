@@ -13,7 +13,6 @@ import yaml
 
 from lra_ssm import datamodules, ops, shipped
 from lra_ssm.cli import doctor
-from lra_ssm.cli.datasets import DATASETS
 from lra_ssm.datamodules import Text
 from lra_ssm.results.published import row_of_config
 from lra_ssm.sweeps.submit import folder_of
@@ -73,6 +72,8 @@ def test_a_dataset_is_prepared_once_and_the_options_that_take_it_are_printed(dat
     options, name = OPTIONS[dataset]
     given = [option.format(**sources) for option in options]
     command = ["prepare", dataset, *given, "--root", str(root)]
+    shown = printed(["prepare", dataset, "--help"], capsys)
+    assert "--source" in shown and "--root" in shown and "--batch_size" not in shown
     folder, (_, _, chosen, *taken) = prepared(out := printed(command, capsys))
     assert folder.parent.parent == root and chosen == f"--data={name}"
     rows = ["--model.network.vocab_size=257"] if dataset == "corpus" else []
@@ -129,12 +130,6 @@ def test_a_batch_is_drawn(sources, root, capsys):
     arguments = [f"--root={root}", f"--source={sources['mnist']}", "--permutation=random", "--picture=batch.png"]
     assert printed(["prepare", "mnist", *arguments], capsys).endswith("batch.png\n")
     assert Path("batch.png").read_bytes()[:4] == b"\x89PNG"
-
-
-@pytest.mark.parametrize("name", DATASETS)
-def test_help_of_every_dataset(name, capsys):
-    out = printed(["prepare", name, "--help"], capsys)
-    assert "--source" in out and "--root" in out and "--batch_size" not in out and "--order" not in out
 
 
 # --- configs ---

@@ -120,9 +120,6 @@ def changed(folder: Path, **source: object) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-# -- the Hub -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_repository_is_fetched_verified_and_cached(
     hub: Hub, saved: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

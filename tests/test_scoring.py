@@ -115,7 +115,7 @@ def test_predictions_with_and_without_labels_and_names(what, tmp_path, capsys):
 # --- a saved model by its name ---
 
 
-def test_a_model_brings_its_configuration_along(pushed):
+def test_a_model_brings_its_configuration_along_and_with_another_is_a_checkpoint(pushed):
     folder, metrics = pushed
     before = (only_run(folder) / "test.json").read_bytes()
     result = succeed(["test", "model", "--trust", "tests.helpers.KillMe"], folder)
@@ -123,10 +123,6 @@ def test_a_model_brings_its_configuration_along(pushed):
     assert not {"DataLoader", "Restor", "Loaded"} & set(re.findall(r"DataLoader|Restor|Loaded", "".join(result[1:])))
     assert (only_run(folder) / "test.json").read_bytes() == before
     assert "val/accuracy" in succeed(["validate", "model", "--trust", "tests.helpers.KillMe"], folder).out
-
-
-def test_with_a_configuration_it_is_a_checkpoint_as_any_other(pushed):
-    folder, metrics = pushed
     command = [*SCORE, "--ckpt_path=model"]
     assert shown(succeed(["test", *command], folder).out) == metrics
     succeed(["predict", *command, "--split=test"], folder)

@@ -313,10 +313,7 @@ def test_standard_input_and_what_the_vocabulary_lacks(tmp_path, capsys, monkeypa
     )
 
 
-# --- a run whose data has no test split ---
-
-
-def test_it_is_pushed_once_it_is_validated_and_its_card_names_what_runs(folder):
+def test_a_run_without_a_test_split_is_pushed_once_it_is_validated_and_its_card_names_what_runs(folder):
     run = str(only_run(folder).relative_to(folder))
     message = fail(["push", run, "./pushed"], folder)
     assert message == (

@@ -95,9 +95,6 @@ def folder(here, monkeypatch):
     return here
 
 
-# --- what is broken, before a run begins and later ---
-
-
 RETURNS, RETURNED = "network.layer=own.Returns|network.layer.what=", "own.Returns returned {} for x (3, 17, 8): "
 KEPT = "layers and blocks keep (batch, length, d_model)"
 BROKEN = {  # below model

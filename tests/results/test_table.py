@@ -23,10 +23,6 @@ def table(folder):
     return results_table(group(folder), read(folder))
 
 
-def as_csv(folder):
-    return [*csv.DictReader(io.StringIO(runs_csv(runs_frame(read(folder)))))]
-
-
 def note(g, words):
     (found,) = [text for text in g.notes if words in text]
     return found
@@ -241,7 +237,7 @@ def test_markdown_latex_and_csv_are_whole(tmp_path):
     text = found.latex()
     assert r"text|x & s4d\_50\% & 50000 & 60.00 & 1 & 1,234" in text and r"\% $\pm$ std" in text
     assert text.count(r"\\") == 3 and r"\begin{tabular}{lllrrrrrr}" in text and r"\toprule" in text
-    first, second = as_csv(tmp_path)
+    first, second = csv.DictReader(io.StringIO(runs_csv(runs_frame(read(tmp_path)))))
     assert [(row["seed"], row["why"], row["trainer.max_steps"]) for row in (first, second)] == [
         ("0", "", "50000"), ("1", "finished, not tested", "7")
     ]  # fmt: skip

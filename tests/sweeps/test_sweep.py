@@ -84,7 +84,6 @@ def test_a_class_stands_before_its_settings(keys):
         ({"grid": {"a, b": [[1, 2, 3]]}}, "for 2 settings give 2 values"),
         ({"grid": {"a": [1]}, "groups": [{"grid": 3}]}, "groups[1].grid is 3; it takes settings"),
         ({"experiment": "{model}", "variants": {"a": {}}}, "use only {config} and {variant} in it"),
-        ({"variants": {"one": 3}}, "variants.one is 3; it takes settings and their values"),
         ({"name": "a/b"}, "name is 'a/b'; it becomes a folder"),
         ({"groups": []}, "groups is not a list"),
         ({"groups": [{"runs_dir": "x"}]}, "groups[1] has 'runs_dir'; it takes configs, "),
