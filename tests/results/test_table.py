@@ -166,7 +166,7 @@ def test_a_name_may_be_the_end_of_one():
          ["limit_train_batches=1", "limit_train_batches=1.0"]),
         ([{LR: 0.12345671}, {LR: 0.12345672}], ["lr=0.12345671", "lr=0.12345672"]),
         ([layer("my.S4D", init="legs"), layer("lra_ssm.layers.S4D")], ["layer=my.S4D", "layer=S4D"]),
-        ([{"model.class_path": "my.Task"}, {}], ["--model=my.Task", "--model=Classification"]),
+        ([{"model.class_path": "my.Task"}, {}], ["model=my.Task", "model=Classification"]),
         # What only one class has is said where it distinguishes rows.
         ([layer("a.A", n=1), layer("a.A"), layer("a.B")],
          ["layer=a.A, n=1", "layer=a.A, n=default", "layer=a.B, n=default"]),
