@@ -150,7 +150,6 @@ DIVIDES = "d_model 4 it must be a positive whole number"
     ("S5Block", 4, {"layer": S4D, "norm": "group"}, "norm is 'group'; it must be one of batch, batch_"),
     ("S5Block", 4, {"layer": S4D, "norm_momentum": 1.5}, "norm_momentum is 1.5"),
     ("MambaBlock", 4, {"layer": S6, "expand": 1.3}, f"MambaBlock expand 1.3: times {DIVIDES}"),
-    ("MambaBlock", 4, {"layer": S6, "expand": math.nan}, "MambaBlock expand nan"),
     ("HyenaBlock", 4, {"layer": S4D, "d_conv": 0}, "d_conv is 0; it must be at least 1"),
     ("TiedDropout", 1, {}, "dropout is 1"),
 ])  # fmt: skip

@@ -173,7 +173,6 @@ WHOLE = "PositionEmbedding needs whole sequences: with it there are no packed do
     ({**WITH_POSITIONS, "d_model": 7}, None, "d_model is 7; sinusoidal positions need an even number"),
     (WITH_POSITIONS, lambda model: model(ids()), "inputs have 8 positions, and max_length is 7"),
     (WITH_POSITIONS, lambda model: model(ids(), reset=ids() > 9), WHOLE),
-    (WITH_POSITIONS, lambda model: model(ids(), return_last_state=True), WHOLE),
     (WITH_POSITIONS, lambda model: model.initial_state(3), WHOLE),
     (WITH_POSITIONS, lambda model: model.step(ids()[:, 0], ()), WHOLE),
     ({"embedding": Short}, lambda model: model(ids()),
