@@ -127,7 +127,6 @@ def test_parts_in_lists_dicts_and_options_and_defaults_that_are_not_plain_values
         (lambda: LayerSpec("lra_ssm.layers"), "not a module"),
         (lambda: LayerSpec(Outer), "is not a layer"),
         (lambda: LayerSpec.of({"class_path": "lra_ssm.layers.S4D", "args": {}}), "args"),
-        (lambda: BlockSpec(nn.GELU), "is not a block: it must be a class or function that takes d_model and layer"),
         (lambda: BlockSpec(B2S6), "is not a block: it must be a class or function that takes d_model and layer"),
         (lambda: NetworkSpec("lra_ssm.models.Clasifier"), "network class_path 'lra_ssm.models.Clasifier' cannot"),
         (lambda: NetworkSpec.of({"init_args": {}}), "a network is given as class_path and init_args"),

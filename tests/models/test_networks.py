@@ -20,10 +20,7 @@ def check_roundtrip(made: models.Pretrained, inputs: Tensor, folder: Path) -> No
     made.eval().save_pretrained(folder)
     loaded = models.load_pretrained(folder, nn.Module, trust=[f"{Turn.__module__}.Turn"])
     assert type(loaded) is type(made)
-    state = made.state_dict()
-    assert state.keys() == loaded.state_dict().keys()
-    for name, value in loaded.state_dict().items():
-        assert torch.equal(value, state[name]) and value.dtype == state[name].dtype, name
+    torch.testing.assert_close(loaded.state_dict(), made.state_dict(), rtol=0, atol=0)
     with torch.no_grad():
         assert torch.equal(loaded(inputs), made(inputs))
 
@@ -146,7 +143,6 @@ def given(name: str, inputs: Tensor, lengths: list | None = None) -> None:
         (lambda: PlainNetwork(S4D, 1), "give vocab_size"),
         (lambda: LanguageModel(BOTH_WAYS, **SIZES), "B2S6 is bidirectional: a language model's layers only read from"),
         (lambda: given("language model", IDS.bool()), r"\(batch, length\) ids, int64, .* shape \(2, 7\), torch.bool"),
-        (lambda: given("language model", IDS[0]), r"\(batch, length\) ids, int64, .* shape \(7,\), torch.int64"),
         (lambda: given("pairs", PAIRS[..., :0]), r"ids, int64, length at least 1; got shape \(4, 0\), torch.int64"),
         (lambda: given("both directions", IDS, [7, 8]), "lengths: 8 among them; expected 0 to L = 7"),
         (lambda: given("both directions", IDS, [7]), r"lengths: shape \(1,\); expected \(B,\) = \(2,\)"),

@@ -10,7 +10,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.tasks import Classification, OptimizerSettings
 from lra_ssm.tasks.metrics import MetricSpec
-from tests.tasks.fits import Table, fitted, loader, scores_of, trainer
+from tests.tasks.fits import Table, fitted, scores_of, trainer
 
 NETWORK = NetworkSpec(Table, classes=3, tokens=4, first=True)
 
@@ -33,19 +33,11 @@ def test_lengths_are_checked_before_a_batch_goes_to_its_device(shape, lengths):
         fitted(task(), [batch])
 
 
-class Shifted(LightningDataModule):
-    """A data module whose own hook completes its batches."""
-
-    def train_dataloader(self):
-        return loader([(inputs + 100, *rest) for inputs, *rest in batches()])
-
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        return batch[0] - 100, *batch[1:]
-
-
 def test_the_data_modules_own_hook_is_called_too():
-    fitting = trainer(max_epochs=1)
-    fitting.fit(task(), datamodule=Shifted())  # the table has no row 100
+    shifted = [(inputs + 100, *rest) for inputs, *rest in batches()]  # the table has no row 100
+    data, fitting = LightningDataModule.from_datasets(shifted, batch_size=None), trainer(max_epochs=1)
+    data.on_before_batch_transfer = lambda batch, index: (batch[0] - 100, *batch[1:])
+    fitting.fit(task(), datamodule=data)
     assert fitting.global_step == 3
 
 

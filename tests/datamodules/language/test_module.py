@@ -59,10 +59,7 @@ def test_what_a_task_asks_for(tmp_path: Path) -> None:
     first = next(iter(data.train_dataloader()))
     assert torch.equal(data.sample(3).inputs, first.inputs[:3]) and torch.equal(data.sample(3).reset, first.reset[:3])
     assert other.sample(2).lengths is None and other.sample(100).inputs.shape == (4, 8)
-    assert data.describe() == (
-        "made-up (made-up): 10 train, 5 val, 7 test documents; 101 train, 50 val, 69 test tokens; vocabulary of 300,"
-        " 4.00 bytes a token; streams in windows of 8"
-    )
+    assert "101 train, 50 val, 69 test tokens; vocabulary of 300, 4.00 bytes a token; streams" in data.describe()
     assert data.train_batches(2) == len(data.train_dataloader()) == 4
 
 
