@@ -1,4 +1,4 @@
-"""Prop. 1 of the deep-linear-SSM paper: its own sum, layer by layer."""
+"""Prop. 1 of the deep-linear-SSM paper: its own sum, layer by layer, and simulated noise."""
 
 import pytest
 import torch
@@ -28,6 +28,20 @@ def test_constant_inputs():
     assert latent_variances([0.95, 0.4], 1.0).tolist() == pytest.approx([1, 400, 400 / 0.36])
     near = latent_variances([0.95, 0.4], 1 - 1e-6)
     torch.testing.assert_close(near, latent_variances([0.95, 0.4], 1.0), rtol=1e-3, atol=0)
+
+
+def test_simulated_noise_has_this_correlation():
+    generator, values = torch.Generator().manual_seed(0), (0.9, 0.6)
+    x = torch.randn(400, 1200, dtype=torch.float64, generator=generator)
+    for value in values:
+        y = x.clone()
+        for t in range(1, y.shape[1]):
+            y[:, t] += value * y[:, t - 1]
+        x = y
+    x = x[:, 200:]
+    measured = torch.stack([(x[:, : 1000 - lag] * x[:, lag:]).mean() for lag in range(0, 30, 5)])
+    expected = autocorrelations(values, 0.0, 30)[-1, ::5]
+    assert ((measured - expected).abs() < 0.02 * expected[0]).all()
 
 
 def test_infinite_variances_are_refused():

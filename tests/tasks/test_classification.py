@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassCohenKappa, MulticlassF1Score
 
@@ -10,7 +9,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.tasks import Classification, OptimizerSettings
 from lra_ssm.tasks.metrics import MetricSpec
-from tests.tasks.fits import Table, fitted, scores_of, trainer
+from tests.tasks.fits import Table, fitted, scores_of
 
 NETWORK = NetworkSpec(Table, classes=3, tokens=4, first=True)
 
@@ -31,14 +30,6 @@ def test_lengths_are_checked_before_a_batch_goes_to_its_device(shape, lengths):
     batch = (torch.ones(shape), torch.tensor(lengths), torch.zeros(shape[0], dtype=torch.long))
     with pytest.raises(InputError, match="a batch of the data has lengths: . among them; expected 1 to L = 3"):
         fitted(task(), [batch])
-
-
-def test_the_data_modules_own_hook_is_called_too():
-    shifted = [(inputs + 100, *rest) for inputs, *rest in batches()]  # the table has no row 100
-    data, fitting = LightningDataModule.from_datasets(shifted, batch_size=None), trainer(max_epochs=1)
-    data.on_before_batch_transfer = lambda batch, index: (batch[0] - 100, *batch[1:])
-    fitting.fit(task(), datamodule=data)
-    assert fitting.global_step == 3
 
 
 def test_a_batch_may_only_leave_out_lengths():
