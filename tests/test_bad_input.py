@@ -49,6 +49,10 @@ OPTIONS = [  # and what is said of them
     # A list has no names, but for the item that was just added.
     ("--model.network.layer=[S6, LRU]|--model.network.layer.d_state=3", "--model.network.layer is a list"),
     ("--trainer.callbacks+=EarlyStopping|--trainer.callbacks.monitr=a", "takes no key 'monitr'; did you"),
+    *((f"--trainer.callbacks+={name}", f"trainer.callbacks: {name.split('|')[0]} sets other rates, groups or batches")
+      for name in ("LearningRateFinder", "BatchSizeFinder", "BackboneFinetuning",
+                   "StochasticWeightAveraging|--trainer.callbacks.swa_lrs=0.1",
+                   "GradientAccumulationScheduler|--trainer.callbacks.scheduling={4: 2}")),
     # A key within a key of the same name is named whole.
     ("--model.network.layer=tests.layers.test_spec.Wrapped|--model.network.layer.layer=lra_ssm.layers.S4D"
      "|--model.network.layer.layer.d_state=x", "model.network.layer.layer.d_state: Expected a int"),
@@ -124,6 +128,7 @@ COMMANDS = [  # in the folder `workplace`
     ("results run --out=table.pdf", "--out table.pdf: end it with .md, .csv, .tex, .txt"),
     ("results run --out=no/such/table.md", "no/such/table.md"),
     ("generate no.ckpt --stop=", "--stop is empty"),
+    ("generate no.ckpt --device=nonsense", "--device=nonsense: there is no such device here"),
     ("score no.ckpt", "give files with text, or - for standard input"),
     ("score no.ckpt texts/good none.txt", "none.txt: cannot be read or written (No such file or directory)"),
     ("score no.ckpt texts/good texts/empty", "texts/empty: is empty; give a text"),

@@ -12,6 +12,7 @@ from PIL import Image
 
 from lra_ssm.analysis.inputs import part_of_batch
 from lra_ssm.checkpoints.sources import SHIPPED
+from lra_ssm.cli.config import read_fit_options
 from lra_ssm.cli.find_model import NamedNetwork
 from lra_ssm.cli.inspect import check_fits, open_data, validation_examples
 from lra_ssm.datamodules.batches import Batch
@@ -118,10 +119,12 @@ MUP = ["--model.width.parameterization=mup", "--model.width.base_d_model=8"]
 
 
 @pytest.mark.filterwarnings("error::UserWarning:matplotlib")
-@pytest.mark.parametrize("flags", [[], MUP, DIVERGING])
+@pytest.mark.parametrize("flags", [[], MUP, DIVERGING, ["--data.root=nowhere"]])
 def test_a_check_prints_slopes_and_writes_a_table_and_a_picture(flags, capsys, monkeypatch, data):
     monkeypatch.setenv("COLUMNS", "100")
-    out = printed([*CHECK, *flags, f"--data.root={data}", "--out=checks"], capsys)
+    read_fit_options([f"--config={TINY}", f"--data.root={data}"]).data().prepare_data()
+    out = printed([*CHECK, f"--data.root={data}", *flags, "--out=checks"], capsys)
+    assert ("random, as the data is not prepared here" in out) == ("--data.root=nowhere" in flags)
     assert ("tiny, mup: d_model 8, 16, 32" if flags == MUP else "without a width parameterization") in out
     assert "backbone.blocks.0.glu" in out and "head.weight" in out and "logits" in out
     rows = pd.read_csv("checks/coordcheck.csv")

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -88,14 +89,24 @@ def test_a_metric_over_numbers_words_and_two_settings(made, drawn):
     assert list(panel.lines[0].get_xdata()) == [0.001, 0.01, 0.1]
     assert list(panel.lines[0].get_ydata()) == pytest.approx([55.1, 56, 65])
     assert panel.containers[0].has_yerr and panel.containers[0].get_label() == "s4d (2 seeds)"
-    scales = [plot.spacing(values) for values in ([0, 0.001, 0.01, 0.1], [1, 2, 3, 4], [-1, 1, 10])]
-    assert scales == ["symlog", "linear", "linear"]
+    scales = [plot.spacing(values) for values in ([0, 0.001, 0.01, 0.1], [1, 2, 4], [1, 2, 3, 4], [-1, 1, 10])]
+    assert scales == ["symlog", "log", "linear", "linear"]
     (panel,) = drawn(made, ["layer"])
     assert [label.get_text() for label in panel.get_xticklabels()] == ["S4D"]
     assert len({line.get_color() for line in panel.lines if line.get_marker() == "o"}) == 3  # one for each rate
     (panel,) = drawn(made, ["max_steps", "lr"])
     labels = [bars.get_label() for bars in panel.containers]
     assert labels == [f"s4d, lr={lr} (2 seeds)" for lr in ("0.001", "0.01", "0.1")]
+
+
+def test_one_seed_has_no_error_bar_and_close_values_have_different_ticks(tmp_path, drawn):
+    for seed, lr in ((0, 0.1234567), (0, 0.1234568), (1, 0.1234568)):
+        make_run(tmp_path, seed=seed, value=0.5 + seed / 10, changes={LR: lr})
+    (panel,) = drawn(tmp_path, ["lr"])
+    (bars,) = panel.containers[0][2]  # the vertical lines
+    one, two = bars.get_segments()
+    assert not np.isfinite(one).any() and np.isfinite(two).all()  # matplotlib draws nothing for the first
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["0.1234567", "0.1234568"]
 
 
 def test_a_folders_runs_are_listed_with_what_differs(made, capsys, monkeypatch):

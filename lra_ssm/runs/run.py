@@ -9,7 +9,15 @@ from typing import Any
 
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+)
 from lightning.pytorch.utilities import rank_zero_only
 
 from lra_ssm.callbacks import LEARNING_RATE, fit_callbacks
@@ -44,6 +52,11 @@ from lra_ssm.runs.provenance import (
 from lra_ssm.runs.record import changed_data, read_metrics, read_object
 from lra_ssm.runs.stop import StopOnSignal, Stopped, requeue
 from lra_ssm.tables import wrapped
+
+# They train with other rates, parameter groups or batches than the configuration says.
+_OVERRIDING = (
+    BaseFinetuning, BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder, StochasticWeightAveraging
+)  # fmt: skip
 
 
 class Run(RunDirectory):
@@ -330,10 +343,16 @@ class Run(RunDirectory):
 
 
 def trainer_arguments(given: Mapping[str, Any], added: Sequence[Any], loggers: Any) -> dict[str, Any]:
-    """Return the user's arguments of a Trainer, with our callbacks after the user's and atomic checkpoints."""
+    """Return the user's arguments of a Trainer, with our callbacks after the user's and atomic checkpoints.
+
+    Raises InputError for a callback that overrides the configuration.
+    """
+    callbacks = as_list(given.get("callbacks"))
+    for name in (type(each).__name__ for each in callbacks if isinstance(each, _OVERRIDING)):
+        raise InputError(f"trainer.callbacks: {name} sets other rates, groups or batches than the configuration")
     return {
         **given,
-        **display_arguments(given, [*as_list(given.get("callbacks")), *added]),
+        **display_arguments(given, [*callbacks, *added]),
         "logger": loggers,
         "plugins": [*as_list(given.get("plugins")), AtomicCheckpointIO()],
     }

@@ -223,7 +223,7 @@ def ddp_loss_weight(count: int | Tensor, like: Tensor) -> float | Tensor:
 
 
 def all_reduce_sums(*values: Tensor) -> tuple[list[Tensor], int]:
-    """Return the sums of numbers () over all processes, from one collective call, and the number of processes."""
+    """Return the sums of tensors of one shape over all processes, from one collective call, and their number."""
     if world_size() == 1:
         return list(values), 1
     stacked = torch.stack([value.to(torch.float64) for value in values])  # in which counts are exact
