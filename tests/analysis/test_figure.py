@@ -73,10 +73,8 @@ def test_two_networks_have_the_same_scales_and_layers_the_same_color(measured):
     for title, (above, below) in panels(figure).items():
         assert above.get_xlim() == below.get_xlim()
         assert (above.get_ylim() == below.get_ylim()) == (title != "Gradient over weight")
-    memory = panels(figure)["Memory"]
-    assert [axes.get_title(loc="left").splitlines()[0] for axes in memory] == ["S6", "LRU"]
-    assert memory[0].lines[0].get_color() == memory[1].lines[0].get_color()
-    assert panels(figure)["Step size Δ"][0].get_xlim()[1] > 2.4  # there is room for both layers of the first
+    first, second = panels(figure)["Memory"]
+    assert first.lines[0].get_color() == second.lines[0].get_color()
 
 
 def test_a_panel_without_values_says_so_and_delta_is_left_out(measured):

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from lra_ssm.errors import InputError
-from lra_ssm.results.settings import resolve
+from lra_ssm.results.settings import format_value, resolve
 from lra_ssm.results.table import grid_table, groups_of, results_table, runs_csv, runs_frame
 from tests.results.made import CODE, DATA, LR, make_run, read
 
@@ -146,7 +146,7 @@ def test_by_a_setting_other_differences_stay_rows(tmp_path):
     assert {g.settings["devices"] for g in group(tmp_path, by=["devices"])} == {1, 2, "auto"}  # it changes no result
 
 
-def test_a_name_may_be_the_end_of_one():
+def test_a_name_may_be_the_end_of_one_and_values_are_shown_short():
     lr, role, dropout = "model.optimizer.lr", "model.optimizer.roles.recurrent.lr", "model.network.block.dropout"
     keys = [lr, role, dropout, "model.network.dropout", "seed_everything", "data.seed"]
     for name, meant in (("lr", lr), ("optimizer.lr", lr), ("recurrent.lr", role), ("block.dropout", dropout),
@@ -156,6 +156,8 @@ def test_a_name_may_be_the_end_of_one():
         resolve("dropout", keys)
     with pytest.raises(InputError, match="no run has a setting 'dropuot'; did you mean 'dropout'"):
         resolve("dropuot", keys)
+    values = [None, True, 1e-05, [0.9, 0.95], "/data/a.Txt", {"class_path": "torch.nn.GELU"}]
+    assert [*map(format_value, values)] == ["null", "true", "1e-05", "[0.9, 0.95]", "/data/a.Txt", "GELU"]
 
 
 @pytest.mark.parametrize(
