@@ -42,6 +42,7 @@ from lra_ssm.runs.provenance import (
     CONFIG,
     SOURCE,
     VERSION,
+    changed_weights,
     code_version,
     environment,
     now,
@@ -159,9 +160,11 @@ class Run(RunDirectory):
             remedy = "give the same to resume it, or --fresh" if command else "give this one another name"
             raise InputError(f"{self.path} began with other settings: {changed}; {remedy}")
         if self.finished:
-            return self.report_finished(data)
+            return self.report_finished(data, init_from and init_from[0])
         checkpoint = self.last if self.last.is_file() else None
-        if checkpoint is None and ckpt_path:
+        if checkpoint and init_from and (changed := changed_weights(self.record, init_from[0])):
+            print(to_one_line(f"warning: {self.path} began with other weights: {changed}: it goes on from its own"))
+        elif checkpoint is None and ckpt_path:
             checkpoint = check_begun_from(Path(ckpt_path), self.config or {})
         name, weights = init_from if init_from and checkpoint is None else (None, None)
         validate_setup(trainer, task, data, checkpoint, weights, prepare, self.source, strict)
@@ -215,12 +218,13 @@ class Run(RunDirectory):
         self.source = user_source(self.config)
         last.made_by = {VERSION: code_version(), SOURCE: self.source, CONFIG: self.config}
 
-    def report_finished(self, data: Any = None) -> dict[str, float]:
-        """Print and return a finished run's metrics; also print whether its data or code differ from now."""
+    def report_finished(self, data: Any = None, init_from: str | None = None) -> dict[str, float]:
+        """Print and return a finished run's metrics; also print whether its data, weights or code differ from now."""
         record = self.record
         manifest = data.manifest() if hasattr(data, "manifest") and data.is_prepared() else {}
         others = {
             "data": changed_data(record.get("data") or {}, manifest),
+            "weights": changed_weights(record, init_from),
             "code": other_code(record, self.source),
         }
         message = f"{self.path} is finished (--fresh trains it again)"
@@ -265,6 +269,9 @@ class Run(RunDirectory):
         if hasattr(data, "describe"):
             print(wrapped(to_one_line(data.describe())))
         print(f"run {self.path}" + (f", going on from {checkpoint}" if checkpoint else ""), flush=True)
+        *attempts, start = record["starts"]
+        if attempts and (changes := differences(attempts[-1].get("compute"), start["compute"], name="compute")):
+            print(f"note: it computes in another way than before: {', '.join(changes)}")
         step = int(load_checkpoint(checkpoint).get("global_step", 0)) if checkpoint else 0
         for logger in trainer.loggers:
             if isinstance(logger, CSVRunLogger):
