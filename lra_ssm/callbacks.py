@@ -2,20 +2,24 @@
 
 import random
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from lra_ssm.analysis.flops import training_flops_per_token
 from lra_ssm.analysis.gradients import gradient_over_weight
-from lra_ssm.errors import InputError
+from lra_ssm.errors import InputError, to_one_line
+from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.roles import ROLES, parameter_roles
 from lra_ssm.ops import record_backends
 from lra_ssm.ops.tensors import copy_to_cpu_async
@@ -23,6 +27,8 @@ from lra_ssm.tasks.base import all_reduce_sums
 from lra_ssm.tasks.optim import format_groups
 
 LEARNING_RATE = "lr/"  # prefix of the names of logged learning rates
+_COUNTED = 128  # positions on which operations are counted: those of a recurrence are the same for each
+_DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
 
 
 def fit_callbacks(seed: int) -> list[Callback]:
@@ -118,7 +124,10 @@ def _largest(what: str, names: list[str], norms: Tensor) -> str:
 class Throughput(Callback):
     """Logs speed over all devices, between two log steps, without validation.
 
-    `train/samples_per_s`; for a task that has `tokens_of` (language models) `train/tokens_per_s`, without padding.
+    `train/samples_per_s`; for a task that has `tokens_of` (language models) `train/tokens_per_s`, without padding; and,
+    on a GPU whose peak Lightning knows, `train/mfu`, model FLOPs utilization (Chowdhery et al. 2022, PaLM, appendix B):
+    the operations that tokens/s need by `analysis/flops.py`, over those of all devices at their peak.
+    (They are counted on sequences of 128 tokens; attention of a user's network would need more on longer ones.)
     """
 
     def __init__(self) -> None:
@@ -126,6 +135,10 @@ class Throughput(Callback):
         self._tokens: Tensor | float = 0.0
         self._seconds = 0.0
         self._started = 0.0
+        self._share: float | None = None  # the share of a device's peak that one token per second needs
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._share = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         # The time from the end of one batch to the start of the next belongs to the data; validation does not.
@@ -150,12 +163,38 @@ class Throughput(Callback):
         pl_module.log("train/samples_per_s", samples / self._seconds)
         if tokens_of is not None:
             pl_module.log("train/tokens_per_s", tokens / self._seconds)
+            if self._share is None:
+                self._share = self._share_of_peak(trainer, pl_module, min(_COUNTED, batch[0].shape[-1]))
+                now = time.perf_counter()
+            if self._share:
+                pl_module.log("train/mfu", self._share * tokens / self._seconds / trainer.world_size)
         self._samples, self._tokens, self._seconds, self._started = 0.0, 0.0, 0.0, now
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._started:
             self._seconds += time.perf_counter() - self._started
             self._started = 0.0
+
+    def _share_of_peak(self, trainer: Trainer, pl_module: LightningModule, length: int) -> float:
+        """Return the share of the peak that one token per second needs; 0 if the peak or the count is unknown."""
+        peak = _known_peak(trainer, pl_module.device)
+        spec = pl_module.hparams.get("network")
+        if not (peak and spec):
+            return 0.0
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                return training_flops_per_token(NetworkSpec.of(spec)(), length) / peak
+        except Exception as error:  # a user's network; a number for the log is no reason for a run to fail
+            rank_zero_warn(f"train/mfu is not logged, the network cannot be counted: {to_one_line(str(error))[:200]}")
+            return 0.0
+
+
+def _known_peak(trainer: Trainer, device: torch.device) -> float | None:
+    """Return a device's operations per second of matrix products, as far as Lightning knows them."""
+    if device.type != "cuda":
+        return None
+    with warnings.catch_warnings(action="ignore"):  # it warns of GPUs that it does not know
+        return get_available_flops(device, _DTYPES[str(trainer.precision).partition("-")[0]])
 
 
 def _batch_size(batch: Any) -> int:

@@ -1,6 +1,4 @@
-import atexit
 import copy
-import gc
 import os
 import shutil
 import signal
@@ -17,14 +15,20 @@ import pytest
 # torch is imported anywhere, the processes that tests start included.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts with &
-gc.disable()  # until all tests are imported: it would look through all that torch has again and again
 
 from tests.runner import FIT, SHORT, only_run, succeed  # noqa: E402
 
 
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """The test's own folder, as the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A folder with one finished run of tiny.yaml, and what the command printed."""
+    """A folder with one finished run of tiny.yaml, which no test changes, and what the command printed."""
     folder = tmp_path_factory.mktemp("trained")
     result = succeed([*FIT, *SHORT], folder)
     return folder, result
@@ -35,8 +39,6 @@ def tested(trained, tmp_path_factory):
     """A folder with a finished run of tiny.yaml that has only been tested, and its data; to be copied."""
     folder = tmp_path_factory.mktemp("tested")
     shutil.copytree(trained[0], folder, dirs_exist_ok=True)
-    for file in (*folder.glob("runs/*/*/test*.json"), *folder.glob("runs/*/*/validate*.json")):
-        file.unlink()  # other tests score the run that all share
     succeed(["test", *FIT[1:], *SHORT], folder)
     return folder
 
@@ -95,22 +97,19 @@ def uninterrupted(tmp_path_factory, data):
 
 
 @pytest.fixture
-def finished(tmp_path, monkeypatch, trained, read_once):
+def finished(here, trained, read_once):
     """The directory of a finished run, in a working folder of its own with its data."""
-    monkeypatch.chdir(tmp_path)
     os.symlink(trained[0] / "data", "data")
-    scores = ("test*", "validate*", "predictions*")  # of other tests that share the run
-    shutil.copytree(trained[0] / "runs", "runs", ignore=shutil.ignore_patterns(*scores))
-    return only_run(tmp_path)
+    shutil.copytree(trained[0] / "runs", "runs")
+    return only_run(here)
 
 
 @pytest.fixture
-def interrupted(tmp_path, monkeypatch, uninterrupted, data, read_once):
+def interrupted(here, uninterrupted, data, read_once):
     """As `finished`, of a run that was killed in its second epoch, at step 9 of 12; last.ckpt has step 8."""
-    monkeypatch.chdir(tmp_path)
     os.symlink(data, "data")
     shutil.copytree(uninterrupted("epochs").copies / "train_batch_start:10", "runs")
-    return only_run(tmp_path)
+    return only_run(here)
 
 
 @pytest.fixture(autouse=True)
@@ -132,14 +131,6 @@ def _online() -> bool:
     except OSError:
         return False
     return True
-
-
-def pytest_collection_finish(session):
-    # What all the imports left stays: looked through for what is unused it would cost a twentieth of the time, and
-    # copied in every process that a test starts.
-    gc.freeze()
-    atexit.register(gc.unfreeze)  # what is left at the end is told of otherwise, by triton in hundreds of lines
-    gc.enable()
 
 
 def pytest_xdist_auto_num_workers(config):

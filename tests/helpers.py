@@ -6,7 +6,6 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +46,6 @@ class Bag(nn.Module):
 
     def forward(self, inputs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         return self.head(self.layer(self.embedding(inputs), lengths).mean(1))
-
-
-class BadGradient(Smooth):
-    """Its weight's gradient is infinite from the third backward on, while the loss stays finite."""
-
-    def __init__(self, d_model: int) -> None:
-        super().__init__(d_model)
-        factors = chain([1, 1], repeat(torch.inf))
-        self.mix.weight.register_hook(lambda grad: grad * next(factors))
 
 
 class KillMe(Callback):

@@ -1,6 +1,7 @@
 """The callbacks of a run, each under a small Trainer."""
 
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lra_ssm.analysis.flops import training_flops_per_token
 from lra_ssm.callbacks import (
     LogEpochMeans,
     LogGradientNorm,
@@ -18,6 +20,7 @@ from lra_ssm.callbacks import (
     ShowBackends,
     StopOnNonFinite,
     Throughput,
+    _known_peak,
 )
 from lra_ssm.errors import InputError
 from lra_ssm.layers import S4D, S6, LayerSpec, NetworkSpec
@@ -135,18 +138,34 @@ def test_the_mean_of_an_epoch_counts_every_example_once(tmp_path, monkeypatch):
     assert found["train/rare_epoch"].item() == pytest.approx((batches[4] + batches[6]).item() / 2)
 
 
-def test_speed_is_counted_without_padding(tmp_path, monkeypatch):
+def test_speed_is_counted_without_padding_and_utilization_by_the_peak_of_a_gpu(tmp_path, monkeypatch):
     """Two batches of 2 × 6 tokens, 4 of the second padding; the clock is read at their starts and at each log step."""
     clock = iter(range(100))
     monkeypatch.setattr("lra_ssm.callbacks.time.perf_counter", lambda: float(next(clock)))
     ids, lengths = torch.arange(14).view(2, 7) % 11, torch.tensor([6, 2])
     targets = ids[:, 1:].masked_fill(torch.arange(6) >= lengths[:, None], -100)
-    trainer = Trainer(**QUIET, log_every_n_steps=2, default_root_dir=tmp_path, callbacks=[Throughput()], max_steps=2)
     batches = [(ids[:, :-1], ids[:, 1:], None, None), (ids[:, :-1], targets, None, lengths)]
     network = NetworkSpec(LanguageModel, layer=LayerSpec(S6, d_state=4), vocab_size=11, d_model=8, n_layers=1)
-    trainer.fit(LanguageModelling(network), DataLoader(batches, batch_size=None))
-    metrics = trainer.callback_metrics
-    assert metrics["train/tokens_per_s"] == 20.0 and metrics["train/samples_per_s"] == 4.0
+    with torch.device("meta"):
+        needed = training_flops_per_token(network(), 6)
+    for peak in (None, 1e6):  # nothing is assumed about a CPU
+        monkeypatch.setattr("lra_ssm.callbacks._known_peak", lambda *_, peak=peak: peak)
+        trainer = Trainer(
+            **QUIET, log_every_n_steps=2, default_root_dir=tmp_path, callbacks=[Throughput()], max_steps=2
+        )
+        trainer.fit(LanguageModelling(network), DataLoader(batches, batch_size=None))
+        metrics = trainer.callback_metrics
+        assert metrics["train/tokens_per_s"] == 20.0 and metrics["train/samples_per_s"] == 4.0
+        assert metrics.get("train/mfu") == (peak and pytest.approx(20 * needed / peak))
+
+
+def test_the_peak_is_what_lightning_knows_of_a_gpu(monkeypatch):
+    trainer = Trainer(accelerator="cpu", precision="bf16-mixed", logger=False)
+    for name, peak in {"NVIDIA H100 80GB HBM3": 989.4e12, "NVIDIA B300": None}.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        with warnings.catch_warnings(action="error"):
+            assert _known_peak(trainer, torch.device("cuda")) == peak
+    assert _known_peak(trainer, torch.device("cpu")) is None
 
 
 def test_the_gradient_norm_is_of_before_clipping(tmp_path):
@@ -208,18 +227,16 @@ def test_gradient_over_weight_is_logged(tmp_path):
         fit(tmp_path, LogGradientOverWeight(roles=("recurent",)))
 
 
-@pytest.mark.parametrize(
-    ("layers", "line"), [((S6, S4D, S6), ["selective scan by eager; S4D's kernel by eager"]), ((), [])]
-)
-def test_a_fit_prints_once_which_backends_run(layers, line, tmp_path, capsys):
+def test_a_fit_prints_once_which_backends_run(tmp_path, capsys):
     class Scans(Line):
         def __init__(self):
             super().__init__()
-            self.layers = nn.Sequential(*(layer(3, d_state=2) for layer in layers))
+            self.layers = nn.Sequential(*(layer(3, d_state=2) for layer in (S6, S4D, S6)))
 
         def training_step(self, batch, i):
             return self.layers(self.linear(batch[0])[:, None]).square().mean()
 
     with prefer_backend("eager"):
         fit(tmp_path, ShowBackends(), model=Scans(), max_steps=3)
-    assert [text for text in capsys.readouterr().out.splitlines() if " by " in text] == line
+    lines = [text for text in capsys.readouterr().out.splitlines() if " by " in text]
+    assert lines == ["selective scan by eager; S4D's kernel by eager"]

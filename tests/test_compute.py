@@ -95,8 +95,9 @@ def test_what_cannot_be_done_is_told():
 
 
 def test_a_run_is_the_same_computed_otherwise(interrupted, uninterrupted, tmp_path, capsys):
-    """It goes on and ends with the same weights; the record has how each start computed."""
-    printed([*FIT, "--compute.recompute_blocks=true"], capsys)
+    """It goes on, says so in a line, and ends with the same weights; the record has how each start computed."""
+    out = printed([*FIT, "--compute.recompute_blocks=true"], capsys)
+    assert "note: it computes in another way than before: compute.recompute_blocks False there, True here" in out
     assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
     starts = json.loads((interrupted / "run.json").read_text())["starts"]
     assert [start["compute"]["recompute_blocks"] for start in starts] == [False, True]

@@ -1,9 +1,12 @@
 """Every config has the values of the sources that it cites, and its network their parameters."""
 
+import copy
 import re
 
 import pytest
+import torch
 
+from lra_ssm.layers import NetworkSpec
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import parameter_rates
 from tests.test_configs import (
@@ -129,12 +132,29 @@ def test_configs_to_compare_differ_only_in_what_is_compared(one, other, only):
         assert changed == {*UNIT[:2], LAYER + "parameterization"}
 
 
-@pytest.mark.parametrize("task", LRA)
-def test_transformers_have_the_parameters_of_the_code_behind_them(task):
-    """google-research/long-range-arena, lra_benchmarks/models, counted from its modules; its vocabularies are ours.
-    Of the other models benchmarks/parity compares the weights with those of the public code."""
-    s, given = published(MODELS["transformer"]["source"], task), network(f"lra/{task}/transformer")["init_args"]
-    embedding, K = given["embedding"]["init_args"], {"listops": 10, "image": 10}.get(task, 2)
+def of_mamba(task, s, K, given):
+    """jsie7/ssm-benchmark, models/mamba.py over mamba-ssm 1.1.4; ours has a final norm more where norms come first."""
+    D, E, N = s["d_model"], int(s["expand"] * s["d_model"]), s["d_state"]
+    R = -(-D // 16)
+    mamba = D * 2 * E + E * s["d_conv"] + E + E * (R + 2 * N) + R * E + E + E * N + E + E * D
+    count = s["n_layers"] * (mamba + D * 2 * D + 2 * D + 2 * D) + 2 * D + D * K + K
+    if task == "retrieval":
+        count += 2 * K * 512 + 512 + 512 * 256 + 256 + 256 * K + K
+    return count + (2 * D if s["prenorm"] else 0)
+
+
+def of_s5(task, s, K, given):
+    """lindermanlab/S5: Λ and Δ of P conjugate pairs, B, two C, D; half a GLU's map, a norm.
+    Its tokens are one-hot vectors of a linear map, whose bias an embedding has not."""
+    D, P = s["d_model"], s["d_state"] // 2
+    layer = 3 * P + 2 * P * D + 2 * 2 * P * D + D + D * D + D + 2 * D
+    count = s["n_layers"] * layer + (given["vocab_size"] * D if "vocab_size" in given else 2 * D)
+    return count + (4 * D * D + D + D * K + K if task == "retrieval" else D * K + K)
+
+
+def of_transformer(task, s, K, given):
+    """google-research/long-range-arena, lra_benchmarks/models; its vocabularies are ours."""
+    embedding = given["embedding"]["init_args"]
     D, M, F = s["d_model"], embedding["max_length"], s["width"]
     Q = s["n_heads"] * (s["d_head"] or D // s["n_heads"])
     block = 2 * 2 * D + 4 * D * Q + D * F + F + F * D + D
@@ -142,8 +162,30 @@ def test_transformers_have_the_parameters_of_the_code_behind_them(task):
     count += D if s["class_token"] else 0
     count += (M + s["class_token"]) * D if embedding["positions"] == "learned" else 0
     half = F // 2
-    count += 2 * D * F + F + F * half + half + half * K + K if task == "retrieval" else D * F + F + F * K + K
-    assert parameters(f"lra/{task}/transformer") == count
+    return count + (2 * D * F + F + F * half + half + half * K + K if task == "retrieval" else D * F + F + F * K + K)
+
+
+@pytest.mark.parametrize("task", LRA)
+@pytest.mark.parametrize("count", [of_mamba, of_s5, of_transformer])
+def test_networks_have_the_parameters_of_the_code_behind_them(count, task):
+    """Counted from its modules."""
+    model = count.__name__.removeprefix("of_")
+    classes = {"listops": 10, "image": 10}.get(task, 2)
+    settings, given = published(MODELS[model]["source"], task), network(f"lra/{task}/{model}")["init_args"]
+    assert parameters(f"lra/{task}/{model}") == count(task, settings, classes, given)
+
+
+@pytest.mark.parametrize(("name", "layers", "inputs", "count"), [("mnist", 1, 1, 17_546), ("scifar", 6, 3, 101_514)])
+def test_stable_ssm_has_the_parameters_of_its_public_code(name, layers, inputs, count):
+    """radarFudan/StableSSM, counted from its modules: Δ, A and C of D × N / 2 modes, D, the GLU's map, a norm; maps
+    before and after them. With a B that is learned there are D × N more in each layer."""
+    D, N = 64, 64
+    layer = D + 2 * D * N // 2 + D * N + D + D * 2 * D + 2 * D + 2 * D
+    assert count == layers * layer + inputs * D + D + D * 10 + 10 == parameters(f"{name}/stable_ssm")
+    spec = copy.deepcopy(network(f"{name}/stable_ssm"))
+    spec["init_args"]["layer"]["init_args"]["learn_B"] = True
+    with torch.device("meta"):
+        assert sum(p.numel() for p in NetworkSpec.of(spec)().parameters()) == count + layers * D * N
 
 
 @pytest.mark.parametrize("task", LRA)

@@ -1,5 +1,6 @@
 """Every config parses, is complete, says where its values come from, and trains."""
 
+import inspect
 import re
 from functools import cache
 from pathlib import Path
@@ -7,10 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Trainer
 
 import lra_ssm
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.roles import ROLES
+from lra_ssm.layers.spec import import_object
+from lra_ssm.runs.checkpoints import CheckpointSettings
 from lra_ssm.runs.record import flatten
 from lra_ssm.tasks import OptimizerSettings
 from tests.runner import options_of, printed
@@ -52,18 +56,18 @@ def resolved(*paths):
     return dict(values(options_of_files(*paths).resolved))
 
 
-def class_paths(node):
-    """The import path of every class in a configuration, except those in lists."""
+def class_paths(node, name=""):
+    """(dotted name with a dot behind it, import path) of every class in a configuration, except those in lists."""
     if isinstance(node, dict):
         if "class_path" in node:
-            yield node["class_path"]
-        for value in node.values():
-            yield from class_paths(value)
+            yield name, node["class_path"]
+        for key, value in node.items():
+            yield from class_paths(value, f"{name}{key}.")
 
 
 def covering():
     """As few files as a greedy choice needs for every class of a model."""
-    named = {path: {*class_paths(parsed(path)["model"])} for path in FILES}
+    named = {path: {cls for _, cls in class_paths(parsed(path)["model"])} for path in FILES}
     missing, chosen = set().union(*named.values()), set()
     while missing:
         chosen.add(best := max(named, key=lambda path: len(named[path] & missing)))
@@ -137,15 +141,42 @@ def load(name):
     return found | {f"{OPTIMIZER}roles.{role}": settings.of_role(role)[:2] for role in ROLES[1:]}
 
 
+# What every config says, default or not: the first things that one looks for, and how the data is another than that of
+# the published figures.
+ALWAYS = ("d_model", "n_layers", "lr", "batch_size", *{key for data in PUBLISHED["data"].values() for key in data})
+# What Lightning makes of None.
+NONE_MEANS = {"trainer.precision": "32-true", "trainer.log_every_n_steps": 50}
+
+
+def defaults_of(config):
+    """Dotted name -> default, of every setting of the classes that a config names."""
+    classes = {"trainer": Trainer, "checkpoint": CheckpointSettings, "model.init_args.optimizer": OptimizerSettings}
+    classes |= {f"{name}init_args": import_object(path) for name, path in class_paths(config)}
+    signatures = {above: inspect.signature(cls).parameters for above, cls in classes.items()}
+    found = {f"{above}.{name}": p.default for above, own in signatures.items() for name, p in own.items()}
+    return {"seed_everything": 0, **found, **NONE_MEANS}
+
+
+def is_default(value, default):
+    if inspect.isclass(default):
+        return isinstance(value, str) and default is not inspect.Parameter.empty and import_object(value) is default
+    return same(value, list(default) if isinstance(default, tuple) else default)
+
+
 @pytest.mark.parametrize("path", [*FILES, *STRATEGIES], ids=str)
-def test_every_value_is_ours_or_names_its_source(path):
-    lines = path.read_text().splitlines()
+def test_every_value_is_ours_or_names_its_source_and_a_default_names_one(path):
+    lines, settings, defaults = path.read_text().splitlines(), settings_of(path), defaults_of(parsed(path))
+    assert len(settings.keys() & defaults.keys()) > (9 if path in FILES else 2)
     if path != QUICKSTART:
         assert HEAD in lines[: lines.index("")]
         for line in lines:
             value, _, comment = line.partition("  # ")
             if re.match(r"\s*\w+: [^\s#]", value):
                 assert not comment or re.search(ORIGIN, comment), f"neither a source nor ours: {line}"
+    for key in (settings.keys() & defaults.keys()) if path in FILES else ():
+        value, comment = settings[key]
+        if key.rpartition(".")[2] not in ALWAYS and is_default(value, defaults[key]):
+            assert comment and not comment.startswith("ours"), f"{key} is the default, and no source says it"
 
 
 def leaves(node, path=()):

@@ -1,6 +1,7 @@
 """Two processes (DDP on gloo) of which one is told to stop, stop at the same step, and resume bit for bit."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -81,3 +82,21 @@ def test_processes_that_srun_starts_train_and_end(tmp_path: Path, data: Path) ->
     ends = run_by(2, [*SRUN, *SHORT, f"--data.root={data}"], tmp_path, srun=True)
     assert [each.code for each in ends] == [0, 0], ends
     assert state(tmp_path)[0]["status"] == "finished"
+
+
+@pytest.mark.trials
+@pytest.mark.parametrize("seed", range(12))
+def test_signals_at_random_moments(seed: int, tmp_path: Path, data: Path, undisturbed: Outcome) -> None:
+    """To one process or to both, in training, in validation and while saving."""
+    draw = random.Random(seed)
+    name = draw.choice(["SIGTERM", "SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGKILL"])
+    event = draw.choice(["train_batch_start", "train_batch_end", "validation_batch_start", "save_checkpoint"])
+    rank = {"KILL_RANK": draw.choice("01")} if draw.random() < 0.7 else {}
+    moment = f"{event}:{draw.randint(1, 6 if 'train' in event else 3)}"
+    code, lines = fit(tmp_path, data, KILL_AT=moment, KILL_WITH=name, **rank)
+    print(f"seed {seed}: {name} at {moment} {rank}, ended with {code}: {lines}")
+    if name != "SIGKILL":
+        assert state(tmp_path)[0]["status"] == ("finished" if code == 0 else "interrupted")
+        assert len(lines) == (code != 0), lines
+    assert fit(tmp_path, data)[0] == 0
+    assert_same(outcome(tmp_path), undisturbed)

@@ -3,7 +3,6 @@
 import errno
 import io
 import pickle
-import random
 import sys
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from lra_ssm import bars, tables
 from lra_ssm.cli import main
 from lra_ssm.errors import LONGEST, InputError, to_one_line
-from lra_ssm.tables import duration, table, terminal_width, wrapped
+from lra_ssm.tables import table, terminal_width, wrapped
 
 HOSTILE = {
     "escape sequence": "a\x1b[2J\x1b]0;title\x07b",
@@ -31,12 +30,7 @@ HOSTILE = {
 
 
 def test_a_message_is_one_printable_line():
-    rng = random.Random(0)
-    texts = [*HOSTILE.values()]
-    for _ in range(300):
-        codes = [rng.choice([rng.randrange(256), rng.randrange(0x110000)]) for _ in range(rng.randrange(40))]
-        texts.append("".join(map(chr, codes)))
-    for text in texts:
+    for text in HOSTILE.values():
         for line in (to_one_line(text), str(InputError(f"file {text}: is wrong"))):
             assert line.isprintable() and len(line) <= LONGEST and line.encode("utf-8").decode() == line
             assert to_one_line(line) == line
@@ -101,15 +95,13 @@ def test_what_the_system_refuses_is_one_line_and_other_errors_are_pythons_own(fa
 # --- tables, bars and lines ---
 
 
-def test_bars_and_tables_show_names_as_text(monkeypatch, capsys):
+def test_a_bar_shows_its_name_as_text(monkeypatch, capsys):
     monkeypatch.setattr(bars, "LOG", (0, 0))
     with bars.Bar("a[/b]\x1b]0;t\x07\nc", 10) as bar:
         bar.advance(5)
         bar.refresh()
     shown = capsys.readouterr().err
     assert r"a[/b]\x1b]0;t\x07 c:  50%" in shown and "\x1b]0" not in shown and "\x07" not in shown
-    lines = table(("name",), [("one\x1b[2J\ud800\u202e",)]).splitlines()
-    assert lines[1] == r"one\x1b[2J\ud800\u202e" and all(line.isprintable() for line in lines)
 
 
 def test_tables_line_up_and_take_any_text_as_it_is():
@@ -117,21 +109,12 @@ def test_tables_line_up_and_take_any_text_as_it_is():
     assert len(lines) == 3 and lines[1].startswith("[bold]a ") and lines[2].endswith(" 1,000")
     assert len({len(line) for line in lines}) == 1 and lines[0].index("Δ") == lines[1].index("x")
     assert table(("a", "b"), [("x\ty\nz", "1")]) == "a      b\nx y z  1"
+    assert table(("name",), [("one\x1b[2J\ud800\u202e",)]).splitlines()[1] == r"one\x1b[2J\ud800\u202e"
     with pytest.raises(ValueError, match="a row does not have 2 cells"):
         table(("a", "b"), [("1",)])
 
 
-COLUMNS = ("dataset", "source", "inputs", "split", "examples", "classes", "class shares", "tokens", "length mean",
-           "max")  # fmt: skip
-ROW = ("pathfinder", "generated, hard, limit 160000", "32×32×1 symmetric", "train", "160,000", "2",
-       "49.9% to 50.1%", "", "1,024.0", "1,024")  # fmt: skip
-
-
 def test_a_table_fits_the_terminal_and_loses_nothing():
-    """Words that do not fit are broken behind slashes and underscores, and the longest anywhere."""
-    wide, fitting = table(COLUMNS, [ROW], 4), table(COLUMNS, [ROW], 4, 100)
-    assert max(map(len, wide.splitlines())) > 100 >= max(map(len, fitting.splitlines()))
-    assert sorted(fitting.split()) == sorted(wide.split()) and table(COLUMNS, [ROW], 4, 200) == wide
     columns, row = ("run", "experiment", "delta_lr_factor", "block"), ("7", "cpu/scifar16/mamba", "0.125", "MambaBlock")
     assert table(columns, [row], 2, 40).splitlines() == [
         "                    delta_lr_",
@@ -140,8 +123,6 @@ def test_a_table_fits_the_terminal_and_loses_nothing():
         "    scifar16/",
         "    mamba",
     ]
-    narrow = table(columns, [row], 2, 26).splitlines()
-    assert max(map(len, narrow)) <= 26 and any(line.split()[-1:] == ["MambaBl"] for line in narrow)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +137,3 @@ def test_lines_are_broken_only_in_a_terminal(is_terminal, kind, width, monkeypat
     lines = wrapped(line, 4).splitlines()
     assert " ".join(map(str.strip, lines)) == line and len(lines) == (3 if width else 1)
     assert all(len(each) <= 70 for each in lines) == bool(width) and all(each.startswith("    ") for each in lines[1:])
-
-
-def test_durations():
-    found = [duration(seconds) for seconds in (0, 30, 617.9, 10000, 400000)]
-    assert found == ["0 s", "30 s", "10.3 min", "2.8 h", "4.6 d"]

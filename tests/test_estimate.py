@@ -104,7 +104,6 @@ def test_memory_and_hours_of_the_whole_run_are_printed_and_nothing_is_left(made,
         ({}, 6),
         ({"max_steps": 5}, 5),
         ({"accumulate_grad_batches": 2}, 3),
-        ({"limit_train_batches": 1}, 3),
         ({"max_epochs": -1, "max_time": "01:00:00:00"}, float("inf")),
     ],
 )

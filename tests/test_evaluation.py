@@ -134,7 +134,6 @@ def test_what_cannot_be_evaluated(saved: Path, tmp_path: Path, monkeypatch) -> N
     for name, settings, message in (
         (tmp_path / "many", {}, "the tokenizer has 302 tokens, the model 257"),
         (tmp_path / "without", {}, r"has no vocabulary\.json or tokenizer\.json: give tokenizer, such as"),
-        (saved, {"batch_size": "auto"}, "batch_size is 'auto'; it must be a number of at least 1"),
         (saved, {"batch_size": 0}, "batch_size is 0; it must be a number of at least 1"),
         (saved, {"dtype": "int8"}, "dtype is 'int8'; it must be float32 or bfloat16"),
     ):

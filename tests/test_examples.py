@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lra_ssm.layers import S4D, LayerSpec, NetworkSpec
-from lra_ssm.models import Classifier
 from tests.runner import succeed
 
 ROOT = Path(__file__).parents[1]
@@ -79,15 +77,10 @@ def test_commands_of_extending_run(line, tmp_path, data):
     succeed([*arguments, *short, *([] if "my_data" in line else [*LITTLE, f"--data.root={data}"])], tmp_path)
 
 
-def of_extending(*files: str) -> dict:
-    names: dict = {}
-    for file in files:
-        exec(compile(FILES[file], file, "exec"), names)
-    return names
-
-
 def test_its_recurrence_is_the_one_it_says_with_padding_and_steps():
-    leaky = of_extending("my_recurrence.py")["Leaky"]
+    names: dict = {}
+    exec(compile(FILES["my_recurrence.py"], "my_recurrence.py", "exec"), names)
+    leaky = names["Leaky"]
     layer = leaky(3, start=0.7).double()
     x, lengths = torch.randn(2, 6, 3, dtype=torch.float64), torch.tensor([6, 4])
     state, expected = torch.zeros(2, 3, dtype=torch.float64), []
@@ -103,48 +96,19 @@ def test_its_recurrence_is_the_one_it_says_with_padding_and_steps():
     assert leaky(3, bidirectional=True).optim_roles() == {"logit": "recurrent", "reverse.logit": "recurrent"}
 
 
-def test_its_loss_and_its_task_are_what_they_say():
-    names = of_extending("my_loss.py", "my_task.py", "my_metric.py")
-    layer = LayerSpec(S4D, d_state=4)
-    network = NetworkSpec(Classifier, layer=layer, num_classes=3, vocab_size=5, d_model=4, n_layers=1)
-    logits, labels = torch.randn(6, 3).double(), torch.tensor([0, 1, 2, 0, 1, 2])
-    focal = names["Focal"](network, gamma=0.0)
-    torch.testing.assert_close(focal.loss(logits, labels), torch.nn.functional.cross_entropy(logits, labels))
-    focal.gamma = 2.0
-    p = logits.softmax(-1)[range(6), labels]
-    torch.testing.assert_close(focal.loss(logits, labels), -((1 - p) ** 2 * p.log()).mean())
-    ordinal = names["Ordinal"](network)
-    ordinal.forward = lambda inputs, lengths: torch.tensor([[-9.0, -1, -1], [-9, 1, -1], [-9, 1, 1]])
-    assert ordinal.predicted(None, None).tolist() == [0, 1, 2]
-    metric = names["WithinOne"]()
-    metric.update(torch.eye(3), torch.tensor([1, 1, 0]))
-    metric.update(torch.eye(3)[:1], torch.tensor([0]))
-    assert metric.compute() == 3 / 4
-
-
 # --- docs/tuning.md: both its ways to drive a fit from Optuna ---
 
-WANDB, TUNE = blocks("tuning.md", "bash")
+_, TUNE = blocks("tuning.md", "bash")
 TUNE_SCRIPT, TUNE_NOTEBOOK = blocks("tuning.md", "python")
 
 
 @pytest.mark.slow
-def test_wandb_is_turned_on_by_these_options(tmp_path):
-    pytest.importorskip("wandb")
-    for line in WANDB.splitlines():
-        _, *arguments = shlex.split(line)
-        succeed([*arguments, *LITTLE, "--trainer.max_steps=2"], tmp_path, {"WANDB_SILENT": "true"})
-    assert len(list(tmp_path.glob("runs/quickstart/*/wandb/offline-run-*"))) == 2
-
-
-@pytest.mark.slow
-def test_optuna_drives_fits_in_processes_of_their_own(tmp_path, monkeypatch):
+def test_optuna_drives_fits_in_processes_of_their_own(here, tmp_path, monkeypatch):
     optuna = pytest.importorskip("optuna")
     (tmp_path / "tune.py").write_text(TUNE_SCRIPT)
     _, script, *options = shlex.split(TUNE)
     small = ["--model.network.d_model=8", "--model.network.n_layers=1", "--trainer.val_check_interval=1"]
     monkeypatch.setattr(sys, "argv", [script, *options, *LITTLE, *small])
-    monkeypatch.chdir(tmp_path)
     runpy.run_path(script, run_name="__main__")
     study = optuna.load_study(study_name="tune", storage=f"sqlite:///{tmp_path}/tune.db")
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
@@ -152,9 +116,8 @@ def test_optuna_drives_fits_in_processes_of_their_own(tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("runs/tune/[01]/*/run.json"))) == 2
 
 
-def test_optuna_prunes_by_a_callback(tmp_path, monkeypatch):
+def test_optuna_prunes_by_a_callback(here, tmp_path, monkeypatch):
     optuna = pytest.importorskip("optuna")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "")
     monkeypatch.setattr(optuna.Trial, "should_prune", lambda trial: trial.number == 1)
     little = TUNE_NOTEBOOK.replace("num_train=1000, num_val=200, num_test=200", "num_train=64, num_val=32, num_test=32")

@@ -1,11 +1,13 @@
 """fit --init_from a saved model: the weights that it starts from, and what does not fit."""
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lra_ssm.cli.starting_weights import StartingWeights
 from lra_ssm.datamodules.language.tokenizer import ByteTokenizer, CharacterTokenizer
@@ -13,7 +15,7 @@ from lra_ssm.layers import B2S6, S4D, S6, LayerSpec, NetworkSpec
 from lra_ssm.models import Classifier, LanguageModel, Regressor
 from lra_ssm.tasks import Classification
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
-from tests.runner import TINY, only_run, printed, refused
+from tests.runner import TINY, only_run, printed, refused, warning
 
 pytestmark = pytest.mark.usefixtures("read_once")
 BYTES = {"vocabulary": 257}
@@ -129,3 +131,20 @@ def test_a_pretrained_embedding_loses_the_masks_channel():
     assert torch.equal(ours.pop("embedding.weight"), theirs.pop("embedding.weight")[:, :1])
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
     assert torch.equal(task.network.head.weight, head)
+
+
+def test_a_finished_run_and_a_resume_say_that_the_weights_have_changed(capsys):
+    hf_folder(Path("hf"), sizes(**BYTES))
+    start = [*START, "--init_from=hf"]
+    printed(start, capsys)
+    os.utime("hf/model.safetensors")
+    assert "is finished" in printed(start, capsys)  # the same
+    save_file({name: 2 * tensor for name, tensor in load_file("hf/model.safetensors").items()}, "hf/model.safetensors")
+    message = "was trained with other weights: hf/model.safetensors has changed; --fresh trains with the current ones"
+    assert message in printed(start, capsys)
+    record = only_run(Path()) / "run.json"
+    before = json.loads(record.read_text())
+    record.write_text(json.dumps({**before, "status": "interrupted"}))
+    line = warning(printed(start, capsys))
+    assert "began with other weights: hf/model.safetensors has changed: it goes on from its own" in line
+    assert json.loads(record.read_text())["weights"] == before["weights"]  # of what it began with

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lra_ssm.layers import width_roles
 from lra_ssm.layers.spec import import_object
 from lra_ssm.tasks.optim import optimizer_and_schedule
 from tests.test_configs import CONFIGS, FILES, parsed
@@ -25,6 +26,7 @@ def groups(path: Path) -> Iterator[str]:
     model = parsed(path)["model"]
     with torch.device("meta"):
         task = import_object(model["class_path"])(**model["init_args"])
+    width_roles(task.network)  # a parameter without one is an error
     made = optimizer_and_schedule(task.network, task.optimizer_settings, 1000, 100, task.width_factors)
     optimizer = made["optimizer"]
     for group in optimizer.param_groups:

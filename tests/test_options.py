@@ -14,12 +14,10 @@ from torch import nn
 
 from lra_ssm import datamodules, layers
 from lra_ssm.cli.command import call
-from lra_ssm.cli.config import add_sections
 from lra_ssm.cli.coordcheck import coordcheck
 from lra_ssm.cli.data import prepare
 from lra_ssm.cli.fit import fit
 from lra_ssm.cli.merge import CHOICES
-from lra_ssm.cli.sweeps import results
 from lra_ssm.cli.text import generate, score
 from tests.runner import FIT, everything_below, in_process, printed
 
@@ -43,11 +41,9 @@ def recorded(function, got):
          {"model": "m", "prompt": ["a", "b"], "top_k": 4, "num_samples": 2,
           "allow_pickle": True, "seed": None, "temperature": 0.8, "stop": [], "trust": []}),
         (score, "m a --allow-pickle b --device cpu c", {"model": "m", "files": ("a", "b", "c"), "allow_pickle": True}),
-        (results, "--format=csv", {"runs": (), "format": "csv", "grid": False}),
         # Settings of a configuration are handed on as they are.
         (fit, "--config quickstart --estimate --fresh --data=Text",
          {"settings": ("--config=quickstart", "--data=Text"), "estimate": True, "fresh": True}),
-        (fit, "--estimate=H100", {"settings": (), "estimate": "H100", "fresh": False}),
         (coordcheck, "--data.root here quickstart --widths 64 128 --model.network.layer=S6",
          {"config": "quickstart", "widths": [64, 128], "settings": ("--data.root=here", "--model.network.layer=S6")}),
         (prepare, "text --limit 3 --root=data --inputs=bytes",
@@ -58,16 +54,6 @@ def test_a_signature_is_a_command_line(function, line, expected):
     got = {}
     assert call("example", recorded(function, got), line.split()) == 0
     assert {name: got.get(name, ()) for name in expected} == expected
-
-
-def test_help_is_the_docstring(capsys):
-    with pytest.raises(SystemExit):
-        call("score", score, ["--help"])
-    out = " ".join(capsys.readouterr().out.split())
-    assert "usage: lra-ssm score" in out and "Say how well a language model predicts texts." in out
-    assert "texts in UTF-8, whatever their names; - for standard input (type" in out  # not "required"
-    assert "--allow-pickle read a saved model's weights from a pickle" in out
-    assert "examples: lra-ssm score lm-imdb-b2s6 review.txt" in out
 
 
 def test_help_of_fit_has_our_classes_first_and_a_title_for_every_group(monkeypatch, capsys):
@@ -102,9 +88,8 @@ SEVERAL = "model: {init_args: {network: {init_args: {layer: [{class_path: S6, in
 
 
 @pytest.fixture
-def config(capsys, tmp_path, monkeypatch):
+def config(capsys, here):
     """The configuration that tiny.yaml and these options make, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
     return lambda *flags: yaml.safe_load(printed([*FIT, *flags, "--print_config"], capsys))
 
 
@@ -217,19 +202,3 @@ def test_configs_are_found_by_name_or_are_any_file(config, capsys):
     os.rmdir("quickstart")
     Path("quickstart").write_text("experiment: mine")  # a file of that name goes first
     assert config("--config=quickstart")["experiment"] == "mine"
-
-
-def test_one_batch_is_not_all_in_whichever_order_typing_gives_the_types(config):
-    for text, value in (("1", 1), ("1.0", 1.0)):
-        read = config(f"--trainer.limit_test_batches={text}")["trainer"]["limit_test_batches"]
-        assert repr(read) == repr(value)
-
-    class Parser:
-        """Its Trainer has the types as a module wrote them that put float first."""
-
-        groups = dict.fromkeys(("trainer", "model", "data"), SimpleNamespace())
-        _actions = [SimpleNamespace(_typehint=float | int | None)]
-        add_argument = add_class_arguments = add_subclass_arguments = lambda *_, **__: None
-
-    add_sections(Parser())
-    assert str(Parser._actions[0]._typehint) == "int | float | None"

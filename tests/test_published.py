@@ -10,7 +10,6 @@ from lra_ssm.results.published import data_differences, differences, row_of, row
 from lra_ssm.runs.identity import set_beyond_defaults
 from lra_ssm.runs.record import RunRecord, flatten
 from lra_ssm.sweeps.sweep import read_sweep
-from lra_ssm.tasks import OptimizerSettings
 from tests.test_configs import CONFIGS, FILES, PUBLISHED, options_of_files, parsed
 
 ROOT = Path(__file__).parents[1]
@@ -156,40 +155,3 @@ def test_the_page_says_of_the_settings_what_published_yaml_says():
     table = PAGE.partition("\n| settings | ")[2].partition("\n\n")[0]
     explained = {word for cell in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE) for word in cell.split(", ")}
     assert all(table["settings"] in explained for table in PUBLISHED["tables"] if "settings" in table)
-
-
-def test_the_page_explains_every_letter_and_names_every_source():
-    table = [line for line in PAGE.splitlines() if ".yaml) | " in line]
-    used = {letter for line in table for letter in line.split("|")[5].strip().split(", ") if len(letter) == 1}
-    explained = re.findall(r"^- \*\*(\w)\*\* ", PAGE, re.MULTILINE)
-    assert used == set(explained) and len(set(explained)) == len(explained) == 23
-    for source in PUBLISHED["sources"].values():
-        name = source["code"]["repository"].rpartition("/")[2] if "code" in source else "table 4"
-        assert name in PAGE or source["cite"] in PAGE
-
-
-def test_gray_image_has_no_figure_of_lru():
-    """Orvieto et al. 2023 have colored sCIFAR in its place, and their 89.0 is quoted as Image's."""
-    figures = {(r["task"], r["value"]) for table in TABLES.values() for r in table["rows"] if r["model"] == "lru"}
-    assert ("scifar", 89.0) in figures and "image" not in {task for task, _ in figures}
-
-
-def test_the_page_has_b2s6_as_its_config_has_it():
-    """The table of its settings: table 4's value, the earlier code's in brackets where it differs."""
-    tasks = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
-    table4, freqbias = (PUBLISHED["sources"][name]["settings"] for name in ("table4", "freqbias"))
-    table = PAGE.partition("## B2S6: table 4")[2].partition("---|\n")[2].partition("\n\n")[0]
-    lines = [line.strip("| ").split(" | ") for line in table.splitlines()]
-    cells = {label.strip("* "): dict(zip(tasks, values, strict=True)) for label, *values in lines}
-    for label, key in (("blocks of layers", "n_layers"), ("width", "d_model"), ("lr", "lr"), ("batch", "batch_size"),
-                       ("epochs", "max_epochs"), ("weight decay", "weight_decay")):  # fmt: skip
-        for task, cell in cells[label].items():
-            first, _, second = cell.replace(",", "").rstrip(")").partition(" (")
-            assert (float(first), float(second or first)) == (table4[task][key], freqbias[task][key]), (label, task)
-    for label, key in (("dropout", "dropout"), ("rate of A", "recurrent.lr"), ("least Δ", "delta_min")):
-        assert {task: float(cell) for task, cell in cells[label].items()} == {t: freqbias[t][key] for t in tasks}
-    for task, cell in cells["factor of Δ's rate"].items():
-        settings = parsed(CONFIGS / f"lra/{task}/b2s6.yaml")["model"]["init_args"]["optimizer"]
-        rates = OptimizerSettings.of(settings)
-        assert float(cell) == pytest.approx(rates.of_role("delta").lr / rates.lr)
-        assert 0 < float(cell) < 1  # Yu & Erichson 2025, section 6

@@ -26,11 +26,10 @@ FILES = {"config.json", "model.safetensors", "config.yaml", "README.md"}
 
 
 @pytest.fixture
-def run(tested: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tested: Path, here: Path) -> Path:
     """A copy of a tested run, in the working folder."""
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(tested / "runs", "runs")
-    return only_run(tmp_path).relative_to(tmp_path)
+    return only_run(here).relative_to(here)
 
 
 def done(capsys, *arguments: str) -> list[str]:

@@ -1,6 +1,7 @@
 """A run's directory that moves or is damaged: one line names the file and what to do, and nothing is repaired."""
 
 import os
+import random
 import shutil
 
 import pytest
@@ -10,7 +11,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.record import RunRecord
 from tests.interrupted import assert_same, outcome
-from tests.runner import FIT, SHORT, printed, refused
+from tests.runner import FIT, SHORT, in_process, printed, refused
 
 TEST = ["test", *FIT[1:]]
 BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
@@ -99,3 +100,22 @@ def test_a_run_is_fitted_without_lightnings_checkpoints_and_a_missing_one_is_nam
     assert (other / BEST).is_file()
     with pytest.raises(InputError, match="none.ckpt cannot be read: No such file"):
         load_checkpoint(finished / "none.ckpt")
+
+
+FILES = ("run.json", ".holder.json", "config.yaml", "metrics.csv", "test.json", LAST, BEST)
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 7))])
+def test_any_damage_ends_well_or_with_one_line(seed, interrupted, capsys):
+    """A run with one or two damaged files is fitted, fitted again, and tested."""
+    random_ = random.Random(seed)
+    damaged = random_.sample(FILES, random_.choice([1, 1, 2]))
+    for name in damaged:
+        path = interrupted / name
+        raw = path.read_bytes() if path.is_file() else b"{}"
+        cut = raw[: random_.randrange(len(raw))]
+        path.write_bytes(random_.choice([cut, cut, b"", random_.randbytes(200), bytes(len(raw))]))
+    for command in random_.sample([FIT, TEST, FIT], 3):
+        code, _, errors = in_process(command, capsys)
+        assert not any("Traceback" in line for line in errors), (seed, damaged, errors)
+        assert code in (0, 2) and len([line for line in errors if "error: " in line]) == (code == 2), (seed, damaged)

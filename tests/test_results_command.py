@@ -1,4 +1,4 @@
-"""`lra-ssm results` and `lra-ssm status` of folders: what they print, draw, write and refuse."""
+"""`lra-ssm results` and `lra-ssm status` of folders; what they refuse: test_bad_input.py."""
 
 import json
 from pathlib import Path
@@ -11,18 +11,17 @@ from lra_ssm.cli import status
 from lra_ssm.results import plot
 from lra_ssm.results.table import groups_of, runs_frame
 from tests.results.made import LR, make_run, read
-from tests.runner import printed, refused
+from tests.runner import printed
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def made(here):
     for lr in (0.001, 0.01, 0.1):
         for seed in (0, 1):
             curve = [(1000 * i, 0.1 * i + seed / 20 - (i == 5) * 0.3) for i in range(1, 6)]
-            make_run(tmp_path, seed=seed, value=0.5 + lr + seed / 10, changes={LR: lr}, curve=curve)
-    make_run(tmp_path, "lra/text/b2s6", status="failed", reason="the loss is nan", tested=False, curve=[(500, 0.6)])
-    return tmp_path
+            make_run(here, seed=seed, value=0.5 + lr + seed / 10, changes={LR: lr}, curve=curve)
+    make_run(here, "lra/text/b2s6", status="failed", reason="the loss is nan", tested=False, curve=[(500, 0.6)])
+    return here
 
 
 def test_a_real_run_is_scored_and_shown(finished, capsys):
@@ -90,6 +89,8 @@ def test_a_metric_over_numbers_words_and_two_settings(made, drawn):
     assert list(panel.lines[0].get_xdata()) == [0.001, 0.01, 0.1]
     assert list(panel.lines[0].get_ydata()) == pytest.approx([55.1, 56, 65])
     assert panel.containers[0].has_yerr and panel.containers[0].get_label() == "s4d (2 seeds)"
+    scales = [plot.spacing(values) for values in ([0, 0.001, 0.01, 0.1], [1, 2, 4], [1, 2, 3, 4], [-1, 1, 10])]
+    assert scales == ["symlog", "log", "linear", "linear"]
     (panel,) = drawn(made, ["layer"])
     assert [label.get_text() for label in panel.get_xticklabels()] == ["S4D"]
     assert len({line.get_color() for line in panel.lines if line.get_marker() == "o"}) == 3  # one for each rate
@@ -108,14 +109,6 @@ def test_one_seed_has_no_error_bar_and_close_values_have_different_ticks(tmp_pat
     assert [label.get_text() for label in panel.get_xticklabels()] == ["0.1234567", "0.1234568"]
 
 
-@pytest.mark.parametrize(
-    ("values", "scale"),
-    [([0.001, 0.01, 0.1], "log"), ([0, 0.001, 0.01, 0.1], "symlog"), ([1, 2, 3, 4], "linear"), ([-1, 1, 10], "linear")],
-)
-def test_the_axis_is_as_the_values_are_spaced(values, scale):
-    assert plot.spacing(values) == scale
-
-
 def test_a_folders_runs_are_listed_with_what_differs(made, capsys, monkeypatch):
     started = {"status": "interrupted", "step": 40, "tested": False, "curve": [(20, 0.5)], "metrics": {}}
     make_run(made, seed=3, changes={LR: 0.1}, **started)
@@ -129,22 +122,3 @@ def test_a_folders_runs_are_listed_with_what_differs(made, capsys, monkeypatch):
     monkeypatch.setattr(status, "terminal_width", lambda *_: 80)
     lines = printed(["status"], capsys).splitlines()
     assert max(map(len, lines)) <= 80 and sum("lra/listops/s4d" in line for line in lines) == 7
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["nowhere"], "nowhere: no runs there"),
-        (["runs", "--by=rl"], "no run has a setting 'rl'"),
-        (["runs", "--plot=x.png"], "--plot draws over one setting or two"),
-        (["runs", "--out=table.pdf"], "--out table.pdf: end it with .md, .csv, .tex, .txt"),
-        (["runs", "--out=no/such/table.md"], "no/such/table.md"),
-        (["runs", "--curves=no/such/x.png"], "no/such/x.png"),
-        (["runs/lra/text", "--by=lr", "--plot=x.png"], "nothing to draw"),
-        (["runs", "--format=pdf"], "--format"),
-    ],
-)
-def test_bad_input_is_one_line_and_leaves_nothing(arguments, line, made, capsys):
-    before = sorted(made.rglob("*"))
-    assert line in refused(["results", *arguments], capsys)
-    assert sorted(made.rglob("*")) == before

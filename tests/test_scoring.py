@@ -84,48 +84,38 @@ def test_fit_and_validate_never_touch_the_test_split(here):
     assert run_here(TEST, here).code > 0
 
 
-def predicted(tmp_path, model, data):
-    """The rows of the file that predictions are written to."""
-    Trainer(**QUIET, callbacks=[WritePredictions(tmp_path / "p.csv")]).predict(model, data)
-    return rows_of(tmp_path / "p.csv")
-
-
-def test_predictions_call_classes_by_the_names_that_the_data_has(tmp_path):
-    class Named(LightningDataModule):
-        class_names = ("cat", "dog", "frog")
-
+@pytest.mark.parametrize("what", ["named classes", "classes", "values"])
+def test_predictions_with_and_without_labels_and_names(what, tmp_path, capsys):
+    class Data(LightningDataModule):
         def predict_dataloader(self):
-            inputs, labels = torch.linspace(-1, 1, 4)[:, None], torch.tensor([0, 1, 2, 0])
-            return DataLoader(TensorDataset(inputs, labels), batch_size=4)
+            labels = [torch.tensor([0, 1, 2, 0, 0])] if what == "named classes" else []
+            return DataLoader(TensorDataset(inputs, *labels), batch_size=2)
 
-    rows = predicted(tmp_path, Line(), Named())
-    columns = [f"p_{name}" for name in Named.class_names]
-    assert list(rows[0]) == ["example", "label", "prediction", *columns]
-    assert [row["label"] for row in rows] == ["cat", "dog", "frog", "cat"]
-    for row in rows:
-        assert f"p_{row['prediction']}" == max(columns, key=lambda column: float(row[column]))
-
-
-@pytest.mark.parametrize("classes", [True, False])
-def test_predictions_without_labels_and_values(classes, tmp_path, capsys):
-    inputs, model = torch.linspace(0.1, 1, 5)[:, None], Line()
-    if not classes:
+    inputs, model, data = torch.linspace(-1, 1, 5)[:, None], Line(), Data()
+    names = ["0", "1", "2"]
+    if what == "named classes":
+        data.class_names = names = ["cat", "dog", "frog"]
+    if what == "values":
         model.predicts_classes = False
         model.predict_step = lambda batch, batch_idx: model.linear(batch[0])
-    rows = predicted(tmp_path, model, DataLoader(TensorDataset(inputs), batch_size=2))
-    assert "5 predictions in" in capsys.readouterr().out and [row["example"] for row in rows] == [*"01234"]
-    names = ["prediction", "p_0"] if classes else ["y0", "y1"]
-    assert list(rows[0])[:3] == ["example", *names]
+    Trainer(**QUIET, callbacks=[WritePredictions(tmp_path / "p.csv")]).predict(model, data)
+    rows = rows_of(tmp_path / "p.csv")
+    assert "5 predictions" in capsys.readouterr().out and [row["example"] for row in rows] == [*"01234"]
+    columns = ["y0", "y1", "y2"] if what == "values" else [f"p_{name}" for name in names]
+    others = {"values": [], "classes": ["prediction"], "named classes": ["label", "prediction"]}[what]
+    assert list(rows[0]) == ["example", *others, *columns]
     for row, x in zip(rows, inputs, strict=True):
         expected = model.predict_step([x[None]], 0)[0]
-        assert float(row["p_0" if classes else "y0"]) == pytest.approx(expected[0].item(), 1e-4)
-        assert not classes or int(row["prediction"]) == expected.argmax()
+        assert [float(row[name]) for name in columns] == pytest.approx(expected.tolist(), 1e-4)
+        assert what == "values" or row["prediction"] == names[expected.argmax()]
+    if what == "named classes":
+        assert [row["label"] for row in rows] == ["cat", "dog", "frog", "cat", "cat"]
 
 
 # --- a saved model by its name ---
 
 
-def test_a_model_brings_its_configuration_along(pushed):
+def test_a_model_brings_its_configuration_along_and_with_another_is_a_checkpoint(pushed):
     folder, metrics = pushed
     before = (only_run(folder) / "test.json").read_bytes()
     result = succeed(["test", "model", "--trust", "tests.helpers.KillMe"], folder)
@@ -133,10 +123,6 @@ def test_a_model_brings_its_configuration_along(pushed):
     assert not {"DataLoader", "Restor", "Loaded"} & set(re.findall(r"DataLoader|Restor|Loaded", "".join(result[1:])))
     assert (only_run(folder) / "test.json").read_bytes() == before
     assert "val/accuracy" in succeed(["validate", "model", "--trust", "tests.helpers.KillMe"], folder).out
-
-
-def test_with_a_configuration_it_is_a_checkpoint_as_any_other(pushed):
-    folder, metrics = pushed
     command = [*SCORE, "--ckpt_path=model"]
     assert shown(succeed(["test", *command], folder).out) == metrics
     succeed(["predict", *command, "--split=test"], folder)
@@ -161,8 +147,7 @@ def copy(pushed, tmp_path, monkeypatch):
 
 def test_lightnings_own_callbacks_need_no_trust(pushed, copy, capsys):
     callback = {"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging"}
-    profiler = {"class_path": "lightning.pytorch.profilers.PassThroughProfiler"}
-    copy(lambda config: config["trainer"].update(callbacks=[callback], profiler=profiler))
+    copy(lambda config: config["trainer"].update(callbacks=[callback]))
     assert shown(printed(["test", "model"], capsys)) == pushed[1]
 
 
@@ -175,6 +160,8 @@ def test_what_others_import_or_run_is_refused_in_a_network_too(path, copy, tmp_p
     copy(lambda config: config["model"]["init_args"].update(network=network))
     message = refused(trusting, capsys)
     assert f"names {path}, which is not a class that lra_ssm, lightning, torch or torchmetrics has" in message
+    copy(lambda config: config["data"].update(class_path=path))  # of a config, inspect builds the data only
+    assert f"names {path}, which is not a class that" in refused(["inspect", "model"], capsys)
     (tmp_path / "model/vocabulary.json").write_text(f"class_path: {path}")  # jsonargparse would read it
     for file in ("vocabulary.json", "model/vocabulary.json", str(tmp_path / "model/vocabulary.json")):
         copy(lambda config, file=file: config["model"]["init_args"].update(network=file))
@@ -209,11 +196,9 @@ def test_a_score_has_the_digest_of_its_checkpoint_and_its_batches(here):
         (["--ckpt_path={best}", "--trainer.precision=bf16-mixed"], "trainer.precision None there, 'bf16-mixed' here"),
         (["--ckpt_path={own}"], None),  # a file in another folder is not a checkpoint of the run
         (["--ckpt_path={best}", "--data.num_test=12"], "other data than the run's"),
-        (["--ckpt_path={best}", "--model.network.padding=seen"], "other settings (model.network.padding None there"),
     ],
 )
 def test_other_scores_do_not_count_as_the_runs(flags, why, here):
-    """tests/results/test_record.py has all reasons; these are seen by the command."""
     before, run = scores(here)[0], only_run(here)
     (run / "own_checkpoints").mkdir()
     state = torch.load(run / "checkpoints/best.ckpt", weights_only=True)

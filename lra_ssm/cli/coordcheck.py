@@ -35,8 +35,8 @@ def coordcheck(
     """Train a config's model for a few steps at several widths, and show how activations and gradients scale.
 
     Settings of one width do not hold for another if activations, their changes or gradients grow or shrink with it.
-    Options of fit, such as --model.width.parameterization, change the config. Its data is prepared if its files are
-    here, and batches are cut to a few short sequences. Writes coordcheck.png and coordcheck.csv.
+    Options of fit, such as --model.width.parameterization, change the config. Batches are cut to a few short sequences;
+    they are random if the config's data is not prepared. Writes coordcheck.png and coordcheck.csv.
 
     Args:
         config: a config's name or file
@@ -62,6 +62,7 @@ def coordcheck(
     from lra_ssm.bars import Bar
     from lra_ssm.checkpoints.files import get_nested
     from lra_ssm.cli.config import read_fit_options
+    from lra_ssm.datamodules.base import PreparedData
     from lra_ssm.files import replacing
     from lra_ssm.width.report import draw_check, slope_tables
 
@@ -71,12 +72,16 @@ def coordcheck(
         raise InputError(f"coordcheck: the network of {config} has no d_model to change")
     lists = [value for name in ("layer", "block") if isinstance(value := network.get(name), list)]
     layers = layers or max([2, *map(len, lists)])
-    base = _task(checked, network["d_model"], layers, 0)  # refuses wrong settings before data is prepared
-    batches = _batches(checked.data(), steps + 1, examples, length)
+    base, data = _task(checked, network["d_model"], layers, 0), checked.data()
+    if isinstance(data, PreparedData) and not data.is_prepared():
+        batches = _random(base, network, steps + 1, examples, length)
+        source = "random, as the data is not prepared here"
+    else:
+        batches, source = _batches(data, steps + 1, examples, length), "of the config's data"
     parameterization = get_nested(checked.resolved, "model", "init_args", "width").get("parameterization")
     title = f"{checked.given.experiment}, {parameterization or 'without a width parameterization'}"
     print(wrapped(f"{title}: d_model {', '.join(map(str, widths))}, {layers} blocks, {steps} steps at the config's"
-                  f" rates, without warm-up; batches of {examples} sequences of at most {length} positions"),
+                  f" rates, without warm-up; batches of {examples} sequences of at most {length} positions, {source}"),
           flush=True)  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
@@ -152,14 +157,37 @@ def _measure(task: NetworkTask, batches: list[Any], steps: int) -> list[dict[str
 
 
 def _batches(data: Any, count: int, examples: int, length: int) -> list[Any]:
-    """Return small batches of a data module's training examples, after preparing its data."""
+    """Return small batches of a data module's training examples."""
     from lra_ssm.analysis.inputs import part_of_batch
 
     if data is None:
         raise InputError("coordcheck: the config names no data")
-    data.prepare_data()
     data.setup("fit")
     batches = chain.from_iterable(data.train_dataloader() for _ in range(count))  # an epoch has at least one
     small_batches = [part_of_batch(batch, slice(examples), length) for batch in islice(batches, count)]
     data.teardown("fit")
     return small_batches
+
+
+def _random(task: NetworkTask, sizes: dict[str, Any], count: int, examples: int, length: int) -> list[Any]:
+    """Return random inputs and targets of a network's sizes; a language model's targets are the next tokens."""
+    import torch
+
+    if not sizes.get("vocab_size") and not sizes.get("d_input"):
+        raise InputError("coordcheck: the network has neither vocab_size nor d_input: prepare its data first")
+    torch.manual_seed(0)
+    shape = (examples, *([2] if getattr(task.network, "per_example", 1) == 2 else []), length)
+    batches = []
+    for _ in range(count):
+        if tokens := sizes.get("vocab_size"):
+            inputs = torch.randint(min(1, tokens - 1), tokens, shape)  # 0 is padding
+        else:
+            inputs = torch.rand(*shape, sizes["d_input"])
+        if classes := sizes.get("num_classes"):
+            targets = torch.randint(classes, (examples,))
+        elif outputs := sizes.get("num_outputs"):
+            targets = torch.randn(examples, *([] if sizes.get("pooling", True) else [length]), outputs)
+        else:
+            targets = torch.roll(inputs, -1, 1)
+        batches.append((inputs, targets))
+    return batches

@@ -135,7 +135,7 @@ def _fit(config: Config, fresh: bool, strict_resume: bool, allow_pickle: bool) -
         if changed := run.changed_settings():
             print(to_one_line(f"warning: a default has changed since this run was trained: {changed}"))
         run.source = user_source(config.resolved)
-        run.report_finished(config.data())
+        run.report_finished(config.data(), given.init_from and find_weights(given.init_from))
         return
     if given.ckpt_path == "last" and not run.last.is_file():
         raise InputError(f"--ckpt_path=last: {run.path} has no checkpoint yet; leave it out to start the run")

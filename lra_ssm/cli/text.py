@@ -31,10 +31,15 @@ _TOKENS = 8192  # scored at a time
 
 
 def _device(name: str | None) -> torch.device:
-    """Return the device that --device names."""
+    """Return the device that --device names. Raises InputError if it does not exist here."""
     import torch
 
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
+        raise InputError(f"--device={name}: there is no such device here: {to_one_line(str(error))}") from error
+    return device
 
 
 def _read_input(file: str) -> tuple[str, bytes]:

@@ -175,9 +175,8 @@ def linear_recurrence(a: Tensor, b: Tensor, context: ScanContext) -> tuple[Tenso
     """
     x, last = run_scan(linear_scan, a, b.transpose(1, 2), context=context)
     x, valid, initial = x.transpose(1, 2), context.valid, context.initial_state
-    if (
-        last is not None and valid is not None
-    ):  # the state after the last real position; at padding a goes on changing it
+    if last is not None and valid is not None:
+        # the state after the last real position; at padding a goes on changing it
         count = valid.sum(1)  # (B, 1)
         end = x.gather(1, (count - 1).clamp(min=0).unsqueeze(-1).expand(-1, 1, x.shape[-1])).squeeze(1)
         before = torch.zeros_like(last) if initial is None else initial.to(last.dtype)

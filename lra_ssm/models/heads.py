@@ -62,7 +62,7 @@ class MLPHead(_MLP):
     per_example = 1
 
     def __init__(self, d_model: int, num_classes: int, width: int | None = None) -> None:
-        super().__init__([d_model, width or d_model, num_classes], nn.ReLU, grows=width is None)
+        super().__init__([d_model, d_model if width is None else width, num_classes], nn.ReLU, grows=width is None)
 
 
 class NLIHead(_MLP):
@@ -91,7 +91,7 @@ class LRAPairHead(_MLP):
     per_example = 2
 
     def __init__(self, d_model: int, num_classes: int, width: int | None = None) -> None:
-        hidden = width or d_model
+        hidden = d_model if width is None else width
         super().__init__([2 * d_model, hidden, hidden // 2, num_classes], nn.ReLU, grows=width is None)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]

@@ -98,9 +98,15 @@ def draw_settings(groups: Sequence[Group], by: list[str], path: Path) -> None:
 
 
 def spacing(values: Sequence[float]) -> str:
-    """Return the scale for sorted values: log or, if one of them is 0, symlog where most are near the smallest."""
+    """Return the scale for sorted values: log, or symlog if one of them is 0, if they grow by factors; else linear.
+
+    They grow by factors if their median is nearer to the geometric mean of the extremes than to the arithmetic one.
+    """
     positive = [value for value in values if value > 0]
-    if values[0] < 0 or not positive or 3 * np.median(positive) > positive[0] + positive[-1]:
+    if values[0] < 0 or not positive:
+        return "linear"
+    first, last = positive[0], positive[-1]
+    if 2 * np.median(positive) >= (first * last) ** 0.5 + (first + last) / 2:
         return "linear"
     return "symlog" if values[0] == 0 else "log"
 

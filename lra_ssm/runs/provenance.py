@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -167,3 +168,12 @@ def weight_digests(path: str | None) -> dict[str, str]:
 
     files = [Path(path)] if Path(path).is_file() else ModelFiles(path).weight_files(allow_pickle=True)
     return {str(file): sha256(file) for file in files}
+
+
+def changed_weights(record: Mapping[str, Any], init_from: str | None) -> str:
+    """Return which starting weights differ from a recorded run's, as text; empty if the files no longer exist."""
+    if not (known := record.get("weights")):
+        return ""
+    with suppress(ValueError, OSError):
+        return changed(known, weight_digests(init_from))
+    return ""

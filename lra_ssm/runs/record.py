@@ -249,12 +249,16 @@ def read_metrics(file: Path) -> list[dict[str, str]]:
 
 
 def find_runs(path: Path) -> Iterator[Path]:
-    """Yield the run directories at or below a folder, following links."""
+    """Yield the run directories at or below a folder, following links, each directory once."""
+    seen = set()
     for folder, below, files in os.walk(path, followlinks=True):
         below.sort()
-        if "run.json" in files:
+        real = os.path.realpath(folder)
+        if real in seen or "run.json" in files:
             below.clear()
+        if real not in seen and "run.json" in files:
             yield Path(folder)
+        seen.add(real)
 
 
 def flatten(node: Any, path: str = "") -> dict[str, Any]:

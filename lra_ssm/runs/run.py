@@ -9,7 +9,15 @@ from typing import Any
 
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+)
 from lightning.pytorch.utilities import rank_zero_only
 
 from lra_ssm.callbacks import LEARNING_RATE, fit_callbacks
@@ -34,6 +42,7 @@ from lra_ssm.runs.provenance import (
     CONFIG,
     SOURCE,
     VERSION,
+    changed_weights,
     code_version,
     environment,
     now,
@@ -44,6 +53,11 @@ from lra_ssm.runs.provenance import (
 from lra_ssm.runs.record import changed_data, read_metrics, read_object
 from lra_ssm.runs.stop import StopOnSignal, Stopped, requeue
 from lra_ssm.tables import wrapped
+
+# They train with other rates, parameter groups or batches than the configuration says.
+_OVERRIDING = (
+    BaseFinetuning, BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder, StochasticWeightAveraging
+)  # fmt: skip
 
 
 class Run(RunDirectory):
@@ -146,9 +160,11 @@ class Run(RunDirectory):
             remedy = "give the same to resume it, or --fresh" if command else "give this one another name"
             raise InputError(f"{self.path} began with other settings: {changed}; {remedy}")
         if self.finished:
-            return self.report_finished(data)
+            return self.report_finished(data, init_from and init_from[0])
         checkpoint = self.last if self.last.is_file() else None
-        if checkpoint is None and ckpt_path:
+        if checkpoint and init_from and (changed := changed_weights(self.record, init_from[0])):
+            print(to_one_line(f"warning: {self.path} began with other weights: {changed}: it goes on from its own"))
+        elif checkpoint is None and ckpt_path:
             checkpoint = check_begun_from(Path(ckpt_path), self.config or {})
         name, weights = init_from if init_from and checkpoint is None else (None, None)
         validate_setup(trainer, task, data, checkpoint, weights, prepare, self.source, strict)
@@ -202,12 +218,13 @@ class Run(RunDirectory):
         self.source = user_source(self.config)
         last.made_by = {VERSION: code_version(), SOURCE: self.source, CONFIG: self.config}
 
-    def report_finished(self, data: Any = None) -> dict[str, float]:
-        """Print and return a finished run's metrics; also print whether its data or code differ from now."""
+    def report_finished(self, data: Any = None, init_from: str | None = None) -> dict[str, float]:
+        """Print and return a finished run's metrics; also print whether its data, weights or code differ from now."""
         record = self.record
         manifest = data.manifest() if hasattr(data, "manifest") and data.is_prepared() else {}
         others = {
             "data": changed_data(record.get("data") or {}, manifest),
+            "weights": changed_weights(record, init_from),
             "code": other_code(record, self.source),
         }
         message = f"{self.path} is finished (--fresh trains it again)"
@@ -252,6 +269,9 @@ class Run(RunDirectory):
         if hasattr(data, "describe"):
             print(wrapped(to_one_line(data.describe())))
         print(f"run {self.path}" + (f", going on from {checkpoint}" if checkpoint else ""), flush=True)
+        *attempts, start = record["starts"]
+        if attempts and (changes := differences(attempts[-1].get("compute"), start["compute"], name="compute")):
+            print(f"note: it computes in another way than before: {', '.join(changes)}")
         step = int(load_checkpoint(checkpoint).get("global_step", 0)) if checkpoint else 0
         for logger in trainer.loggers:
             if isinstance(logger, CSVRunLogger):
@@ -330,10 +350,16 @@ class Run(RunDirectory):
 
 
 def trainer_arguments(given: Mapping[str, Any], added: Sequence[Any], loggers: Any) -> dict[str, Any]:
-    """Return the user's arguments of a Trainer, with our callbacks after the user's and atomic checkpoints."""
+    """Return the user's arguments of a Trainer, with our callbacks after the user's and atomic checkpoints.
+
+    Raises InputError for a callback that overrides the configuration.
+    """
+    callbacks = as_list(given.get("callbacks"))
+    for name in (type(each).__name__ for each in callbacks if isinstance(each, _OVERRIDING)):
+        raise InputError(f"trainer.callbacks: {name} sets other rates, groups or batches than the configuration")
     return {
         **given,
-        **display_arguments(given, [*as_list(given.get("callbacks")), *added]),
+        **display_arguments(given, [*callbacks, *added]),
         "logger": loggers,
         "plugins": [*as_list(given.get("plugins")), AtomicCheckpointIO()],
     }

@@ -183,12 +183,9 @@ class NetworkTask(L.LightningModule):
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Check the lengths while they are still on the CPU: reading them on a GPU would wait for it.
 
-        Lightning calls a task's hook instead of the data module's, which is therefore called from here.
+        Lightning calls a data module's own hook instead, if it has one.
         Raises InputError for lengths that the inputs cannot have.
         """
-        data = getattr(self._trainer, "datamodule", None)
-        if data is not None:
-            batch = data.on_before_batch_transfer(batch, dataloader_idx)
         inputs, lengths = self.inputs_of(batch)
         if isinstance(inputs, Tensor) and isinstance(lengths, Tensor) and inputs.dim() > lengths.dim() > 0:
             try:
@@ -223,7 +220,7 @@ def ddp_loss_weight(count: int | Tensor, like: Tensor) -> float | Tensor:
 
 
 def all_reduce_sums(*values: Tensor) -> tuple[list[Tensor], int]:
-    """Return the sums of numbers () over all processes, from one collective call, and the number of processes."""
+    """Return the sums of tensors of one shape over all processes, from one collective call, and their number."""
     if world_size() == 1:
         return list(values), 1
     stacked = torch.stack([value.to(torch.float64) for value in values])  # in which counts are exact

@@ -1,14 +1,17 @@
-"""The figure of `lra-ssm inspect`: what each panel draws."""
+"""The figure of `lra-ssm inspect`: what each panel draws, and that texts are legible and do not overlap."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from lra_ssm.analysis.figure import draw
 from lra_ssm.analysis.measure import measure
-from lra_ssm.layers import LRU, S6
+from lra_ssm.layers import B2S6, LRU, S6
 from tests.analysis.test_measure import examples, tokens
 from tests.helpers import Smooth
 
@@ -70,10 +73,8 @@ def test_two_networks_have_the_same_scales_and_layers_the_same_color(measured):
     for title, (above, below) in panels(figure).items():
         assert above.get_xlim() == below.get_xlim()
         assert (above.get_ylim() == below.get_ylim()) == (title != "Gradient over weight")
-    memory = panels(figure)["Memory"]
-    assert [axes.get_title(loc="left").splitlines()[0] for axes in memory] == ["S6", "LRU"]
-    assert memory[0].lines[0].get_color() == memory[1].lines[0].get_color()
-    assert panels(figure)["Step size Δ"][0].get_xlim()[1] > 2.4  # there is room for both layers of the first
+    first, second = panels(figure)["Memory"]
+    assert first.lines[0].get_color() == second.lines[0].get_color()
 
 
 def test_a_panel_without_values_says_so_and_delta_is_left_out(measured):
@@ -99,3 +100,28 @@ def test_unstable_eigenvalues_are_counted_and_a_long_sequence_is_drawn_to_its_en
     found = panels(draw([replace(measured[S6], layers=[layer])]))
     assert found["Eigenvalues λ"][0].get_title(loc="right") == "2 with |λ| ≥ 1"
     assert [y for _, y in dots(found["Step size Δ"][0])] == [3.0]
+
+
+def test_texts_are_legible_and_do_not_overlap_or_leave_the_picture(recwarn):
+    network = tokens(B2S6, num_blocks=2, d_state=4, n_layers=8)
+    one = measure(network, examples(40), "lm/b2s6 38722f686f", ["a fact of some length"] * 20)
+    figure = draw([one, replace(one, title="lm/s6 0123456789")])
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    shown = list(figure.texts)
+    for axes in figure.axes:
+        shown += [axes.xaxis.label, axes.yaxis.label, axes._left_title, axes._right_title, *axes.texts]
+        for label in axes.get_yticklabels():  # matplotlib also keeps labels of ticks beyond the limits
+            box = label.get_window_extent()
+            if axes.bbox.y0 - 1 <= (box.y0 + box.y1) / 2 <= axes.bbox.y1 + 1:
+                shown.append(label)
+    boxes = [(text.get_text(), text.get_window_extent()) for text in shown if text.get_text()]
+    width, height = canvas.get_width_height()
+    for text, box in boxes:
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text
+    for (text, box), (other, beside) in combinations(boxes, 2):
+        assert not box.padded(-1).overlaps(beside.padded(-1)), (text, other)
+    assert not [w for w in recwarn if "Glyph" in str(w.message)]  # the font has all characters
+    visible = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    pixels_per_point = 1200 / (figure.get_size_inches()[0] * 72)  # legible at a width of 1200 pixels
+    assert len(visible) > 50 and min(text.get_fontsize() for text in visible) * pixels_per_point >= 11

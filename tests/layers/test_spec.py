@@ -10,7 +10,7 @@ from torch import nn
 
 from lra_ssm.layers import B2S6, S4D, BlockSpec, LayerSpec, MambaBlock, NetworkSpec
 from lra_ssm.layers.spec import LayerFactory, import_object
-from lra_ssm.models import Classifier, LastPooling, MLPHead, NLIHead
+from lra_ssm.models import Classifier, LastPooling, MLPHead
 
 LINEAR = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 5}}
 
@@ -124,26 +124,19 @@ def test_parts_in_lists_dicts_and_options_and_defaults_that_are_not_plain_values
     ("call", "message"),
     [
         (lambda: LayerSpec(S4D, d_stat=8), "takes no argument 'd_stat'; did you mean 'd_state'"),
-        (lambda: LayerSpec("lra_ssm.layers.S7"), "'lra_ssm.layers.S7' cannot be imported"),
         (lambda: LayerSpec("lra_ssm.layers"), "not a module"),
         (lambda: LayerSpec(Outer), "is not a layer"),
         (lambda: LayerSpec.of({"class_path": "lra_ssm.layers.S4D", "args": {}}), "args"),
-        (lambda: BlockSpec(nn.GELU), "is not a block: it must be a class or function that takes d_model and layer"),
         (lambda: BlockSpec(B2S6), "is not a block: it must be a class or function that takes d_model and layer"),
         (lambda: NetworkSpec("lra_ssm.models.Clasifier"), "network class_path 'lra_ssm.models.Clasifier' cannot"),
         (lambda: NetworkSpec.of({"init_args": {}}), "a network is given as class_path and init_args"),
         (lambda: Classifier(S4D(8), 3, vocab_size=5), r"layer is built by its .* LayerSpec\(Class, …\), .* not a S4D"),
         (lambda: LayerSpec(partial(S4D, d_state=8)), "the class or function itself, not a partial"),
-        (
-            lambda: LayerSpec(lambda d_model: nn.Identity()).as_dict(),
-            "<lambda> cannot be imported again: define it at the top",
-        ),
+        (lambda: LayerSpec(lambda d_model: nn.Identity()).as_dict(), "<lambda> cannot be imported again: define it at"),
         (lambda: LayerSpec(type), "no signature found"),
         (lambda: LayerSpec(S4D, d_state=np.int64(8)).as_dict(), "S4D, argument d_state is a int64; only plain values"),
-        (lambda: Classifier(S4D, 3, vocab_size=5, head=NLIHead), r"Classifier has 1 vector\(s\) .*, NLIHead takes 2"),
         (lambda: Classifier([], 3, vocab_size=5), "layer is an empty list; give one, or several that are repeated"),
         (lambda: import_object("shutil:os.system"), "is not an import path"),
-        (lambda: import_object("S4D"), "is not an import path"),
         (lambda: import_object("lra_ssm.layers.S4D()"), "is not an import path"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from lra_ssm.models import Generation
 from lra_ssm.models.generation import draw, keep_top_k, keep_top_p, penalize, row_seeds
@@ -37,12 +38,8 @@ def test_the_head_reads_one_position_of_a_prompt_and_the_state_does_not_grow():
     seen = []
     whole, lm.logits = lm.logits, lambda x: seen.append(x.shape) or whole(x)
     generation = Generation(lm, ids, 30, temperature=1.0, seed=0, repetition_penalty=1.2, top_k=5)
-
-    def numbers(value):
-        return value.numel() if isinstance(value, torch.Tensor) else sum(map(numbers, value))
-
-    sizes = {(numbers(generation._state), generation._new.numel(), generation._seen.numel()) for _ in generation}
-    assert len(sizes) == 1 and set(seen) == {(3, 8)}
+    kept = [tree_leaves((generation._state, generation._new, generation._seen)) for _ in generation]
+    assert len({sum(part.numel() for part in parts) for parts in kept}) == 1 and set(seen) == {(3, 8)}
 
 
 def test_padding_of_the_vocabulary_is_never_drawn():

@@ -20,10 +20,7 @@ def check_roundtrip(made: models.Pretrained, inputs: Tensor, folder: Path) -> No
     made.eval().save_pretrained(folder)
     loaded = models.load_pretrained(folder, nn.Module, trust=[f"{Turn.__module__}.Turn"])
     assert type(loaded) is type(made)
-    state = made.state_dict()
-    assert state.keys() == loaded.state_dict().keys()
-    for name, value in loaded.state_dict().items():
-        assert torch.equal(value, state[name]) and value.dtype == state[name].dtype, name
+    torch.testing.assert_close(loaded.state_dict(), made.state_dict(), rtol=0, atol=0)
     with torch.no_grad():
         assert torch.equal(loaded(inputs), made(inputs))
 
@@ -95,15 +92,6 @@ def test_a_regressor_has_an_output_per_position_or_its_last_one():
     torch.testing.assert_close(last(IDS), positions(IDS)[:, -1])
 
 
-def test_lengths_are_not_read_where_that_costs_something():
-    block = S4Block(4, S6, norm="layer").eval()
-    x, lengths = torch.randn(2, 5, 4), torch.tensor([5, 3])
-    compiled = torch.compile(block.layer, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, lengths), block.layer(x, lengths))
-    on_meta = block.to("meta")(x.to("meta"), torch.tensor([9, 9], device="meta"))
-    assert on_meta.shape == x.shape and on_meta.is_meta
-
-
 def through(linears, vectors, activation=torch.relu):
     x = torch.cat(vectors, -1)
     for linear in linears[:-1]:
@@ -152,12 +140,9 @@ def given(name: str, inputs: Tensor, lengths: list | None = None) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Classifier(S4D, 2, vocab_size=3, pooling="lra_ssm.models.SumPooling"), "SumPooling' cannot be impo"),
-        (lambda: Classifier(BOTH_WAYS, 2, vocab_size=3, d_model=9), "d_model 9 is not divisible by num_blocks 2"),
         (lambda: PlainNetwork(S4D, 1), "give vocab_size"),
         (lambda: LanguageModel(BOTH_WAYS, **SIZES), "B2S6 is bidirectional: a language model's layers only read from"),
         (lambda: given("language model", IDS.bool()), r"\(batch, length\) ids, int64, .* shape \(2, 7\), torch.bool"),
-        (lambda: given("language model", IDS[0]), r"\(batch, length\) ids, int64, .* shape \(7,\), torch.int64"),
         (lambda: given("pairs", PAIRS[..., :0]), r"ids, int64, length at least 1; got shape \(4, 0\), torch.int64"),
         (lambda: given("both directions", IDS, [7, 8]), "lengths: 8 among them; expected 0 to L = 7"),
         (lambda: given("both directions", IDS, [7]), r"lengths: shape \(1,\); expected \(B,\) = \(2,\)"),

@@ -8,8 +8,16 @@ import torch
 from filelock import FileLock
 
 from lra_ssm.runs.directory import RunDirectory
-from lra_ssm.runs.record import RunRecord, changed_data
+from lra_ssm.runs.record import RunRecord, changed_data, find_runs
 from tests.results.made import DATA, make_run, read
+
+
+def test_runs_behind_links_are_found_once(tmp_path):
+    here = make_run(tmp_path)
+    there = make_run(tmp_path / "other disk", "lra/text/b2s6", run_id="a")
+    (tmp_path / "runs/lra/archive").symlink_to(tmp_path / "other disk/runs")
+    (tmp_path / "other disk/runs/back").symlink_to(tmp_path / "runs")
+    assert sorted(run.resolve() for run in find_runs(tmp_path / "runs")) == sorted([here, there])
 
 
 def test_a_record_has_what_a_real_run_leaves(finished):

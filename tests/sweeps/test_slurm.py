@@ -30,11 +30,10 @@ srun --nodes=1 --ntasks=1 --ntasks-per-node=1 python -m lra_ssm test "$@" {one}
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(here, monkeypatch):
     """A working folder whose jobs see the tests' helpers."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return here
 
 
 def write_sweep(name, **parts):

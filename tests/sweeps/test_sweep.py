@@ -10,9 +10,8 @@ from lra_ssm.sweeps.sweep import read_sweep
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """A working folder with two configs, which are not read."""
-    monkeypatch.chdir(tmp_path)
+def _configs(here):
+    """Two configs, which are not read."""
     for name in ("a", "b"):
         Path(f"{name}.yaml").touch()
 
@@ -83,14 +82,10 @@ def test_a_class_stands_before_its_settings(keys):
         ({"seeds": [True]}, "seeds is [True]; give a list of whole numbers"),
         ({"grid": {"lr": []}}, "grid.lr is []; give a list of values"),
         ({"grid": {"a, b": [[1, 2, 3]]}}, "for 2 settings give 2 values"),
-        ({"grid": [1]}, "grid is [1]; it takes settings and their values"),
         ({"grid": {"a": [1]}, "groups": [{"grid": 3}]}, "groups[1].grid is 3; it takes settings"),
-        ({"experiment": "{model}"}, "experiment is '{model}'; use only {config} in it"),
-        ({"experiment": "{", "variants": {"a": {}}}, "experiment is '{'; use only {config} and {variant} in it"),
-        ({"variants": {"one": 3}}, "variants.one is 3; it takes settings and their values"),
+        ({"experiment": "{model}", "variants": {"a": {}}}, "use only {config} and {variant} in it"),
         ({"name": "a/b"}, "name is 'a/b'; it becomes a folder"),
         ({"groups": []}, "groups is not a list"),
-        ({"groups": [{}, {"seeds": []}]}, "groups[2].seeds is []"),
         ({"groups": [{"runs_dir": "x"}]}, "groups[1] has 'runs_dir'; it takes configs, "),
         ({"text": "- 1"}, "the file is [1]; it takes settings"),
     ],

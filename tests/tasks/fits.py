@@ -1,4 +1,4 @@
-"""Small networks of tokens and of features, and a trainer that computes and does nothing else."""
+"""Small networks of tokens and of features, and fits of batches."""
 
 from typing import Any
 
@@ -6,6 +6,8 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+
+from tests.datamodules.helpers import trainer
 
 
 class Table(nn.Module):
@@ -28,13 +30,6 @@ class Scale(nn.Module):
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         return self.factor * (inputs[:, 0] if self.first else inputs)
-
-
-def trainer(**settings: Any) -> Trainer:
-    return Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, num_sanity_val_steps=0, **settings,
-    )  # fmt: skip
 
 
 def loader(batches: list[Any]) -> DataLoader[Any]:

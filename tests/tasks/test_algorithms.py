@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from lra_ssm.layers import S6, LayerSpec, NetworkSpec
+from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import Classifier, LanguageModel
-from lra_ssm.tasks import Classification, OptimizerSettings
+from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.algorithms import hidden_matrices
 from lra_ssm.tasks.optim import format_groups, optimizer_and_schedule, parameter_rates
-from tests.tasks.fits import fitted
 
 SMALL = {"d_model": 4, "n_layers": 1}
 
@@ -89,20 +88,14 @@ def test_muon_has_linear_maps_inside_blocks_and_nothing_else():
         optimizer_of(nn.Embedding(3, 4), algorithm="Muon")
 
 
-def run(built, step, batches):
-    """Call `step` with a closure for each numbered batch, and return the losses."""
-    losses = []
+def train(built, batches, *optimizers):
+    """Take a step of each optimizer with each numbered batch."""
     for number in batches:
+        built.zero_grad()
         ids = torch.randint(0, 5, (3, 6), generator=torch.Generator().manual_seed(number))
-
-        def closure(ids=ids):
-            built.zero_grad()
-            loss = built(ids).square().sum()
-            loss.backward()
-            return loss
-
-        losses.append(step(closure).item())
-    return losses
+        built(ids).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
 
 
 @pytest.mark.parametrize("arguments", [{}, {"momentum": 0.8, "nesterov": False, "adjust_lr_fn": "original"}])
@@ -123,30 +116,14 @@ def test_muon_with_adamw_steps_as_torchs_two_and_continues_from_its_state(argume
         torch.optim.AdamW(adam, betas=BETAS),
     ]
 
-    def both(closure):
-        loss = closure()
-        for optimizer in apart:
-            optimizer.step()
-        return loss
-
     start = ours.backbone.blocks[0].glu.weight.clone()
-    assert run(ours, first.step, range(2)) == pytest.approx(run(theirs, both, range(2)), rel=1e-12)
+    train(ours, range(2), first)
+    train(theirs, range(2), *apart)
     again.load_state_dict(copy.deepcopy(first.state_dict()))
     for optimizer in (again, *apart):
         for group in optimizer.param_groups:
             group["lr"] /= 2  # as a schedule does
-    assert run(ours, again.step, range(2, 4)) == pytest.approx(run(theirs, both, range(2, 4)), rel=1e-12)
-    for name, weight in ours.state_dict().items():
-        torch.testing.assert_close(weight, theirs.state_dict()[name], rtol=1e-12, atol=1e-12)
+    train(ours, range(2, 4), again)
+    train(theirs, range(2, 4), *apart)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-12, atol=1e-12)
     assert not torch.equal(start, ours.backbone.blocks[0].glu.weight)
-
-
-@pytest.mark.parametrize("algorithm", ["Muon", "SGD", "torch.optim.NAdam"])
-def test_lightning_trains_clips_and_schedules_it(algorithm):
-    spec = NetworkSpec(Classifier, layer=LayerSpec(S6), num_classes=2, d_input=1, **SMALL)
-    task = Classification(spec, OptimizerSettings(lr=0.1, warmup_steps=2, algorithm=algorithm))
-    before = copy.deepcopy(task.network.state_dict())
-    fitting = fitted(task, [(torch.randn(2, 8, 1), torch.tensor([0, 1]))] * 4, gradient_clip_val=0.1)
-    for name in ("backbone.blocks.0.glu.weight", "head.weight"):
-        assert not torch.equal(before[name], task.network.state_dict()[name])
-    assert max(g["lr"] for g in fitting.optimizers[0].param_groups) == pytest.approx(0, abs=1e-9)  # the cosine's end

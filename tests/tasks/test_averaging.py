@@ -1,10 +1,11 @@
 """Averages of weights: their values, where they are used, and that a resumed fit continues them."""
 
+from functools import partial
+
 import pytest
 import torch
 from lightning.pytorch import Callback
 from torch import nn
-from torch.utils.data import DataLoader
 
 from lra_ssm.errors import InputError
 from lra_ssm.tasks import Classification, OptimizerSettings
@@ -57,8 +58,7 @@ def copied(module):
 
 def batches(count):
     torch.manual_seed(3)
-    data = [(torch.randn(4, 5, 3), torch.randint(2, (4,))) for _ in range(count)]
-    return DataLoader(data, batch_size=None)
+    return fits.loader([(torch.randn(4, 5, 3), torch.randint(2, (4,))) for _ in range(count)])
 
 
 def task(decay=0.9, network=Normed):
@@ -84,10 +84,7 @@ def wide(value):
     return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
-def assert_close(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        torch.testing.assert_close(wide(ours[name]), wide(theirs[name]), rtol=1e-5, atol=1e-6, msg=name)
+close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6, check_dtype=False)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -99,12 +96,11 @@ def test_averages_are_validated_with_their_buffers_and_remain_after_a_fit_that_t
     trainer(plain, **settings).fit(task(None), batches(4), batches(1))
     assert len(watch.trained) == 4 and len(watch.validated) == 2
     for ends, validated in zip((2, 4), watch.validated, strict=True):
-        assert_close(validated, expected(watch.start, watch.trained[accumulate - 1 : ends : accumulate], 0.9))
-    assert_close(module.state_dict(), watch.validated[-1])
+        close(validated, expected(watch.start, watch.trained[accumulate - 1 : ends : accumulate], 0.9))
+    close(module.state_dict(), watch.validated[-1])
     assert torch.equal(module.network.constant, watch.start["network.constant"])  # to the last bit
     assert not torch.equal(watch.start["network.norm.running_mean"], module.network.norm.running_mean)
-    for ours, theirs in zip(watch.trained, plain.trained, strict=True):
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    torch.testing.assert_close(watch.trained, plain.trained, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("decay", "precision"), [(None, "64-true"), (0.9, "64-true"), (0.9, "bf16-true")])
@@ -118,12 +114,12 @@ def test_a_resumed_fit_continues_the_averages_or_starts_from_the_weights(decay, 
     resumed.save_checkpoint(files[1])
     saved, again = (torch.load(file, weights_only=True) for file in files)
     assert len(watch.trained) == 3
-    assert_close(watch.start, saved["current_model_state"] if decay else saved["state_dict"])
-    assert_close(again["state_dict"], expected(saved["state_dict"], watch.trained, 0.9))
+    close(watch.start, saved["current_model_state"] if decay else saved["state_dict"])
+    close(again["state_dict"], expected(saved["state_dict"], watch.trained, 0.9))
     assert torch.equal(watch.start["network.map.bias"], saved["state_dict"]["network.map.bias"]) == (decay is None)
     scoring = trainer()
     scoring.test(tested := task(), batches(2), ckpt_path=files[0], verbose=False)
-    assert_close(tested.state_dict(), saved["state_dict"])
+    close(tested.state_dict(), saved["state_dict"])
     assert not [c for c in scoring.callbacks if isinstance(c, AverageWeights)]
 
 
@@ -137,12 +133,12 @@ def test_a_validation_after_the_fit_leaves_what_trains_and_scores_the_checkpoint
     fitted.save_checkpoint(tmp_path / "b.ckpt")
     before, after = (torch.load(tmp_path / f"{name}.ckpt", weights_only=True) for name in "ab")
     for key, expected in {"state_dict": averages, "current_model_state": watcher.trained[-1]}.items():
-        assert_close(before[key], expected)
-        assert_close(after[key], expected)
+        close(before[key], expected)
+        close(after[key], expected)
     torch.save({**before, "state_dict": {k: v * 2 for k, v in before["state_dict"].items()}}, tmp_path / "c.ckpt")
     fitted.validate(module, batches(1), ckpt_path=tmp_path / "c.ckpt", verbose=False, weights_only=True)
     for validated, factor in zip(watch.validated, (1, 2), strict=True):
-        assert_close(validated, {name: value * factor for name, value in averages.items()})
+        close(validated, {name: value * factor for name, value in averages.items()})
 
 
 @pytest.mark.parametrize(("network", "precision", "dtype"), [
@@ -157,7 +153,7 @@ def test_averages_of_bfloat16_and_complex_weights_move(network, precision, dtype
     averages = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
     weight = next(name for name, value in averages.items() if name.endswith(("map.weight", "w")))
     assert averages[weight].dtype == dtype
-    assert_close(averages, expected(watch.start, watch.trained, 0.999))
+    close(averages, expected(watch.start, watch.trained, 0.999))
     assert not torch.equal(wide(averages[weight]), wide(watch.start[weight]))
     assert torch.equal(module.state_dict()[weight], averages[weight].to(module.state_dict()[weight].dtype))
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassCohenKappa, MulticlassF1Score
 
@@ -10,7 +9,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.tasks import Classification, OptimizerSettings
 from lra_ssm.tasks.metrics import MetricSpec
-from tests.tasks.fits import Table, fitted, loader, scores_of, trainer
+from tests.tasks.fits import Table, fitted, scores_of
 
 NETWORK = NetworkSpec(Table, classes=3, tokens=4, first=True)
 
@@ -31,22 +30,6 @@ def test_lengths_are_checked_before_a_batch_goes_to_its_device(shape, lengths):
     batch = (torch.ones(shape), torch.tensor(lengths), torch.zeros(shape[0], dtype=torch.long))
     with pytest.raises(InputError, match="a batch of the data has lengths: . among them; expected 1 to L = 3"):
         fitted(task(), [batch])
-
-
-class Shifted(LightningDataModule):
-    """A data module whose own hook completes its batches."""
-
-    def train_dataloader(self):
-        return loader([(inputs + 100, *rest) for inputs, *rest in batches()])
-
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        return batch[0] - 100, *batch[1:]
-
-
-def test_the_data_modules_own_hook_is_called_too():
-    fitting = trainer(max_epochs=1)
-    fitting.fit(task(), datamodule=Shifted())  # the table has no row 100
-    assert fitting.global_step == 3
 
 
 def test_a_batch_may_only_leave_out_lengths():

@@ -73,6 +73,12 @@ def test_a_constant_and_the_inverse_root_of_tay_et_al():
     assert rates("rsqrt", span=Span(0, 20), steps=3) == pytest.approx([1, 1, 1 / math.sqrt(2)])
 
 
+def test_a_cosine_may_be_constant_within_epochs():
+    factor = schedule_of(sgd(), "cosine", {}, Span(2, 12, hold=5)).lr_lambdas[0]
+    wanted = [0, 0.5, 1, 1, 0.5 * (1 + math.cos(math.pi * 0.3))]
+    assert [factor(step) for step in (0, 1, 2, 4, 5)] == pytest.approx(wanted)
+
+
 @pytest.mark.parametrize("warmup", [0, 1, 4])
 @pytest.mark.parametrize(
     ("cls", "arguments"),

@@ -1,48 +1,18 @@
 """Every parameter of every model of ours has a width role that fits its shapes and its initial values."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from torch import nn
 
 from lra_ssm import layers
-from lra_ssm.layers import LRU, S4D, S5, S6, LayerSpec, NetworkSpec, StableSSM, linear_roles, width_roles
+from lra_ssm.layers import LRU, S4D, S5, S6, LayerSpec, StableSSM, linear_roles, width_roles
 from lra_ssm.models import Classifier, DualEncoder, LanguageModel, PlainNetwork, Regressor
-from lra_ssm.models.heads import LogitPairHead, LRAPairHead
+from lra_ssm.models.heads import LogitPairHead, LRAPairHead, MLPHead
+from tests.layers.cases import ALL
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 GROWING = {"embedding": 1, "hidden": 2, "readout": 1, "state": 1, "vector": 1, "fixed": 0}  # dimensions, by role
-
-
-def configs():
-    """Return each network once, whatever its sizes: (class, arguments) by config."""
-    found = {}
-    for path in sorted(CONFIGS.rglob("*.yaml")):
-        config = yaml.load(path.read_text(), yaml.CSafeLoader)
-        if "model" in config:
-            network = config["model"]["init_args"]["network"]
-            arguments = {**network["init_args"], "n_layers": 2, "d_model": 64}
-            if isinstance(arguments.get("layer"), list):
-                arguments["n_layers"] = max(2, len(arguments["layer"]))
-            found.setdefault(str((network["class_path"], arguments)), (path, network["class_path"], arguments))
-    return [pytest.param(*network, id=str(path.relative_to(CONFIGS))) for path, *network in found.values()]
-
-
-def of_width(class_path, arguments, width):
-    layer = arguments.get("layer")
-    if isinstance(layer, dict) and layer["init_args"].get("d_head"):  # a wider model has more heads of that size
-        heads = {**layer["init_args"], "n_heads": width // layer["init_args"]["d_head"]}
-        arguments = {**arguments, "layer": {**layer, "init_args": heads}}
-    with torch.device("meta"):
-        return NetworkSpec.of({"class_path": class_path, "init_args": {**arguments, "d_model": width}})()
-
-
-@pytest.mark.parametrize("class_path, arguments", configs())
-def test_every_parameter_of_every_config_has_a_role_that_fits_its_shape(class_path, arguments):
-    check_shapes(*(of_width(class_path, arguments, width) for width in (64, 128)))
 
 
 def check_shapes(narrow, wide):
@@ -52,6 +22,14 @@ def check_shapes(narrow, wide):
         kind, _ = roles[name]
         growing = sum(a != b for a, b in zip(small.shape, large.shape, strict=True))
         assert growing == GROWING[kind], f"{name} {tuple(small.shape)} -> {tuple(large.shape)} is not {kind}"
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "attention-wide heads"])  # d_head is their number
+def test_every_parameter_of_every_layer_and_block_has_a_role_that_fits_its_shape(name):
+    case = ALL[name]
+    settings = {"layer": case.layer, "block": case.block or layers.S4Block, "n_layers": 1}
+    with torch.device("meta"):
+        check_shapes(*(Regressor(**settings, num_outputs=3, d_input=4, d_model=n * case.width) for n in (32, 64)))
 
 
 LAYERS = [
@@ -94,6 +72,7 @@ HEADS = ({}, {"head": LRAPairHead}, {"head": LogitPairHead})
     ("network", "arguments"),
     [
         *((DualEncoder, {"layer": S4D, "num_classes": 2, "n_layers": 1, **head}) for head in HEADS),
+        (Classifier, {"layer": S4D, "num_classes": 2, "n_layers": 1, "head": MLPHead}),
         (PlainNetwork, {"layer": LRU, "num_outputs": 2}),
         *((LanguageModel, {"layer": S6, "n_layers": 1, "tie_embeddings": tied}) for tied in (True, False)),
     ],

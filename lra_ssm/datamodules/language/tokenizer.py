@@ -248,10 +248,8 @@ class SubwordTokenizer(TextTokenizer):
 def _open_tokenizer_json(data: bytes, name: str) -> Any:
     from tokenizers import Tokenizer
 
-    os.environ.setdefault(
-        "TOKENIZERS_PARALLELISM", "true"
-    )  # otherwise a forked loader, which has no texts, is a warning
-
+    # Otherwise the library warns when a loader forks its workers, which have no texts to encode.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
         tokenizer = Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises nothing more particular

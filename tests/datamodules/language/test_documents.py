@@ -11,7 +11,7 @@ import pytest
 
 from lra_ssm.datamodules.language import corpus
 from lra_ssm.datamodules.language.corpus import CUT, Document, ReadOptions, cut, read_text, segments
-from lra_ssm.datamodules.language.files import file_inputs, find_files, in_parts, split_of
+from lra_ssm.datamodules.language.files import file_inputs, find_files, split_of
 from lra_ssm.datamodules.text import text_keys
 from lra_ssm.errors import InputError
 from tests.datamodules.language.helpers import Whole, joined, read
@@ -192,14 +192,6 @@ def test_a_split_is_named_as_in_hugging_face_datasets() -> None:
         split_of(Path("/a/train-and-test.txt"), Path("/a"))
 
 
-def test_small_files_share_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, size in enumerate([5, 4, 1, 1, 30, 1, 9]):
-        (tmp_path / f"{number}.txt").write_text("x" * size)
-    monkeypatch.setattr("lra_ssm.datamodules.language.files.PART_BYTES", 10)
-    parts = in_parts(file_inputs([(path, None) for path in find_files(tmp_path)], ReadOptions()))
-    assert [[each.size for each in part] for part in parts] == [[5, 4, 1], [1], [30], [1, 9]]
-
-
 # -- bad input -----------------------------------------------------------------------------------------------------
 
 GOOD = b'{"text": "good"}\n' * 5
@@ -207,7 +199,6 @@ LINES = b"".join(b'{"text": "%d"}\n' % random.Random(n).getrandbits(200) for n i
 DAMAGED = r"cannot be read, or is cut off or damaged \("
 BAD_LINES = {  # the sixth of a file
     b'{"text": "cut': r"is not JSON \(Unterminated string .* column 10 .*\); expected one document per line",
-    b"[" * 100_000: "is not JSON .maximum recursion",
     b'{"txt": "a"}': "has no 'text'; it has 'txt'",
     b'["a"]': r"has no 'text'; it has \['a'\]",
     b'{"text": 3}': "'text' is 3 instead of a string",

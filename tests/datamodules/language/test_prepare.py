@@ -79,15 +79,6 @@ def test_every_document_is_stored_once_in_order_in_its_split(texts, once):
     assert (source["kind"], source["source"], source["val_fraction"]) == ("files", str(texts), 0.1)
 
 
-def test_a_tokenizer_counts_by_its_content_wherever_it_is(texts, once, tmp_path):
-    folders = [tmp_path / name for name in ("one", "two")]
-    for folder in folders:
-        folder.mkdir()
-        load_tokenizer(once.prepared_folder).save(folder)
-    one, two = (corpus(tmp_path, texts, tokenizer=str(folder)) for folder in folders)
-    assert one.record() == two.record() != once.record()
-
-
 def test_shards_in_any_order_and_a_merge_give_what_one_process_gives(texts, once, tmp_path, capsys):
     options = ["prepare", "corpus", f"--source={texts}", f"--root={tmp_path}"]
     options += [f"--{name}={value}" for name, value in SETTINGS.items()]
