@@ -108,6 +108,7 @@ COMMANDS = [  # in the folder `workplace`
     ("push run wandb:tiny", "give wandb:entity/project/name"),
     ("push run ./x --private", "--private is for a repository"),
     ("generate run", "run/checkpoints/best.ckpt: is not a language model; its network is a Classifier"),
+    ("generate several", "several holds 2 runs: give one of them, such as several/two"),
     ("generate no.ckpt", "checkpoint no.ckpt does not exist"),
     ("generate bare.ckpt", "bare.ckpt: has no tokenizer; give one, such as --tokenizer="),
     ("generate small.ckpt", "small.ckpt: its network has 3 tokens, the tokenizer 7"),
@@ -144,8 +145,8 @@ def workplace(trained, tmp_path_factory):
     shutil.copy(folder / "run/checkpoints/best.ckpt", folder / "alone.ckpt")
     (folder / "half.ckpt").write_bytes((folder / "alone.ckpt").read_bytes()[:5000])
     succeed(["export", "run", "--to", "saved"], folder)
-    for name in ("empty", "texts"):
-        (folder / name).mkdir()
+    for name in ("empty", "texts", "several/one/checkpoints", "several/two/checkpoints"):
+        (folder / name).mkdir(parents=True)
     for name, tokenizer in {"bytes": ByteTokenizer(), "characters": CHARACTERS, "words": WORDS, "bare": None}.items():
         Path(checkpoint(folder, tokenizer)).rename(folder / f"{name}.ckpt")
     Path(checkpoint(folder, CHARACTERS, vocab_size=3)).rename(folder / "small.ckpt")

@@ -91,7 +91,7 @@ def test_a_run_is_continued_as_the_parallel_form_has_it(folder, capsys):
     assert model.vocab_size == tokenizer.vocab_size < 24 and not model.training and before == (stop,)
     ids = tokenizer.encode(["Some"], [False]).tokens.tolist()
     expected = f"Some{greedy(model, tokenizer, [*before, *ids], stop)}\n"
-    for name in (run, run / "checkpoints/last.ckpt"):
+    for name in (run, run / "checkpoints/last.ckpt", run.parent):
         assert made([str(name), "--prompt=Some", *GREEDY], capsys) == expected
 
 

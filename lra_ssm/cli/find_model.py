@@ -91,8 +91,8 @@ def find(name: str) -> RunCheckpoint:
     """Return a checkpoint by its run's directory or its file. Raises InputError if it does not exist."""
     path = Path(name)
     if path.is_dir():
-        run: Path | None = path
-        files = [path / "checkpoints" / f"{kind}.ckpt" for kind in ("best", "last")]
+        run: Path | None = (only := _only_run(path))
+        files = [only / "checkpoints" / f"{kind}.ckpt" for kind in ("best", "last")]
         file = next((file for file in files if file.is_file()), None)
         if file is None:
             raise InputError(f"{name} has no checkpoints/best.ckpt or last.ckpt: give a run's directory, or a .ckpt")
@@ -102,6 +102,14 @@ def find(name: str) -> RunCheckpoint:
     else:
         raise InputError(f"checkpoint {name} does not exist: give a run's directory, or a .ckpt")
     return RunCheckpoint(file, run, read_file(run / RUN_CONFIG) if run else {})
+
+
+def _only_run(folder: Path) -> Path:
+    """Return the only run in an experiment's folder; return any other folder unchanged."""
+    runs = [] if (folder / "checkpoints").is_dir() else sorted(p.parent for p in folder.glob("*/checkpoints"))
+    if len(runs) > 1:
+        raise InputError(f"{folder} holds {len(runs)} runs: give one of them, such as {runs[-1]}")
+    return runs[0] if runs else folder
 
 
 # --- the network ---
