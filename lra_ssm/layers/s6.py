@@ -96,7 +96,7 @@ class S6(RecurrentLayer):
     def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """See `RecurrentLayer.scan_step`; reads the projections' weights in place, without `cat`."""
         B, C = (step_linear(x_t, weight).unsqueeze(1) for weight in (self.B, self.C))
-        return selective_step(x_t, self._delta(x_t), self._A(), B, C, self.D, state, self.delta_bias, "euler")
+        return selective_step(x_t, self._delta(x_t), self._A(), B, C, self.D, state, self.delta_bias)
 
     def selective_weights(self) -> SelectiveWeights | None:
         """Return the weights for `ops.mamba_step`, or None if this layer is not exactly Mamba's S6."""

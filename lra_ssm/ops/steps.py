@@ -1,6 +1,6 @@
 """One position at a time, as generation has it: around its arithmetic a scan, or a block, costs more than that.
 
-Shapes: R rows, D channels, N states (conjugate pairs for complex A); of a Mamba block: M model channels, E inner
+Shapes: R rows, D channels, N states; of a Mamba block: M model channels, E inner
 channels, K rank of the Δ projection, W taps of the convolution.
 Source of `mamba_step`: Gu & Dao 2023 (Mamba), figure 3 and its public code's `step`.
 """
@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lra_ssm.ops.backends import cpu_pieces
-from lra_ssm.ops.discretization import zoh
 
 _WORTH_READING = 1 << 16  # weights; of fewer torch's own product is done before C++ is called
 
@@ -28,31 +27,20 @@ def selective_step(
     D: Tensor,
     state: Tensor,
     delta_bias: Tensor | None = None,
-    discretization: str = "euler",
 ) -> tuple[Tensor, Tensor]:
-    """Return (y, state after it) of `selective_scan`'s recurrence at one position, y + D u, by plain operations.
+    """Return (y, state after it) of Mamba's selective scan (real A, Euler's rule) at one position, y + D u.
 
-    u, delta, y (R, D); A (D, N) or (N,); B, C broadcast to (R, D, N); D, delta_bias (D,); state (R, D, N).
+    u, delta, y (R, D); A (D, N) or (N,); B, C broadcast to (R, D, N); D, delta_bias (D,); state (R, D, N); all real.
 
     With delta_bias the step is softplus(delta + delta_bias), else delta, which may broadcast to (batch, D). All in the
     state's precision; y has u's dtype. Gradients flow through everything; nothing is checked.
     """
-    real, u_dtype = state.dtype.to_real(), u.dtype
-    u, delta, D = u.to(real), delta.to(real), D.to(real)
-    A, B, C = A.to(state.dtype), B.to(state.dtype), C.to(state.dtype if C.is_complex() else real)
+    u_dtype = u.dtype
+    u, delta, A, B, C, D = (x.to(state.dtype) for x in (u, delta, A, B, C, D))
     if delta_bias is not None:
-        delta = F.softplus(delta + delta_bias.to(real))
-    if discretization == "euler":
-        state = torch.addcmul(torch.exp(delta.unsqueeze(-1) * A) * state, B, (delta * u).unsqueeze(-1))
-    else:
-        A_bar, B_bar = zoh(delta.unsqueeze(-1), A)
-        state = torch.addcmul(A_bar * state, B_bar * B, u.unsqueeze(-1))
-    # 2 Re over the conjugate pairs; with a real C, of the state's real part
-    if not state.is_complex():
-        y = (C * state).sum(-1)
-    else:
-        y = 2 * ((C * state).real if C.is_complex() else C * state.real).sum(-1)
-    return torch.addcmul(y, D, u).to(u_dtype), state
+        delta = F.softplus(delta + delta_bias.to(state.dtype))
+    state = torch.addcmul(torch.exp(delta.unsqueeze(-1) * A) * state, B, (delta * u).unsqueeze(-1))
+    return torch.addcmul((C * state).sum(-1), D, u).to(u_dtype), state
 
 
 def step_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -76,7 +64,7 @@ def step_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 class SelectiveWeights(NamedTuple):
-    """The weights of S6, as `selective_step` with Euler's rule takes them."""
+    """The weights of S6, as `selective_step` takes them."""
 
     delta_down: Tensor  # (K, E)
     delta_up: Tensor  # (E, K)
