@@ -11,6 +11,13 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
@@ -27,6 +34,10 @@ from lra_ssm.tasks.base import all_reduce_sums
 from lra_ssm.tasks.optim import format_groups
 
 LEARNING_RATE = "lr/"  # prefix of the names of logged learning rates
+# Lightning's callbacks that train with other rates, parameter groups or batches than the configuration says.
+OVERRIDING = (
+    BaseFinetuning, BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder, StochasticWeightAveraging
+)  # fmt: skip
 _COUNTED = 128  # positions on which operations are counted: those of a recurrence are the same for each
 _DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
 

@@ -9,18 +9,10 @@ from typing import Any
 
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelCheckpoint,
-    StochasticWeightAveraging,
-    Timer,
-)
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_only
 
-from lra_ssm.callbacks import LEARNING_RATE, fit_callbacks
+from lra_ssm.callbacks import LEARNING_RATE, OVERRIDING, fit_callbacks
 from lra_ssm.errors import InputError, describe_error, to_one_line
 from lra_ssm.files import replacing, sha256, write_json
 from lra_ssm.progress import display_arguments, quiet
@@ -53,11 +45,6 @@ from lra_ssm.runs.provenance import (
 from lra_ssm.runs.record import changed_data, read_metrics, read_object
 from lra_ssm.runs.stop import StopOnSignal, Stopped, requeue
 from lra_ssm.tables import wrapped
-
-# They train with other rates, parameter groups or batches than the configuration says.
-_OVERRIDING = (
-    BaseFinetuning, BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder, StochasticWeightAveraging
-)  # fmt: skip
 
 
 class Run(RunDirectory):
@@ -334,7 +321,8 @@ class Run(RunDirectory):
         try:
             record = self.record
             if self._begun:
-                record["starts"][-1].setdefault("ended", now())
+                for start in record.get("starts", [])[-1:]:  # none if run.json was deleted meanwhile
+                    start.setdefault("ended", now())
             write_json(self.path / "run.json", {**record, **fields, "status": status})
         except (OSError, InputError):  # such as a full disk, which may be why the run ends
             if status == "finished":
@@ -355,7 +343,7 @@ def trainer_arguments(given: Mapping[str, Any], added: Sequence[Any], loggers: A
     Raises InputError for a callback that overrides the configuration.
     """
     callbacks = as_list(given.get("callbacks"))
-    for name in (type(each).__name__ for each in callbacks if isinstance(each, _OVERRIDING)):
+    for name in (type(each).__name__ for each in callbacks if isinstance(each, OVERRIDING)):
         raise InputError(f"trainer.callbacks: {name} sets other rates, groups or batches than the configuration")
     return {
         **given,

@@ -197,7 +197,7 @@ def _write_images(path: Path, numbers: IntArray, load: Load, shape: tuple[int, .
 
 
 def metadata_files(folder: Path) -> list[Path]:
-    """Return the metadata files in numeric order. Raises InputError if there are none."""
+    """Return the metadata files in numeric order. Raises InputError if the folder has no such file."""
     files = [*folder.glob("metadata/[0-9]*.npy")]
     if not files:
         raise InputError(f"{folder / 'metadata'}: has no Pathfinder metadata files (0.npy, 1.npy, …)")
