@@ -15,24 +15,19 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from lra_ssm import datamodules
 from lra_ssm.datamodules.cifar10 import BATCHES
+from lra_ssm.datamodules.synthetic.base import SyntheticData
 
 COUNTS = ["--data.num_train=4", "--data.num_val=4", "--data.num_test=4"]
 GENERATED = [*COUNTS, "--data.length_bounds=[3,12]", "--data.max_depth=3"]
-# Of tasks that are made as they are read: the shortest sequences, but for what a task asks for.
-SYNTHETIC = {
-    **dict.fromkeys(("AssociativeRecall", "CorrelatedNoise", "FirstToken", "LinearFunctional", "StateTracking",
-                     "TeacherStudent"), ["--data.length=6"]),
-    "MQAR": [],
-    "NoisyCosines": [],
-}  # fmt: skip
 TEXT_SETTINGS = ["--data.tokenizer=bytes", "--data.length=8", "--model.network.vocab_size=257"]
 
 
 def options(cls: str, folder: Path) -> list[str]:
     """What `fit` needs to train on four small examples of a data module; writes them below the folder."""
-    if cls in SYNTHETIC:
-        return [*COUNTS, *SYNTHETIC[cls]]
+    if issubclass(getattr(datamodules, cls), SyntheticData):
+        return [*COUNTS, *([] if cls in ("MQAR", "NoisyCosines") else ["--data.length=6"])]  # which ask for more
     root = f"--data.root={folder / 'data'}"
     if cls == "ListOps":
         return [root, *GENERATED]
@@ -120,8 +115,9 @@ def write_imdb(folder: Path, train: int = 20, test: int = 20) -> Path:
     return write_files(folder, files)
 
 
-def pack_imdb(folder: Path, path: Path) -> Path:
-    """Stanford's archive of a folder aclImdb, in a random order, with what else archives hold."""
+def pack_imdb(path: Path) -> Path:
+    """Stanford's archive of such a folder, in a random order, with what else archives hold."""
+    folder = write_imdb(path.with_name("unpacked"))
     members = {f"aclImdb/{file.relative_to(folder)}": file.read_bytes() for file in sorted(folder.rglob("*.txt"))}
     members |= {
         "aclImdb/README": b"about",

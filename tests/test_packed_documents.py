@@ -7,6 +7,7 @@ from lra_ssm.datamodules import Corpus
 from lra_ssm.layers import S4D, S6, Attention, LayerSpec, MambaBlock
 from lra_ssm.models import LanguageModel
 from lra_ssm.tasks.language_modelling import unpack_tokens
+from tests.datamodules.helpers import prepared
 
 TEXTS = ["A first document.", "Another, of which one letter is changed.", "A third one, longer than the others are.",
          "End."]  # fmt: skip
@@ -21,12 +22,8 @@ def losses(model, folder, texts, packing, isolate):
     folder.mkdir()
     for split in ("train", "val"):
         (folder / f"{split}.txt").write_text("\n".join(texts) + "\n")
-    data = Corpus(
-        root=str(folder), source=str(folder), tokenizer="bytes", documents="line", length=44, batch_size=1,
-        isolate=isolate, **PACKINGS[packing],
-    )  # fmt: skip
-    data.prepare_data()
-    data.setup("fit")
+    given = {"tokenizer": "bytes", "documents": "line", "length": 44, "batch_size": 1, "isolate": isolate}
+    data = prepared(Corpus(root=str(folder), source=str(folder), **given, **PACKINGS[packing]), "fit")
     found, state = [], None
     for batch in data.val_dataloader():
         tokens = unpack_tokens(batch)

@@ -14,8 +14,11 @@ from lra_ssm.datamodules import SequenceData
 from lra_ssm.datamodules.storage import Prepared, Split
 
 
-def prepared(data: Any) -> Any:
+def prepared(data: Any, *stages: str | None) -> Any:
+    """Prepare a data module and set it up for these stages."""
     data.prepare_data()
+    for stage in stages:
+        data.setup(stage)
     return data
 
 
@@ -32,11 +35,16 @@ def sequences(split: Split) -> list[list[int]]:
     return [part.tolist() for part in np.split(split["tokens"], split["offsets"][1:-1])]
 
 
-def texts(data: Any, name: str) -> list[str]:
-    """The sequences of characters of a split, without the `<eos>` that each ends with."""
+def words(data: Any, name: str) -> list[list[str]]:
+    """The sequences of a split as words of the vocabulary, without the `<eos>` that each ends with."""
     vocabulary, found = data.manifest()["vocabulary"], sequences(data.prepared.split(name))
     assert all(tokens[-1] == 2 and 2 not in tokens[:-1] for tokens in found)
-    return ["".join(vocabulary[token] for token in tokens[:-1]) for tokens in found]
+    return [[vocabulary[token] for token in tokens[:-1]] for tokens in found]
+
+
+def texts(data: Any, name: str) -> list[str]:
+    """The same of characters."""
+    return ["".join(characters) for characters in words(data, name)]
 
 
 def digests(data: Any) -> list[str]:

@@ -56,21 +56,18 @@ def test_an_invalid_setting_is_named_in_one_line(cls: Any, settings: dict[str, A
     assert message in line and "\n" not in line
 
 
-@pytest.mark.parametrize("module", [dm.Image, dm.ListOps, dm.Pathfinder, dm.Text, dm.MNIST])
-def test_a_source_that_is_not_there(tmp_path: Path, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # which an empty source would name
-    (tmp_path / "file").touch()
+@pytest.mark.parametrize("module", [dm.Corpus, dm.Image, dm.ListOps, dm.Pathfinder, dm.Text, dm.MNIST])
+def test_a_source_that_is_not_there(here: Path, module: Any) -> None:  # which an empty source would name
+    (here / "file").touch()
     for source in ("", " ", "absent", "file/x"):
         with pytest.raises(InputError, match="must be one of .*, or an existing file or folder") as error:
-            module(root=str(tmp_path / "root"), source=source).prepare_data()
+            module(root=str(here / "root"), source=source).prepare_data()
         assert str(error.value).startswith(f"{module.__name__} source") and "\n" not in str(error.value)
-    assert not (tmp_path / "root").exists()
+    assert not (here / "root").exists()
 
 
 def opened(tmp_path: Path, **settings: Any) -> Tiny:
-    data = prepared(Tiny(root=str(tmp_path), batch_size=4, **settings))
-    data.setup("fit")
-    return data
+    return prepared(Tiny(root=str(tmp_path), batch_size=4, **settings), "fit")
 
 
 def test_stages_and_loaders_open_only_their_splits(tmp_path: Path) -> None:

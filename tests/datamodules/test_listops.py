@@ -9,16 +9,12 @@ import numpy as np
 import pytest
 
 from lra_ssm.datamodules import ListOps
-from lra_ssm.datamodules.listops import CLOSE, EOS_ID, FIRST_OPERATOR_ID, OPERATORS, VOCABULARY, TreeSettings, generate
+from lra_ssm.datamodules.listops import CLOSE, FIRST_OPERATOR_ID, OPERATORS, VOCABULARY, TreeSettings, generate
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import prepared, real_data, sequences
+from tests.datamodules.helpers import prepared, real_data, words
 from tests.small_data import write_files
 
 SMALL = {"length_bounds": (3, 50), "max_depth": 4, "num_train": 300, "num_val": 30, "num_test": 20, "batch_size": 8}
-
-
-def take(settings: TreeSettings, seed: int, count: int) -> list[tuple[bytes, int]]:
-    return list(generate(settings, seed, count))
 
 
 def listops(root: Path, **settings: Any) -> ListOps:
@@ -40,19 +36,12 @@ def evaluate(tokens: Sequence[str]) -> int:
     return value
 
 
-def words(data: ListOps, split: str) -> list[list[str]]:
-    """The expressions of a split without their `<eos>`."""
-    found = sequences(data.prepared.split(split))
-    assert all(tokens[-1] == EOS_ID and EOS_ID not in tokens[:-1] for tokens in found)
-    return [[VOCABULARY[token] for token in tokens[:-1]] for tokens in found]
-
-
 # -- the generator -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def published() -> list[tuple[bytes, int]]:
-    return take(TreeSettings(), 0, 3000)
+    return list(generate(TreeSettings(), 0, 3000))
 
 
 def test_every_expression_keeps_the_rules(published: list[tuple[bytes, int]]) -> None:
@@ -87,18 +76,18 @@ def test_the_distribution_is_that_of_lra(published: list[tuple[bytes, int]]) -> 
 
 def test_the_same_data_on_every_python(published: list[tuple[bytes, int]]) -> None:
     settings = TreeSettings(100, 400)
-    first = take(settings, 3, 300)
-    assert take(settings, 3, 100) == first[:100] and take(settings, 4, 300) != first
+    first = list(generate(settings, 3, 300))
+    assert list(generate(settings, 3, 100)) == first[:100] and list(generate(settings, 4, 300)) != first
     block = published[:100]
     digest = sha256(b"|".join(e for e, _ in block) + bytes(label for _, label in block)).hexdigest()
     assert digest == "220a6cf709aef2d26792f84ca9389dff77808f615269375e018b36324c933a63"
 
 
 def test_small_spaces_are_exhausted_then_an_error(tmp_path: Path) -> None:
-    assert len(set(take(TreeSettings(3, 5, 2, 2), 0, 400))) == 400  # 4 operators, 2 leaves
+    assert len(set(generate(TreeSettings(3, 5, 2, 2), 0, 400))) == 400  # 4 operators, 2 leaves
     for settings in (TreeSettings(3, 5, 2, 2), TreeSettings(500, 2000, 2, 10)):  # no tree of 2 levels is that long
         with pytest.raises(InputError, match="turned up in .* attempts") as error:
-            take(settings, 0, 1000)
+            list(generate(settings, 0, 1000))
         assert "\n" not in str(error.value)
     with pytest.raises(InputError, match="turned up"):
         listops(tmp_path / "root", length_bounds=(3, 5), max_depth=2, max_args=2, num_train=1000)

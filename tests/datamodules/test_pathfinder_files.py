@@ -92,17 +92,16 @@ def test_a_killed_preparation_continues(tmp_path: Path, monkeypatch: pytest.Monk
     assert drawn == [1, 2] and contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
-def test_the_page_exports_what_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_exports_what_can_be_read(here: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/pathfinder.md").read_text()
     (script,) = [block for block in page.split("```python\n")[1:] if "metadata" in block]
     script = script.split("```")[0].replace("200_000, 1000", "20, 8")
-    monkeypatch.chdir(tmp_path)
     exec(compile(script, "docs/pathfinder.md", "exec"), {})
-    paths, labels = read_listing(tmp_path / "exported/pathfinder32" / HARD)
+    paths, labels = read_listing(here / "exported/pathfinder32" / HARD)
     drawn = [generate_block(settings_for(32), 0, *block) for block in ((0, 8), (1, 8), (2, 4))]
     assert np.array_equal(read_images(paths, 32)[..., 0], np.concatenate([block.images for block in drawn]))
     assert labels.tolist() == np.concatenate([block.labels for block in drawn]).tolist()
-    data = prepared(Pathfinder(root=str(tmp_path / "root"), source=str(tmp_path / "exported")))
+    data = prepared(Pathfinder(root=str(here / "root"), source=str(here / "exported")))
     assert data.provenance()["examples"] == {"train": 16, "val": 2, "test": 2}
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -14,14 +15,12 @@ from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SETTINGS, SIZE
 COUNTS = {32: 60, 64: 8, 128: 16, 256: 8}
 # Of the first eight images of seed 0, easy level.
 DIGESTS = {32: "311996399a74b96f", 64: "536436bca099ff91", 128: "96744acaae4fc608", 256: "dd209ea215a17815"}
-BLOCKS: dict[int, PathfinderBlock] = {}
 
 
+@cache
 def block_of(size: int) -> PathfinderBlock:
     """Drawn once for all tests."""
-    if size not in BLOCKS:
-        BLOCKS[size] = generate_block(SETTINGS[size], 3, 1, COUNTS[size])
-    return BLOCKS[size]
+    return generate_block(SETTINGS[size], 3, 1, COUNTS[size])
 
 
 # These two are first: with other settings the contours that the tests below draw may take minutes.

@@ -9,7 +9,7 @@ import torch
 from lra_ssm.datamodules.batches import NOT_SCORED, Batch
 from lra_ssm.datamodules.pretraining import Pretraining
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import Tiny
+from tests.datamodules.helpers import Tiny, prepared
 
 TOKENS = torch.randint(1, 50, (6, 40), generator=torch.Generator().manual_seed(0))
 LENGTHS = torch.tensor([40, 40, 20, 20, 5, 1])
@@ -86,9 +86,7 @@ def test_each_sequence_of_a_pair_is_an_example():
 
 
 def test_any_data_module_pretrains_and_says_which_network_fits(tmp_path):
-    data = Tiny(root=str(tmp_path), batch_size=8, pretrain=Pretraining(share=0.5))
-    data.prepare_data()
-    data.setup("fit")
+    data = prepared(Tiny(root=str(tmp_path), batch_size=8, pretrain=Pretraining(share=0.5)), "fit")
     assert data.model_sizes() == {
         "vocab_size": 5, "d_input": None, "num_classes": None, "num_outputs": 5, "per_example": 1,
     }  # fmt: skip

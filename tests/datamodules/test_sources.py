@@ -37,10 +37,6 @@ def made(cls: Any, root: Path, **settings: Any) -> Any:
 # -- layouts -----------------------------------------------------------------------------------------------------------
 
 
-def imdb_archive(path: Path) -> Path:
-    return small_data.pack_imdb(small_data.write_imdb(path.with_name("unpacked")), path)
-
-
 def imdb_parquet(folder: Path) -> Path:
     reviews = sorted(small_data.write_imdb(folder.with_name("reviews")).rglob("*.txt"))
     for split in ("train", "test"):
@@ -71,10 +67,10 @@ LAYOUTS: dict[Any, list[tuple[str, str, Callable[[Path], Path]]]] = {
     ],
     dm.Text: [
         *(("original", f"{place}/aclImdb", small_data.write_imdb) for place in (".", "imdb", "text/download")),
-        *(("original", f"{place}/aclImdb_v1.tar.gz", imdb_archive) for place in (".", "text")),
+        *(("original", f"{place}/aclImdb_v1.tar.gz", small_data.pack_imdb) for place in (".", "text")),
         ("huggingface", str(HUB.path(Path())), imdb_parquet),
     ],
-    dm.Corpus: [("imdb", "imdb/aclImdb", small_data.write_imdb), ("imdb", "aclImdb_v1.tar.gz", imdb_archive)],
+    dm.Corpus: [("imdb", "imdb/aclImdb", small_data.write_imdb), ("imdb", "aclImdb_v1.tar.gz", small_data.pack_imdb)],
     dm.SCIFAR: [
         *(("original", place, small_data.write_cifar10) for place in ("cifar10/download", "cifar10", "cifar")),
         ("original", "cifar10", partial(small_data.write_cifar10, python2=False)),
@@ -277,20 +273,17 @@ DAMAGE: dict[Any, list[tuple[str, Change, str]]] = {
 @pytest.mark.parametrize(
     ("cls", "number"), [(cls, number) for cls, damages in DAMAGE.items() for number in range(len(damages))]
 )
-def test_a_damaged_file_is_one_line_and_leaves_nothing(
-    tmp_path: Path, cls: Any, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_file_is_one_line_and_leaves_nothing(here: Path, cls: Any, number: int) -> None:
     name, change, message = DAMAGE[cls][number]
-    monkeypatch.chdir(tmp_path)
-    source = WRITERS[cls](tmp_path / "mine")
+    source = WRITERS[cls](here / "mine")
     path = source / name
     if change is None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     else:
         write_files(source, {name: change if isinstance(change, bytes) else change(path.read_bytes())})
     with pytest.raises(InputError, match=message) as error:
-        made(cls, tmp_path / "root", source=str(source)).prepare_data()
-    assert "\n" not in str(error.value) and [entry.name for entry in tmp_path.iterdir()] == ["mine"]
+        made(cls, here / "root", source=str(source)).prepare_data()
+    assert "\n" not in str(error.value) and [entry.name for entry in here.iterdir()] == ["mine"]
     assert re.match(r"[/\w]", str(error.value))
 
 

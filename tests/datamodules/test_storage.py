@@ -5,56 +5,52 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lra_ssm.datamodules import storage
 from lra_ssm.datamodules.parts import Parts
 from lra_ssm.datamodules.storage import MANIFEST, ensure_root, load, prepare, resolve_root, verify, write_array
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents, tiny_dataset
-
-# Prepares ten arrays. KILL=n kills the process at the n-th step of the preparation.
-SCRIPT = """
-import os, signal, sys
-from pathlib import Path
-import numpy as np
-from lra_ssm.datamodules import storage
-
-left = int(os.environ.get("KILL", -1))
-def step(function):
-    def call(*args, **kwargs):
-        global left
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
-        return function(*args, **kwargs)
-    return call
-os.fsync, os.open, np.save = step(os.fsync), step(os.open), step(np.save)
-Path.mkdir, Path.rename = step(Path.mkdir), step(Path.rename)
-
-def build(folder):
-    print("building", flush=True)
-    arrays = {f"a{n}": np.arange(1000) * n for n in range(10)}
-    storage.write_manifest(folder, {"splits": {"train": {"arrays": storage.save_split(folder, "train", arrays)}}})
-storage.prepare(Path(sys.argv[1]), "made", "data", build)
-print("left", left, flush=True)
-"""
+from tests.runner import Command
 
 
-def start(root: Path, kill: int = -1) -> subprocess.Popen[str]:
-    environment = os.environ | {"KILL": str(kill), "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", SCRIPT, str(root)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def prepare_ten_arrays(arguments: list[str]) -> int:
+    """Run in a process of its own. Arguments: the data root, and the step at which the process is killed."""
+    steps, deadly = count(), int(arguments[1])
+
+    def step(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if next(steps) == deadly:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return call
+
+    def build(folder: Path) -> None:
+        print("building", flush=True)
+        entry = {"arrays": storage.save_split(folder, "train", {f"a{n}": np.arange(1000) * n for n in range(10)})}
+        storage.write_manifest(folder, {"splits": {"train": entry}})
+
+    for owner, name in ((os, "fsync"), (os, "open"), (np, "save"), (Path, "mkdir"), (Path, "rename")):
+        setattr(owner, name, step(getattr(owner, name)))
+    prepare(Path(arguments[0]), "made", "data", build)
+    print("steps", next(steps), flush=True)
+    return 0
+
+
+def start(root: Path, kill: int = -1) -> Command:
+    return Command([str(root), str(kill)], root.parent, call=prepare_ten_arrays)
 
 
 def check_whole(root: Path) -> None:
-    process = start(root)
-    assert process.communicate()[0] and process.returncode == 0
+    assert start(root).wait().code == 0
     assert sorted(path.name for path in (root / "made").iterdir()) == [".lock", "data"]
     prepared = load(root / "made" / "data")
     verify(prepared)
@@ -62,21 +58,19 @@ def check_whole(root: Path) -> None:
 
 
 def test_a_preparation_killed_anywhere_leaves_all_or_nothing(tmp_path: Path) -> None:
-    steps = 10_000 - int(start(tmp_path / "count", kill=10_000).communicate()[0].split()[-1])
+    steps = int(start(tmp_path / "count").wait().out.split()[-1])
     assert steps > 20
     for kill in [3, steps // 2, *range(steps - 4, steps)]:
         root = tmp_path / f"kill-{kill}"
-        process = start(root, kill)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL, kill
+        assert start(root, kill).wait().code == -signal.SIGKILL, kill
         check_whole(root)
 
 
 def test_only_one_of_four_processes_builds(tmp_path: Path) -> None:
-    processes = [start(tmp_path / "root") for _ in range(4)]
-    outputs = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0] * 4, outputs
-    assert sum("building" in output for output, _ in outputs) == 1
+    commands = [start(tmp_path / "root") for _ in range(4)]
+    results = [command.wait() for command in commands]
+    assert [result.code for result in results] == [0] * 4, results
+    assert sum("building" in result.out for result in results) == 1
     check_whole(tmp_path / "root")
 
 
@@ -133,19 +127,18 @@ def test_missing_and_damaged_files_are_one_line(tmp_path: Path, name: str, cut: 
     assert "\n" not in str(error.value)
 
 
-def test_the_root_is_argument_then_environment_then_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_root_is_argument_then_environment_then_data(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LRA_SSM_DATA", raising=False)
-    assert resolve_root() == tmp_path / "data"
-    monkeypatch.setenv("LRA_SSM_DATA", str(tmp_path / "elsewhere"))
-    assert resolve_root() == tmp_path / "elsewhere" and resolve_root("here") == tmp_path / "here"
+    assert resolve_root() == here / "data"
+    monkeypatch.setenv("LRA_SSM_DATA", str(here / "elsewhere"))
+    assert resolve_root() == here / "elsewhere" and resolve_root("here") == here / "here"
     for _ in range(2):  # it is created if only it is missing
-        ensure_root(tmp_path / "root")
-    (tmp_path / "file").touch()
+        ensure_root(here / "root")
+    (here / "file").touch()
     for name, reason in (("absent/root", "No such file or directory.; its parent"), ("file", "File exists.")):
         with pytest.raises(InputError, match=f"cannot be created .{reason}"):
-            ensure_root(tmp_path / name)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "root"]
+            ensure_root(here / name)
+    assert sorted(path.name for path in here.iterdir()) == ["file", "root"]
 
 
 # -- parts of a long preparation ---------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from lra_ssm.datamodules.synthetic.base import ExampleRandom, GeneratedDataset, 
 from lra_ssm.datamodules.synthetic.state_tracking import product_table
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checks import check_data
-from tests.runner import fail, succeed
+from tests.runner import succeed
+from tests.small_data import COUNTS
 
 SMALL: dict[str, dict[str, Any]] = {
     "AssociativeRecall": {"length": 12, "vocab_size": 8},
@@ -292,51 +293,31 @@ def test_targets_are_the_products_so_far(group: Any) -> None:
 
 # -- from the command line ---------------------------------------------------------------------------------------------
 
-FIT = """--data=TeacherStudent --data.length=6 --data.batch_size=4 --data.num_train=12 --data.num_val=5
-    --data.num_test=4
-    --model=Regression --model.network=Regressor --model.network.layer=S4D --model.network.layer.d_state=4
-    --model.network.d_model=4 --model.network.n_layers=1 --model.network.num_outputs=1 --model.network.d_input=1
-    --model.optimizer.warmup_steps=0 --checkpoint.monitor=val/loss --checkpoint.mode=min --trainer.accelerator=cpu
-    --trainer.max_epochs=2 --trainer.num_sanity_val_steps=0 --trainer.enable_model_summary=false""".split()
-
 
 def test_a_regression_is_fitted_scored_and_predicted(tmp_path: Path) -> None:
-    line = fail(["fit", *FIT], tmp_path)
-    assert "returned (3, 1) for inputs (3, 6, 1): the targets are (3, 6, 1); a Regressor" in line and "null" in line
-    command = [*FIT, "--model.network.pooling=null"]
+    command = ["--config=synthetic/teacher_student", *COUNTS, "--data.length=6", "--data.batch_size=3"]
+    command += ["--model.network.d_model=4", "--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
     succeed(["fit", *command], tmp_path)
-    (folder,) = tmp_path.glob("runs/default/*/checkpoints/last.ckpt")
+    (folder,) = tmp_path.glob("runs/synthetic/teacher_student/*/checkpoints/last.ckpt")
     assert "test/relative_error" in succeed(["test", *command], tmp_path).out
     succeed(["predict", *command], tmp_path)
     result, lines = (folder.parents[1] / name for name in ("test.json", "predictions-val.csv"))
     data = json.loads(result.read_text())["data"]
     assert data["source"]["eigenvalues"] == [[0.9, 0.99]] and data["examples"]["test"] == 4
     rows = lines.read_text().splitlines()
-    assert rows[0] == "example,position,y0" and len(rows) == 1 + 5 * 6 and rows[-1].startswith("4,5,")
+    assert rows[0] == "example,position,y0" and len(rows) == 1 + 4 * 6 and rows[-1].startswith("3,5,")
     assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(
-    ("data", "size", "message"),
+    ("data", "size", "needed"),
     [
-        (
-            AssociativeRecall(),
-            "num_outputs",
-            "takes num_outputs, but AssociativeRecall has classes: use the task Class",
-        ),
-        (
-            LinearFunctional(),
-            "num_classes",
-            "takes num_classes, but LinearFunctional has real targets: use the task Reg",
-        ),
-        (
-            StateTracking(pretrain=Pretraining()),
-            "num_classes",
-            "data.pretrain: use the task MaskedModelling and the net",
-        ),
+        (AssociativeRecall(), "num_outputs", "classes: use the task Class"),
+        (LinearFunctional(), "num_classes", "real targets: use the task Reg"),
+        (StateTracking(pretrain=Pretraining()), "num_classes", "data.pretrain: use the task MaskedModelling and the"),
     ],
 )
-def test_a_network_for_another_task_is_told_which(data: Any, size: str, message: str) -> None:
+def test_a_network_for_another_task_is_told_which(data: Any, size: str, needed: str) -> None:
     task = SimpleNamespace(hparams={"network": {"init_args": {size: 6, "vocab_size": 6}}})
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=f"takes {size}, but {type(data).__name__} has {needed}"):
         check_data(task, data)

@@ -47,7 +47,6 @@ def test_names_that_are_not_clear_and_documents_that_cannot_be_divided(tmp_path:
         "a.csv": r"a\.csv: is not in one of the forms \.txt, \.jsonl",
         ".": r'testament\.txt: names no split .* but valid\.txt does; splits="hash"',
         "b": rf"testament\.txt: {one}",
-        "nowhere": r"Corpus source .*nowhere': must be one of imdb, or an existing",
     }.items():
         with pytest.raises(InputError, match=message):
             found(tmp_path / name)

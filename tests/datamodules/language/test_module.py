@@ -23,10 +23,8 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
-def prepared(root: Path, stage: str | None = None, **settings: Any) -> MadeUp:
-    data = helpers.prepared(MadeUp(root=str(root), **settings))
-    data.setup(stage)
-    return data
+def prepared(root: Path, **settings: Any) -> MadeUp:
+    return helpers.prepared(MadeUp(root=str(root), **settings), None)
 
 
 def targets(loader: ResumableLoader) -> list[int]:

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from lra_ssm.datamodules import Corpus
 from lra_ssm.datamodules.language import files as files_module
 from lra_ssm.datamodules.language import prepare as prepare_module
 from lra_ssm.datamodules.language.tokenizer_spec import load_tokenizer
-from lra_ssm.datamodules.storage import MANIFEST, verify
+from lra_ssm.datamodules.storage import verify
+from tests.datamodules.helpers import contents
 from tests.datamodules.language.helpers import by_split
 from tests.runner import Command
 
@@ -50,10 +52,6 @@ def once(texts, tmp_path_factory):
     data = corpus(tmp_path_factory.mktemp("once"), texts)
     data.prepare_data()
     return data
-
-
-def contents(data: Corpus) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(data.prepared_folder.iterdir()) if path.name != MANIFEST}
 
 
 def unfinished(data: Corpus) -> list[Path]:
@@ -98,7 +96,7 @@ def test_shards_in_any_order_and_a_merge_give_what_one_process_gives(texts, once
     printed = capsys.readouterr().out
     assert "parts are made; --merge puts them together" in printed and "lightning fit" in printed
     assert f"{data.prepared_folder}: corpus (files): " in printed
-    assert contents(data) == contents(once) and not unfinished(data)
+    assert contents(data.prepared_folder) == contents(once.prepared_folder) and not unfinished(data)
     assert main(["prepare", "--summary", f"--root={tmp_path}"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if data.prepared_folder.name in line]
     counts = {name: str(entry["documents"]) for name, entry in data.manifest()["splits"].items()}
@@ -107,16 +105,11 @@ def test_shards_in_any_order_and_a_merge_give_what_one_process_gives(texts, once
 
 def prepare_and_die(arguments: list[str]) -> int:
     """Run in a process of its own, which is killed after two parts. Arguments: texts, the data root."""
-    made, part = [], prepare_module.Preparation._tokenize_part
     files_module.PART_BYTES, prepare_module._BATCH_TEXTS = PART_BYTES, BATCH_TEXTS  # the process has no fixtures
-
-    def deadly(self, *given):
-        made.append(given)
-        if len(made) > 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return part(self, *given)
-
-    prepare_module.Preparation._tokenize_part = deadly
+    part, made = prepare_module.Preparation._tokenize_part, count()
+    prepare_module.Preparation._tokenize_part = lambda *given: (
+        part(*given) if next(made) < 2 else os.kill(os.getpid(), signal.SIGKILL)
+    )
     corpus(Path(arguments[1]), Path(arguments[0])).prepare_data()
     return 0
 
@@ -131,4 +124,4 @@ def test_a_killed_preparation_continues(texts, once, tmp_path, monkeypatch):
     )
     data.prepare_data()
     assert made == [2, 3, 4, 5, 6][: len(made)] and made[0] == 2
-    assert contents(data) == contents(once) and not unfinished(data)
+    assert contents(data.prepared_folder) == contents(once.prepared_folder) and not unfinished(data)

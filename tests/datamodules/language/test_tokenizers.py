@@ -135,8 +135,7 @@ def saved(tmp_path):
     return made("bpe:260", "abcab").save(folder)
 
 
-def test_paths_are_identified_by_what_they_hold(saved, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_paths_are_identified_by_what_they_hold(saved, here):
     specs = [parse_tokenizer(text) for text in (str(saved), str(saved.parent), "own", "./own/tokenizer.json")]
     identities = {spec.identity() for spec in specs}
     assert len(identities) == 1 and identities.pop().startswith("sha256:")
@@ -149,7 +148,7 @@ def test_paths_are_identified_by_what_they_hold(saved, tmp_path, monkeypatch):
     saved.write_text(saved.read_text() + " ")
     assert parse_tokenizer("own").identity() != before
     with pytest.raises(InputError, match=r"has no tokenizer\.json, the form of tokenizer that runs no code"):
-        parse_tokenizer(str(tmp_path))
+        parse_tokenizer(str(here))
 
 
 def test_without_a_network_only_the_hubs_cache_is_read(saved, tmp_path, monkeypatch):
