@@ -7,6 +7,7 @@ import pickle
 import struct
 import tarfile
 import zipfile
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -33,24 +34,20 @@ def options(cls: str, folder: Path) -> list[str]:
         return [root, *GENERATED]
     if cls == "Pathfinder":
         return [root, "--data.num_images=10", "--data.limit=4"]
+    source = f"--data.source={WRITERS[cls](folder / 'files')}"
     if cls in ("Corpus", "SlimPajama", "WikiText"):
-        few = partial(write_slimpajama, count=3)
-        source = {"Corpus": write_texts, "SlimPajama": few, "WikiText": write_wikitext}[cls](folder / "texts")
-        return [root, f"--data.source={source}", *(["--data.splits=auto"] if cls == "Corpus" else []), *TEXT_SETTINGS]
-    if cls == "Retrieval":
-        return [root, f"--data.source={write_pairs(folder / 'pairs', (8, 4, 4))}", "--data.max_length=64"]
-    write = {"Text": write_imdb, "Image": write_cifar10, "SCIFAR": write_cifar10, "MNIST": write_mnist}[cls]
-    return [root, f"--data.source={write(folder / 'files')}", "--data.limit=4"]
+        return [root, source, *(["--data.splits=auto"] if cls == "Corpus" else []), *TEXT_SETTINGS]
+    return [root, source, "--data.limit=4", *(["--data.max_length=64"] if cls == "Retrieval" else [])]
 
 
 # -- files of any kind -------------------------------------------------------------------------------------------------
 
 
-def write_files(folder: Path, files: dict[str, bytes]) -> Path:
+def write_files(folder: Path, files: Mapping[str, bytes | str]) -> Path:
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
     return folder
 
 
@@ -100,8 +97,8 @@ LISTOPS = {
 
 
 def write_listops(folder: Path) -> Path:
-    files = {f"basic_{split}.tsv": "\n".join(["Source\tTarget", *rows, ""]) for split, rows in LISTOPS.items()}
-    return write_files(folder, {name: text.encode() for name, text in files.items()})
+    rows = {split: "\n".join(["Source\tTarget", *lines, ""]) for split, lines in LISTOPS.items()}
+    return write_files(folder, {f"basic_{split}.tsv": text for split, text in rows.items()})
 
 
 def write_imdb(folder: Path, train: int = 20, test: int = 20) -> Path:
@@ -232,11 +229,10 @@ WIKITEXT = {
 }
 
 
-def write_wikitext(folder: Path, suffix: str | None = None) -> Path:
-    """Merity et al.'s files of both levels, or of one."""
-    suffixes = [suffix] if suffix else ["tokens", "raw"]
-    files = {f"wiki.{split}.{level}": text.encode() for split, text in WIKITEXT.items() for level in suffixes}
-    return write_files(folder, files)
+def write_wikitext(folder: Path) -> Path:
+    """Merity et al.'s files of both levels."""
+    levels = "tokens", "raw"
+    return write_files(folder, {f"wiki.{split}.{level}": WIKITEXT[split] for split in WIKITEXT for level in levels})
 
 
 def pack_wikitext(path: Path, suffix: str) -> Path:
@@ -261,7 +257,7 @@ def write_wikitext_parquet(folder: Path) -> Path:
 
 def write_texts(folder: Path) -> Path:
     """A corpus with a file per split."""
-    return write_files(folder, {f"{split}.txt": WIKITEXT[split].encode() for split in ("train", "valid", "test")})
+    return write_files(folder, {f"{split}.txt": text for split, text in WIKITEXT.items()})
 
 
 def write_slimpajama(folder: Path, form: str = "parquet", count: int = 30) -> Path:
@@ -289,3 +285,18 @@ def zstd(data: bytes) -> bytes:
     import pyarrow
 
     return pyarrow.compress(data, codec="zstd", asbytes=True)
+
+
+# By data module, in the layout that its tests damage.
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "ListOps": write_listops,
+    "Retrieval": write_pairs,
+    "Pathfinder": write_pathfinder,
+    "Text": write_imdb,
+    "Image": write_cifar10,
+    "SCIFAR": write_cifar10,
+    "MNIST": write_mnist,
+    "Corpus": write_texts,
+    "WikiText": write_wikitext,
+    "SlimPajama": partial(write_slimpajama, form="jsonl.zst", count=3),
+}

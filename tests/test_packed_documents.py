@@ -8,6 +8,7 @@ from lra_ssm.layers import S4D, S6, Attention, LayerSpec, MambaBlock
 from lra_ssm.models import LanguageModel
 from lra_ssm.tasks.language_modelling import unpack_tokens
 from tests.datamodules.helpers import prepared
+from tests.small_data import write_files
 
 TEXTS = ["A first document.", "Another, of which one letter is changed.", "A third one, longer than the others are.",
          "End."]  # fmt: skip
@@ -19,9 +20,7 @@ PACKINGS = {
 
 def losses(model, folder, texts, packing, isolate):
     """−log p of the tokens of each document, in order; a line is a document, and no window ends with one."""
-    folder.mkdir()
-    for split in ("train", "val"):
-        (folder / f"{split}.txt").write_text("\n".join(texts) + "\n")
+    write_files(folder, dict.fromkeys(("train.txt", "val.txt"), "\n".join(texts) + "\n"))
     given = {"tokenizer": "bytes", "documents": "line", "length": 44, "batch_size": 1, "isolate": isolate}
     data = prepared(Corpus(root=str(folder), source=str(folder), **given, **PACKINGS[packing]), "fit")
     found, state = [], None

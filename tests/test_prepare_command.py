@@ -18,7 +18,7 @@ from lra_ssm.results.published import row_of_config
 from lra_ssm.sweeps.submit import folder_of
 from lra_ssm.sweeps.sweep import read_sweep
 from tests.runner import in_process, printed, refused
-from tests.small_data import write_cifar10, write_imdb, write_mnist
+from tests.small_data import write_cifar10, write_imdb, write_mnist, write_texts
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -32,11 +32,8 @@ def _elsewhere(here, monkeypatch):
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("a folder of files")
-    (folder / "corpus").mkdir()
-    for i in range(200):
-        (folder / f"corpus/{i}.txt").write_text(f"Text {i} of a corpus, " * 8)
-    writers = {"text": write_imdb, "image": write_cifar10, "mnist": write_mnist}
-    return {"corpus": folder / "corpus", **{name: write(folder / name) for name, write in writers.items()}}
+    writers = {"corpus": write_texts, "text": write_imdb, "image": write_cifar10, "mnist": write_mnist}
+    return {name: write(folder / name) for name, write in writers.items()}
 
 
 @pytest.fixture(scope="module")

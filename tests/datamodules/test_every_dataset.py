@@ -94,11 +94,7 @@ def test_samples_and_the_largest_batch(tmp_path: Path) -> None:
     assert dm.MNIST(root=str(tmp_path)).largest_batch().inputs.shape == (50, 784, 1)
     hidden = dm.Image(root=str(tmp_path), batch_size=2, pretrain=Pretraining(targets="values")).largest_batch()
     assert hidden.inputs.shape == (2, 1024, 2) and hidden.targets.shape == (2, 1024, 1)
-    for tokens in (
-        dm.WikiText(root=str(tmp_path), batch_size=3),
-        dm.MQAR(batch_size=3),
-        dm.StateTracking(batch_size=3),
-    ):
+    for tokens in (dm.WikiText(root=str(tmp_path), batch_size=3), dm.MQAR(batch_size=3)):
         batch = tokens.largest_batch()
         assert batch.inputs.shape == batch.targets.shape == (3, tokens.length)
         assert (batch.reset is not None) == isinstance(tokens, dm.WikiText)  # which isolates documents

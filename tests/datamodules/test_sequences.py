@@ -124,15 +124,6 @@ def test_a_record_has_each_setting_by_what_it_affects(tmp_path: Path) -> None:
         setting(affects="batch")  # type: ignore[arg-type]
 
 
-def test_only_settings_of_the_data_name_the_folder(tmp_path: Path) -> None:
-    def folder(**settings: Any) -> Path:
-        return Settings(root=str(tmp_path), **settings).prepared_folder
-
-    assert folder() == folder(scale=2.0, threads=4, batch_size=2, shuffle_seed=3, num_workers=1)
-    assert len({folder(), folder(letters=4), folder(num_val=7), folder(limit=3)}) == 4
-    assert folder().parent == tmp_path / "settings" and folder().name.startswith("made-")
-
-
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 

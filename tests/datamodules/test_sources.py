@@ -20,7 +20,7 @@ from lra_ssm.datamodules.text import HUB
 from lra_ssm.errors import InputError
 from tests import small_data
 from tests.datamodules.helpers import digests, prepared
-from tests.small_data import cifar_batch, encoded, idx, pictures, write_files, write_jsonl
+from tests.small_data import WRITERS, cifar_batch, encoded, idx, pictures, write_files, write_jsonl
 
 SETTINGS: dict[type, dict[str, Any]] = {
     dm.Text: {"min_freq": 1},
@@ -43,7 +43,6 @@ def imdb_parquet(folder: Path) -> Path:
         texts = [path for path in reversed(reviews) if path.parts[-3] == split]
         columns = {"text": [path.read_text() for path in texts], "label": [int("pos" in path.parts) for path in texts]}
         small_data.write_parquet(folder / f"{split}-00000-of-00001.parquet", columns)
-    shutil.rmtree(folder.with_name("reviews"))
     return folder
 
 
@@ -83,7 +82,7 @@ LAYOUTS: dict[Any, list[tuple[str, str, Callable[[Path], Path]]]] = {
         ("huggingface", str(dm.MNIST.hub.path(Path())), MNIST_HUB),
     ],
     dm.WikiText: [
-        ("original", "wikitext-2", lambda path: small_data.write_wikitext(path, "tokens")),
+        ("original", "wikitext-2", small_data.write_wikitext),
         ("original", "wikitext/download/wikitext-2-v1.zip", lambda path: small_data.pack_wikitext(path, "tokens")),
         ("huggingface", f"{WIKITEXT_HUB}/wikitext-2-v1", small_data.write_wikitext_parquet),
     ],
@@ -132,22 +131,9 @@ def test_a_user_may_name_the_folder_above_or_within(
     assert digests(prepared(data)) == digests(prepared(other))
 
 
-WRITERS: dict[Any, Callable[[Path], Path]] = {
-    dm.ListOps: small_data.write_listops,
-    dm.Retrieval: small_data.write_pairs,
-    dm.Pathfinder: small_data.write_pathfinder,
-    dm.Text: small_data.write_imdb,
-    dm.SCIFAR: small_data.write_cifar10,
-    dm.MNIST: small_data.write_mnist,
-    dm.Corpus: small_data.write_texts,
-    dm.WikiText: small_data.write_wikitext,
-    dm.SlimPajama: partial(small_data.write_slimpajama, form="jsonl.zst", count=3),
-}
-
-
-@pytest.mark.parametrize("cls", WRITERS)
+@pytest.mark.parametrize("cls", LAYOUTS)
 def test_a_changed_file_is_other_data_and_a_limit_takes_the_first_examples(tmp_path: Path, cls: Any) -> None:
-    source = WRITERS[cls](tmp_path / "mine")
+    source = WRITERS[cls.__name__](tmp_path / "mine")
     before = made(cls, tmp_path / "root", source=str(source))
     folder = before.prepared_folder
     write_files(source, {".git/index": b""})
@@ -275,7 +261,7 @@ DAMAGE: dict[Any, list[tuple[str, Change, str]]] = {
 )
 def test_a_damaged_file_is_one_line_and_leaves_nothing(here: Path, cls: Any, number: int) -> None:
     name, change, message = DAMAGE[cls][number]
-    source = WRITERS[cls](here / "mine")
+    source = WRITERS[cls.__name__](here / "mine")
     path = source / name
     if change is None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -144,27 +144,11 @@ def test_the_root_is_argument_then_environment_then_data(here: Path, monkeypatch
 # -- parts of a long preparation ---------------------------------------------------------------------------------------
 
 
-def test_existing_parts_are_skipped_and_all_are_joined(tmp_path: Path) -> None:
-    parts, calls = Parts(tmp_path / ".parts-x", 5), list[int]()
-
-    def make_part(number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        calls.append(number)
-        return {"tokens": np.full(number + 1, number, np.uint8)}, {"length": number + 1}
-
-    assert parts.missing((2, 2)) == [1, 3] and parts.missing() == [0, 1, 2, 3, 4]
-    for number in (3, 1, 3):
-        parts.write(number, make_part)
-    assert calls == [3, 1] and parts.missing() == [0, 2, 4]
-    with pytest.raises(AttributeError):  # a part that fails leaves nothing
-        parts.write(0, lambda number: ({"tokens": np.zeros(3)}, {"x": object().absent}))  # type: ignore[attr-defined]
-    with pytest.raises(InputError, match="3 of 5 parts are missing, the first is 0"):
-        parts.records()
-    for number in parts.missing():
-        parts.write(number, make_part)
-    assert [record["length"] for record in parts.records()] == [1, 2, 3, 4, 5]
-    joined = parts.join(tmp_path / "train_tokens.npy", "tokens")
-    assert joined.tolist() == [0, 1, 1, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 4]
-    assert parts.join(tmp_path / "val.npy", "tokens", [2, 0]).tolist() == [2, 2, 2, 0]
+def test_a_part_that_exists_is_not_made_again(tmp_path: Path) -> None:
+    parts, made = Parts(tmp_path / ".parts-x", 2), list[int]()
+    for _ in range(2):
+        parts.write(1, lambda number: made.append(number) or ({}, {"length": 1}))  # type: ignore[func-returns-value]
+    assert made == [1] and parts.missing() == [0]
 
 
 def test_a_full_disk_is_an_error_and_does_not_kill_the_process(tmp_path: Path) -> None:

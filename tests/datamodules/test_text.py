@@ -18,7 +18,7 @@ TINY = {f"{split}/{name}/0_1.txt": "x" for split in ("train", "test") for name i
 
 
 def write_reviews(folder: Path, reviews: dict[str, str]) -> Path:
-    return write_files(folder / "aclImdb", {name: text.encode() for name, text in reviews.items()})
+    return write_files(folder / "aclImdb", reviews)
 
 
 def prepared(root: Path, **settings: Any) -> Text:
@@ -98,8 +98,8 @@ ROWS = {
 
 
 def pairs(folder: Path, rows: dict[str, list[str]], end: str = "\n", **settings: Any) -> Retrieval:
-    files = {f"new_aan_pairs.{split}.tsv": "".join(line + end for line in lines) for split, lines in rows.items()}
-    write_files(folder, {name: text.encode() for name, text in files.items()})
+    texts = {split: "".join(line + end for line in lines) for split, lines in rows.items()}
+    write_files(folder, {f"new_aan_pairs.{split}.tsv": text for split, text in texts.items()})
     return helpers.prepared(Retrieval(root=str(folder), **settings))
 
 

@@ -28,7 +28,7 @@ def found(path: Path, **settings: Any) -> dict[str, list[str]]:
 
 def test_named_splits(tmp_path: Path) -> None:
     names = {"train": "TinyStories-train.txt", "val": "valid/a.txt", "test": "sub/ptb.test.txt"}
-    write_files(tmp_path, {name: f"{split} one\n{split} two\n".encode() for split, name in names.items()})
+    write_files(tmp_path, {name: f"{split} one\n{split} two\n" for split, name in names.items()})
     named = found(tmp_path, documents="line")
     assert named == {split: [f"{split} one", f"{split} two"] for split in names}
     assert sum(map(len, found(tmp_path, documents="line", splits="hash").values())) == 6
@@ -38,9 +38,7 @@ def test_named_splits(tmp_path: Path) -> None:
 
 
 def test_names_that_are_not_clear_and_documents_that_cannot_be_divided(tmp_path: Path) -> None:
-    for name in ("b/testament.txt", "only/valid.txt", "a.csv"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("one\ntwo\n")
+    write_files(tmp_path, dict.fromkeys(("b/testament.txt", "only/valid.txt", "a.csv"), "one\ntwo\n"))
     one = r"is one document, which cannot be divided among splits: make several of it \(documents=par"
     for name, message in {
         "only": r"only: its files name the splits val but not train",
@@ -58,7 +56,7 @@ def test_one_text_in_head_and_tail(tmp_path: Path) -> None:
     """nanoGPT's cut: the first int(0.9 n) for training, to the byte; never within a character."""
     text = "".join(f"line {n}, naïve\n" for n in range(40))
     data, ascii_text = text.encode(), text.replace("ï", "i")
-    write_files(tmp_path, {"a.txt": data, "b.txt": ascii_text.encode()})
+    write_files(tmp_path, {"a.txt": text, "b.txt": ascii_text})
 
     def tail(name: str, val: float, test: float = 0.0, **more: Any) -> dict[str, list[str]]:
         return found(tmp_path / name, splits="tail", val_fraction=val, test_fraction=test, **more)
