@@ -24,11 +24,6 @@ IMAGES = pictures(120, channels=1)  # 12 metadata files of 10 images: 10.npy com
 LABELS = [(i % 10 + i // 10) % 2 for i in range(120)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pathfinder(tmp_path_factory.mktemp("images") / HARD, IMAGES)
-
-
 def stored(data: Pathfinder, split: str) -> np.ndarray:
     return data.prepared.split(split)["images"]
 
@@ -105,7 +100,8 @@ def test_the_page_exports_what_can_be_read(here: Path) -> None:
 # -- LRA's files -------------------------------------------------------------------------------------------------------
 
 
-def test_metadata_splits_and_scalings(tmp_path: Path, folder: Path) -> None:
+def test_metadata_splits_and_scalings(tmp_path: Path) -> None:
+    folder = write_pathfinder(tmp_path / HARD, IMAGES)
     paths, labels = read_listing(folder)
     assert paths[9:11] == [folder / "imgs/0/sample_9.png", folder / "imgs/1/sample_0.png"] and len(paths) == 120
     assert labels.tolist() == LABELS

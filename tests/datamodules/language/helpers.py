@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from lra_ssm.datamodules.language.corpus import Input, Segment
+from lra_ssm.datamodules.language.corpus import Document, Input, Segment
 from lra_ssm.datamodules.language.module import LanguageDataModule
 from lra_ssm.datamodules.storage import file_entry, save_split, write_manifest
 
@@ -57,36 +57,28 @@ class MadeUp(LanguageDataModule):
         write_manifest(folder, {"dataset": "made-up", **ends, "splits": entries})
 
 
-class Whole(NamedTuple):
-    """A document, its segments joined."""
-
-    split: str
-    text: str
-    source: str
-
-
-def joined(segments: Iterable[Segment]) -> list[Whole]:
-    """Return all documents, their segments joined and checked to be first, …, last of one document."""
-    found, parts = list[Whole](), list[Segment]()
+def joined(segments: Iterable[Segment]) -> list[Document]:
+    """Return all documents without their places: segments joined, and checked to be first, …, last of one document."""
+    found, parts = list[Document](), list[Segment]()
     for segment in segments:
         assert segment.text and segment.first == (not parts)
         parts.append(segment)
         if segment.last:
             assert len({(part.split, part.source) for part in parts}) == 1
-            found.append(Whole(segment.split, "".join(part.text for part in parts), segment.source))
+            found.append(Document("".join(part.text for part in parts), "", segment.split, segment.source))
             parts = []
     assert not parts
     return found
 
 
-def read(inputs: list[Input]) -> list[Whole]:
+def read(inputs: list[Input]) -> list[Document]:
     """Return all documents of a corpus."""
     return joined(segment for each in inputs for segment in each.read())
 
 
 def by_split(inputs: list[Input]) -> dict[str, list[str]]:
     """Return the documents of each split."""
-    found: dict[str, list[str]] = {}
+    found: dict[Any, list[str]] = {}
     for document in read(inputs):
         found.setdefault(document.split, []).append(document.text)
     return found

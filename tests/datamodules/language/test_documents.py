@@ -14,7 +14,7 @@ from lra_ssm.datamodules.language.corpus import CUT, Document, ReadOptions, cut,
 from lra_ssm.datamodules.language.files import file_inputs, find_files, split_of
 from lra_ssm.datamodules.text import text_keys
 from lra_ssm.errors import InputError
-from tests.datamodules.language.helpers import Whole, joined, read
+from tests.datamodules.language.helpers import joined, read
 from tests.small_data import words, write_files, write_jsonl, write_parquet, zstd
 
 CHARACTERS = "a|b | c|\n|\n|\n|\r\n|\t|é|\u3000|\u2003|\xa0|\u2028|\x85|\x1c|漢|🙂".split("|")
@@ -129,7 +129,7 @@ def test_held_out_share():
 # -- files of every form -------------------------------------------------------------------------------------------
 
 
-def whole(*paths: Path, split: str | None = None, **options) -> list[Whole]:
+def whole(*paths: Path, split: str | None = None, **options) -> list[Document]:
     return read(file_inputs([(path, split) for path in paths], ReadOptions(**options)))
 
 
@@ -155,7 +155,7 @@ def test_fields_sources_and_null(tmp_path: Path) -> None:
     for name, place in (("a.jsonl", "a.jsonl:5"), ("b.parquet", "b.parquet: row 2")):
         fields = {"split": "train", "text_field": "content", "source_field": "meta.set"}
         found = whole(tmp_path / name, **fields, empty_documents="skip")
-        assert found == [Whole("train", row["content"], row["meta"]["set"]) for row in rows if row["content"]]
+        assert found == [Document(row["content"], "", "train", row["meta"]["set"]) for row in rows if row["content"]]
         with pytest.raises(InputError, match=f"{place}: an empty document; use empty_documents=skip to pass over it"):
             whole(tmp_path / name, **fields)
 
