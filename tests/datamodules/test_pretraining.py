@@ -86,7 +86,7 @@ def test_each_sequence_of_a_pair_is_an_example():
 
 
 def test_any_data_module_pretrains_and_says_which_network_fits(tmp_path):
-    data = prepared(Tiny(root=str(tmp_path), batch_size=8, pretrain=Pretraining(share=0.5)), "fit")
+    data = prepared(Tiny(root=str(tmp_path), batch_size=8, pretrain={"share": 0.5}), "fit")
     assert data.model_sizes() == {
         "vocab_size": 5, "d_input": None, "num_classes": None, "num_outputs": 5, "per_example": 1,
     }  # fmt: skip
