@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from lra_ssm.ops import prefer_backend, selective_scan, ssd_scan
-from lra_ssm.ops.backends import mamba_ssm_kernels
 from tests.ops.operators import make_ssd as make
 from tests.ops.scan_cases import assert_close, compare, differentiated, narrowed, random_reset
 
@@ -108,14 +107,6 @@ class StandIn:
         wide = [None if t is None else t.double() for t in (x, dt, A, B, C, D, initial_states)]
         y, state = loop(*wide[:6], initial_state=wide[6], reset=reset)
         return (y.to(x.dtype), state.float()) if return_final_states else y.to(x.dtype)
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    function = StandIn()
-    monkeypatch.setattr(mamba_ssm_kernels, "_ssd_kernel", lambda: function)
-    monkeypatch.setattr(mamba_ssm_kernels, "_refuse_device", lambda device, kernel: None)
-    return function
 
 
 @pytest.mark.parametrize("optional", [(), OPTIONAL])

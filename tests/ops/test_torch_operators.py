@@ -52,10 +52,10 @@ OPERATORS = {
         lambda: scan_inputs(make_inputs(True, "2 complex", "constant", L=9), random_reset(2, 9)),
     ),
     "C++, selective scan, real": (cpu_scan.operator.forward, lambda: scan_inputs(in_the_layers_layout())),
-    "C++, S4D": (cpu_s4d_kernel.operator.forward, lambda: (*kernel_inputs(several=2), 70, False)),
+    "C++, S4D": (cpu_s4d_kernel.operator.forward, lambda: (*kernel_inputs(several=2).values(), 70, False)),
     "Triton, selective scan, complex": (triton_scan.operator.forward, lambda: scan_inputs(small(True))),
     "Triton, selective scan, real": (triton_scan.operator.forward, lambda: scan_inputs(small(False))),
-    "Triton, S4D": (triton_s4d_kernel.operator.forward, lambda: (*kernel_inputs(several=2), 70, True)),
+    "Triton, S4D": (triton_s4d_kernel.operator.forward, lambda: (*kernel_inputs(several=2).values(), 70, True)),
     "Triton, depthwise": (triton_depthwise.convolution, depthwise),
 }  # fmt: skip
 SLOW = ("C++, selective scan, real", "Triton, selective scan, real", "Triton, S4D", "Triton, depthwise")
