@@ -88,9 +88,6 @@ def test_a_layer_prints_its_arguments():
 
 def test_roles_of_the_layers_that_no_shipped_config_has():
     """tests/test_optimizer_groups.py has those of all configs."""
-    assert SSD(4, head_dim=2).optim_roles() == {
-        "A_log": "recurrent", "delta_bias": "delta", "delta_weight": "delta", "D": "no_decay",
-    }  # fmt: skip
     assert StableSSM(4, form="real", bidirectional=True).optim_roles() == {
         "system.eigenvalue_weight": "recurrent", "system.b": "no_decay",
         "system.reverse.eigenvalue_weight": "recurrent", "system.reverse.b": "no_decay",
@@ -98,7 +95,6 @@ def test_roles_of_the_layers_that_no_shipped_config_has():
     assert Mamba3(4, head_dim=2).optim_roles() == {
         "delta_bias": "delta", "delta_weight": "delta", "D": "no_decay", "B_norm": "norm", "C_norm": "norm",
     }  # fmt: skip
-    assert DeepLinearSSM(4).optim_roles() == {"eigenvalue_weight": "recurrent"}
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
