@@ -86,8 +86,11 @@ def test_a_layer_prints_its_arguments():
     assert repr(B2S6(6, num_blocks=3)) == "B2S6(d_model=6, num_blocks=3)"
 
 
-def test_roles_of_the_layers_that_no_shipped_config_has():
-    """tests/test_optimizer_groups.py has those of all configs."""
+def test_roles_that_no_shipped_config_tells_apart():
+    """tests/test_optimizer_groups.py has the groups of all configs."""
+    assert SSD(4, head_dim=2).optim_roles() == {
+        "A_log": "recurrent", "delta_bias": "delta", "delta_weight": "delta", "D": "no_decay",
+    }  # fmt: skip
     assert StableSSM(4, form="real", bidirectional=True).optim_roles() == {
         "system.eigenvalue_weight": "recurrent", "system.b": "no_decay",
         "system.reverse.eigenvalue_weight": "recurrent", "system.reverse.b": "no_decay",

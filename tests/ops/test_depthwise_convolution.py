@@ -35,5 +35,5 @@ def test_conv_state_by_hand():
     reset = torch.tensor([[False, True, False]])
     assert conv_state(u, 4, initial=initial, reset=reset).tolist() == [[[0, 2, 3]]]
     assert conv_state(u, 4, lengths, initial=initial, reset=reset).tolist() == [[[-2, -1, 1]]]
-    assert conv_state(u, 4, lengths, initial=initial, reset=~reset).tolist() == [[[0, 0, 1]]]
+    assert conv_state(u, 4, lengths.int(), initial=initial, reset=~reset).tolist() == [[[0, 0, 1]]]
     assert conv_state(u.bfloat16(), 4, lengths, initial=initial).dtype == torch.bfloat16
