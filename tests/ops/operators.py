@@ -133,13 +133,10 @@ def make_ssd(*, batch=2, L=63, H=4, P=3, G=2, N=5, optional=("D", "initial_state
     return {name: x for name, x in inputs.items() if name not in ("D", "initial_state") or name in optional}
 
 
-def ssd_loop(chunk_size: int | None = None, **x: Any) -> Any:
-    return ssd_scan(**x, return_last_state=True, backend="reference")
-
-
 def ssd(**more: Any) -> Operator:
+    fast, slow = (partial(ssd_scan, return_last_state=True, backend=name) for name in ("eager", "reference"))
     return Operator(
-        partial(ssd_scan, return_last_state=True, backend="eager"), ssd_loop, make_ssd,
+        fast, slow, make_ssd,
         dict.fromkeys(("x", "delta", "B", "C"), 1), low=dict.fromkeys(("x", "B", "C"), bf16),
         forms=[
             *((dict(G=G), dict(chunk_size=size)) for G in (1, 2, 4) for size in (None, 1, 16)),

@@ -12,8 +12,6 @@ from lra_ssm.ops import prefer_backend, selective_scan, ssd_scan
 from tests.ops.operators import make_ssd as make
 from tests.ops.scan_cases import assert_close, compare, differentiated, narrowed, random_reset
 
-OPTIONAL = ("D", "initial_state")
-
 
 def scan(backend, **flags):
     return partial(ssd_scan, return_last_state=True, backend=backend, **flags)
@@ -109,7 +107,7 @@ class StandIn:
         return (y.to(x.dtype), state.float()) if return_final_states else y.to(x.dtype)
 
 
-@pytest.mark.parametrize("optional", [(), OPTIONAL])
+@pytest.mark.parametrize("optional", [(), ("D", "initial_state")])
 @pytest.mark.parametrize("with_reset", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_mamba_ssm_by_a_stand_in(optional, with_reset, dtype, stand_in, monkeypatch):
