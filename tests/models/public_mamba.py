@@ -65,7 +65,7 @@ def logits(folder: Path, ids: Tensor) -> Tensor:
         return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()(ids).logits
 
 
-def hf_folder(folder: Path, s: Sizes, **settings: Any) -> dict[str, Tensor]:
+def hf_folder(folder: Path, s: Sizes, dtype: torch.dtype = torch.float32, **settings: Any) -> dict[str, Tensor]:
     """Writes what transformers' save_pretrained does; returns the tensors."""
     config = {
         "model_type": "mamba" if "R" in s else "mamba2", "vocab_size": s["vocabulary"], "hidden_size": s["d"],
@@ -77,7 +77,7 @@ def hf_folder(folder: Path, s: Sizes, **settings: Any) -> dict[str, Tensor]:
     else:
         heads = {"head_dim": s["P"], "n_groups": s["G"], "num_heads": s["expand"] * s["d"] // s["P"]}
         config |= {**heads, "time_step_limit": [0.0, math.inf]}
-    tensors = weights(s)
+    tensors = {name: tensor.to(dtype) for name, tensor in weights(s).items()}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**config, **settings}))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
