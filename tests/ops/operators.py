@@ -120,7 +120,11 @@ def linear(complex_: int, constant: bool, backend: str = "auto", **more: Any) ->
 
 
 def make_ssd(*, batch=2, L=63, H=4, P=3, G=2, N=5, optional=("D", "initial_state"), decay=1.0, dtype=torch.float64):
-    randn = partial(torch.randn, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype)
+
     inputs = {
         "x": randn(batch, L, H, P),
         "delta": 0.3 * randn(batch, L, H).abs() + 0.01,
