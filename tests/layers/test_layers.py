@@ -181,6 +181,8 @@ def test_initial_values_are_the_documented_ones():
     torch.testing.assert_close(s6.A_log.exp(), torch.arange(1.0, 17).repeat(64, 1))
     A = ssd.A_log.exp()
     assert A.min() >= 1 and A.max() <= 16 and abs(A.mean() - 8.5) < 0.6  # uniform
+    for weight in (ssd.B, ssd.C, ssd.delta_weight):  # as nn.Linear's
+        assert 0.99 * 4096**-0.5 < weight.abs().max() <= 4096**-0.5 and weight.min() < 0
     b2s6 = B2S6(64, d_state=32)
     assert (torch.view_as_complex(b2s6.B_bias) == 1).all()
     assert b2s6.B_weight.shape == (8, 8, 32) and b2s6.C.shape == (8, 8, 16)

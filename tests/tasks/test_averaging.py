@@ -95,19 +95,21 @@ def test_averages_are_validated_with_their_buffers_and_remain_after_a_fit_that_t
     torch.testing.assert_close(watch.trained, plain.trained, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("decay", "precision"), [(None, "64-true"), (0.9, "64-true"), (0.9, "bf16-true")])
-def test_a_resumed_fit_continues_the_averages_or_starts_from_the_weights(decay, precision, tmp_path):
+@pytest.mark.parametrize(("decay", "precision", "accumulate"), [
+    (None, "64-true", 1), (0.9, "64-true", 1), (0.9, "bf16-true", 1), (0.9, "64-true", 2),
+])  # fmt: skip
+def test_a_resumed_fit_continues_the_averages_or_starts_from_the_weights(decay, precision, accumulate, tmp_path):
     """A test of the checkpoint has the averages; those of bfloat16 weights are continued without rounding."""
     first, watch, files = trainer(precision=precision), Watch(), (tmp_path / "a.ckpt", tmp_path / "b.ckpt")
-    first.fit(task(decay), batches(3))
+    first.fit(task(decay), batches(4))
     first.save_checkpoint(files[0])
-    resumed = trainer(watch, max_epochs=2, precision=precision)
-    resumed.fit(task(), batches(3), ckpt_path=files[0], weights_only=True)
+    resumed = trainer(watch, max_epochs=2, precision=precision, accumulate_grad_batches=accumulate)
+    resumed.fit(task(), batches(4), ckpt_path=files[0], weights_only=True)
     resumed.save_checkpoint(files[1])
     saved, again = (torch.load(file, weights_only=True) for file in files)
-    assert len(watch.trained) == 3
+    assert len(watch.trained) == 4
     close(watch.start, saved["current_model_state"] if decay else saved["state_dict"])
-    close(again["state_dict"], expected(saved["state_dict"], watch.trained, 0.9))
+    close(again["state_dict"], expected(saved["state_dict"], watch.trained[accumulate - 1 :: accumulate], 0.9))
     assert torch.equal(watch.start["network.map.bias"], saved["state_dict"]["network.map.bias"]) == (decay is None)
     scoring = trainer()
     scoring.test(tested := task(), batches(2), ckpt_path=files[0], verbose=False)
