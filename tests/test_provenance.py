@@ -13,14 +13,13 @@ from tests.runner import FIT, SHORT, in_process, printed, refused
 
 
 @pytest.fixture
-def write(tmp_path, monkeypatch):
+def write(here, monkeypatch):
     """Write a user's modules in the working folder, which is searched for them; return the last one's file."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(here))
 
     def files(texts):
         for name, text in texts.items():
-            path = tmp_path / name
+            path = here / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
         return path

@@ -92,12 +92,11 @@ def own(saved: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(saved: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that huggingface_hub of this process asks, with an empty cache of its own."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # before huggingface_hub tries again
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache/assets"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(here / "cache"))
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(here / "cache/assets"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # another protocol, which this one does not speak
     hub = Hub({"me/lm": saved, "short": saved})
     set_client_factory(lambda: HTTPX.Client(transport=HTTPX.MockTransport(hub.answer), follow_redirects=True))
