@@ -183,13 +183,6 @@ def _child(call: Call, arguments: list[str], cwd: str, env: dict[str, str], out:
     os._exit(code)
 
 
-def warning(out: str) -> str:
-    """The one line of what a command printed that warns."""
-    lines = [line for line in out.splitlines() if line.startswith("warning: ")]
-    assert len(lines) == 1, (lines, out)
-    return lines[0]
-
-
 def only_run(folder: Path, experiment: str = "tiny") -> Path:
     (found,) = (folder / "runs" / experiment).iterdir()
     return found

@@ -31,10 +31,6 @@ def record_of(folder, experiment="tiny"):
     return json.loads((only_run(folder, experiment) / "run.json").read_text())
 
 
-def weights_of(file):
-    return torch.load(file, weights_only=True)["state_dict"]
-
-
 # --- how commands start ---
 
 
@@ -131,7 +127,8 @@ def test_a_checkpoint_never_overrides_flags_and_is_recorded(trained, tmp_path):
     still = ["--model.optimizer.lr=1e-30", "--model.optimizer.roles.recurrent.lr=0", "--model.optimizer.weight_decay=0"]
     fresh = succeed([*fit, f"--init_from={last}", *still, "--experiment=still"], tmp_path)
     assert "1e-30" in next(line for line in fresh.out.splitlines() if line.startswith("base"))
-    ours, theirs = weights_of(only_run(tmp_path, "still") / "checkpoints/last.ckpt"), weights_of(last)
+    files = (only_run(tmp_path, "still") / "checkpoints/last.ckpt", last)
+    ours, theirs = (torch.load(file, weights_only=True)["state_dict"] for file in files)
     names = [n for n in ours if "running" not in n and "batches" not in n]
     assert names and all(torch.allclose(ours[n], theirs[n], atol=1e-12) for n in names)
 

@@ -15,7 +15,7 @@ from lra_ssm.layers import B2S6, S4D, S6, LayerSpec, NetworkSpec
 from lra_ssm.models import Classifier, LanguageModel, Regressor
 from lra_ssm.tasks import Classification
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
-from tests.runner import TINY, only_run, printed, refused, warning
+from tests.runner import TINY, only_run, printed, refused
 
 pytestmark = pytest.mark.usefixtures("read_once")
 BYTES = {"vocabulary": 257}
@@ -76,6 +76,7 @@ def test_other_settings_are_a_note_and_other_shapes_an_error(capsys):
     layers = "backbone.blocks.1.conv1d.bias is (24,) in the checkpoint, missing in the model (and 11 more)"
     assert refused([*flags, "--model.network.n_layers=1"], capsys) == f"checkpoint hf has other shapes: {layers}"
     assert "A_log is (24, 4) in the checkpoint" in refused([*flags, "--model.network.layer.d_state=6"], capsys)
+    assert refused([*START, "--init_from=runs/no.ckpt"], capsys) == "checkpoint runs/no.ckpt does not exist"
     LanguageModel(LayerSpec(B2S6, num_blocks=2, d_state=4), 257, 12, 1).save_pretrained("b2s6")
     config = json.loads(Path("b2s6/config.json").read_text())
     config["network"]["init_args"]["block"] = "theirs.Block"
@@ -141,6 +142,7 @@ def test_a_finished_run_and_a_resume_say_that_the_weights_have_changed(capsys):
     record = only_run(Path()) / "run.json"
     before = json.loads(record.read_text())
     record.write_text(json.dumps({**before, "status": "interrupted"}))
-    line = warning(printed(start, capsys))
-    assert "began with other weights: hf/model.safetensors has changed: it goes on from its own" in line
+    out = printed(start, capsys)
+    assert out.count("warning: ") == 1
+    assert "began with other weights: hf/model.safetensors has changed: it goes on from its own" in out
     assert json.loads(record.read_text())["weights"] == before["weights"]  # of what it began with
