@@ -13,13 +13,14 @@ from unittest import mock
 
 import pytest
 import torch
+import yaml
 
 from lra_ssm.cli import COMMANDS, main
 from lra_ssm.files import sha256
 from lra_ssm.layers import B2S6, BlockSpec, LayerSpec, NetworkSpec, S4Block
 from lra_ssm.models import Classifier
 from lra_ssm.tasks import Classification, OptimizerSettings
-from tests.runner import FIT, SHORT, fail, only_run, printed, refused, succeed
+from tests.runner import FIT, SHORT, TINY, fail, only_run, printed, refused, succeed
 
 
 def rows_of(file):
@@ -83,6 +84,12 @@ def test_the_run_directory_has_what_the_design_says(trained):
     (start,) = record["starts"]
     assert start["versions"]["torch"] == torch.__version__ and start["versions"]["lra_ssm"].startswith("0.")
     assert start["hardware"]["cpus"] >= 1 and start["command"][1] == "fit"
+    # Of the settings those beyond the defaults, so that a setting that a later version adds changes no id.
+    given, identity = yaml.safe_load(TINY.read_text()), record["identity"]
+    network = identity["model"]["init_args"]["network"]["init_args"]
+    assert network == given["model"]["init_args"]["network"]["init_args"] and identity["seed_everything"] == 1
+    assert identity["model"]["init_args"]["optimizer"] == {"warmup_steps": 2}
+    assert identity["data"]["init_args"].keys() <= given["data"]["init_args"].keys()
     rows = rows_of(path / "metrics.csv")
     assert [row["step"] for row in rows] == ["0", "1", "1", "1"]
     assert all(row["train/loss"] and float(row["train/samples_per_s"]) > 0 for row in rows[:2])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.interrupted import Outcome, assert_same, outcome, scontrol, state
-from tests.runner import FIT, SHORT, TINY, run_by
+from tests.runner import FIT, TINY, run_by
 
 LIMIT = 300  # seconds for a command, of which most is imports: other tests may be running
 # Batches that two and three processes can share; long enough that a signal meets the training.
@@ -76,12 +76,6 @@ def test_processes_that_srun_starts_stop_together_and_the_first_queues_the_job(t
     assert asked.startswith("requeue 12\n{") and asked.count("requeue") == 1
     ends = run_by(2, [*SRUN, f"--data.root={data}"], tmp_path, srun=True)
     assert [each.code for each in ends] == [0, 0] and state(tmp_path)[0]["status"] == "finished"
-
-
-def test_processes_that_srun_starts_train_and_end(tmp_path: Path, data: Path) -> None:
-    ends = run_by(2, [*SRUN, *SHORT, f"--data.root={data}"], tmp_path, srun=True)
-    assert [each.code for each in ends] == [0, 0], ends
-    assert state(tmp_path)[0]["status"] == "finished"
 
 
 @pytest.mark.trials
