@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -51,7 +52,8 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
         shuffle_seed: decides the order of training examples; None for the run's seed (seed_everything), else 0.
         num_workers: processes that load ahead; 0 is enough for most models.
         pin_memory: copy batches to pinned memory; None copies them if a CUDA device exists.
-        pretrain: predict the inputs themselves, hidden or shifted, in place of the labels; see `Pretraining`.
+        pretrain: predict the inputs themselves, hidden or shifted, in place of the labels; a `Pretraining` or its
+            values by name.
 
     Raises:
         InputError: a setting is invalid.
@@ -80,6 +82,8 @@ class DataModule(SettingsDataclass, LightningDataModule, ABC):
 
     def __post_init__(self) -> None:
         LightningDataModule.__init__(self)
+        if isinstance(self.pretrain, Mapping):
+            self.pretrain = Pretraining(**self.pretrain)
         self.dataset = self.dataset or type(self).__name__.lower()
         self._datasets: dict[str, BatchDataset] = {}
         self._loaders: WeakSet[ResumableLoader] = WeakSet()  # loaders that are still in use

@@ -1,6 +1,6 @@
 """Targets at single positions as a LightningModule: self-pretraining, recall and state tracking.
 
-Shapes: B batch, L length, V classes, C features per position, n scored positions.
+Shapes: B batch, L length, V classes, C features per position.
 """
 
 from collections.abc import Mapping
@@ -83,8 +83,8 @@ class MaskedModelling(NetworkTask):
             raise wrong_output(self.network, outputs, tokens.inputs, rule, "inputs")
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        losses, correct, _ = self._scored(_unpack_targets(batch))
-        count, size = torch.tensor(float(len(losses)), device=losses.device), len(batch[0])
+        losses, correct, scored = self._scored(_unpack_targets(batch))
+        count, size = scored.sum().to(losses.dtype), len(batch[0])
         if not batch[1].is_floating_point():
             (hits, number), _ = all_reduce_sums(correct.sum(), count)
             self.log("train/accuracy", hits / number.clamp(min=1), batch_size=size)
@@ -92,22 +92,18 @@ class MaskedModelling(NetworkTask):
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return log p of the targets, or minus the absolute error: (B, L, 1), 0 where nothing is scored."""
-        tokens = _unpack_targets(batch)
-        losses, _, scored = self._scored(tokens)
-        out = losses.new_zeros(tokens.inputs.shape[:2])
-        out[scored] = -losses
-        return out.unsqueeze(-1)
+        losses, _, _ = self._scored(_unpack_targets(batch))
+        return -losses.unsqueeze(-1)
 
     def evaluate(self, batch: Any, metrics: Mapping[str, Any]) -> None:
         tokens = _unpack_targets(batch)
         losses, correct, scored = self._scored(tokens)
-        metrics["loss"].update(losses)
+        metrics["loss"].update(losses, scored)
         if tokens.targets.is_floating_point():
             return
-        metrics["accuracy"].update(correct)
-        positions = scored.nonzero()[:, 1]
+        metrics["accuracy"].update(correct, scored)
         for start, end in zip([0, *self.ends], self.ends, strict=False):
-            metrics[f"accuracy_{end}"].update(correct[(positions >= start) & (positions < end)])
+            metrics[f"accuracy_{end}"].update(correct[:, start:end], scored[:, start:end])
 
     def results(self, split: str) -> dict[str, Tensor]:
         """Leave out places without a scored position: a split may be shorter than `accuracy_up_to`."""
@@ -115,15 +111,17 @@ class MaskedModelling(NetworkTask):
         return {name: value for name, value in values.items() if name in self.in_progress_bar or not value.isnan()}
 
     def _scored(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the loss (n,) of each scored position, whether it is right (n,) float, and the scored mask (B, L)."""
+        """Return the loss of each position, whether it is right (float), both 0 where nothing is scored, and the scored
+        mask: all (B, L). No selection by the mask, for which a GPU would have to wait."""
         outputs, targets = self._outputs(tokens), tokens.targets
         if targets.is_floating_point():
             scored = ~targets.isnan().any(-1)
-            losses = (outputs[scored] - targets[scored]).abs().mean(-1)
+            losses = (outputs - targets.nan_to_num()).abs().mean(-1) * scored
             return losses, torch.zeros_like(losses), scored
         scored = targets != NOT_SCORED
-        logits, classes = outputs[scored].float(), targets[scored]
-        return F.cross_entropy(logits, classes, reduction="none"), (logits.argmax(-1) == classes).float(), scored
+        logits = outputs.float().flatten(0, 1)
+        losses = F.cross_entropy(logits, targets.flatten(), ignore_index=NOT_SCORED, reduction="none")
+        return losses.view_as(targets), (outputs.argmax(-1) == targets).float(), scored
 
     def _outputs(self, tokens: Tokens) -> Tensor:
         """Return the outputs (B, L, at least V) or (B, L, C). Raises InputError for another shape."""

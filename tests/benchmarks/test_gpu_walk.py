@@ -12,7 +12,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = ["mnist/s4d", "cpu/lm_imdb_hybrid", "lra/listops/b2s6"]
+CONFIGS = ["mnist/s4d", "cpu/lm_imdb_hybrid", "lra/listops/b2s6", "lra/text/s4d_pretrain"]
 
 pytestmark = pytest.mark.skipif(
     shutil.which("c++") is None or sys.platform != "linux" or "+cpu" not in torch.__version__,
@@ -28,7 +28,7 @@ def tool(name: str, configs: list[str], *flags: str) -> list[dict[str, Any]]:
     return [json.loads(text) for text in done.stdout.splitlines()]
 
 
-def test_steps_of_three_configs_and_what_is_known_to_wait() -> None:
+def test_steps_of_configs_and_what_is_known_to_wait() -> None:
     known, *others = tool("walk", ["known", *CONFIGS])
     assert {wait.partition(" ")[0]: count for wait, count in known["waits"].items()} == {
         "aten::index": 1, "aten::_local_scalar_dense": 1, "aten::_to_copy": 1, "aten::nonzero": 1, "aten::equal": 1,

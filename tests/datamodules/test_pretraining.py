@@ -86,7 +86,7 @@ def test_each_sequence_of_a_pair_is_an_example():
 
 
 def test_any_data_module_pretrains_and_says_which_network_fits(tmp_path):
-    data = Tiny(root=str(tmp_path), batch_size=8, pretrain=Pretraining(share=0.5))
+    data = Tiny(root=str(tmp_path), batch_size=8, pretrain={"share": 0.5})
     data.prepare_data()
     data.setup("fit")
     assert data.model_sizes() == {
