@@ -89,7 +89,7 @@ def run_here(arguments: list[str], cwd: Path) -> Result:
     For signals, kills, environments and the start itself see `run`."""
     import torch
 
-    deterministic, modules = torch.are_deterministic_algorithms_enabled(), set(sys.modules)
+    deterministic = torch.are_deterministic_algorithms_enabled()
     out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
     with (
         contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
@@ -98,9 +98,6 @@ def run_here(arguments: list[str], cwd: Path) -> Result:
     ):  # fmt: skip
         code = _exit_code(arguments)
     torch.use_deterministic_algorithms(deterministic)
-    for name in set(sys.modules) - modules:  # the next command may find another my_layer.py
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(cwd)):
-            del sys.modules[name]
     return Result(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 

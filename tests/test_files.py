@@ -1,12 +1,18 @@
 """Errors about files name them; that they are written whole or not at all: test_disk_full.py."""
 
 import errno
+import json
 import os
 
 import pytest
 
 from lra_ssm.errors import describe_error
-from lra_ssm.files import UNFINISHED, naming_file, replacing
+from lra_ssm.files import UNFINISHED, naming_file, replacing, write_json
+
+
+def test_what_json_has_no_type_for_is_written_as_text(tmp_path):
+    write_json(tmp_path / "a.json", {"a": tmp_path})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": str(tmp_path)}
 
 
 def test_the_error_of_a_disk_names_the_file_and_no_other_error_is_changed(tmp_path, monkeypatch):

@@ -56,6 +56,11 @@ def test_only_a_complete_score_of_the_best_checkpoint_counts(score, why, tmp_pat
     assert run.tested.get("metrics") == (None if why else {"test/accuracy": 0.5})
 
 
+def test_a_run_that_has_not_begun_has_the_names_of_its_folders(tmp_path):
+    run = RunRecord.read(tmp_path / "lra/listops/s4d/0123456789")
+    assert (run.task, run.model, run.config, run.problem) == ("listops", "s4d", {}, "")
+
+
 HOUR = {"time": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T01:00:00+00:00"}
 HALF = {"time": "2026-01-02T00:00:00+00:00", "ended": "2026-01-02T00:30:00+00:00"}
 
