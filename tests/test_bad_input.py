@@ -217,11 +217,6 @@ def test_what_only_the_data_or_a_validation_tells_is_said_before_training(flags,
     assert not list(tmp_path.glob("runs/*/*/checkpoints/*"))
 
 
-def test_validation_across_epochs_trains(data, tmp_path):
-    every = ["--trainer.val_check_interval=7", "--trainer.check_val_every_n_epoch=null"]
-    succeed([*FIT, f"--data.root={data}", "--trainer.max_steps=1", *every], tmp_path)
-
-
 def test_a_checkpoint_of_another_folder_is_scored_where_it_lies(trained, tmp_path):
     folder, _ = trained
     best = only_run(folder) / "checkpoints/best.ckpt"

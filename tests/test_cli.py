@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 from unittest import mock
 
@@ -42,8 +41,6 @@ def test_all_three_ways_to_start(command):
     assert "usage: lra-ssm COMMAND" in out and "lightning fit --config" in out
     wrong = subprocess.run([*command, "fitt"], capture_output=True, text=True)
     assert wrong.returncode == 2 and wrong.stderr == "lra-ssm: error: unknown command 'fitt'; did you mean 'fit'?\n"
-    scripts = {e.name: e.value for e in entry_points(group="console_scripts") if e.name in ("lightning", "lra-ssm")}
-    assert scripts == {"lightning": "lra_ssm.cli:main", "lra-ssm": "lra_ssm.cli:main"}
 
 
 def test_waiting_threads_sleep_unless_the_user_says_otherwise():

@@ -63,18 +63,16 @@ def test_sigterm_to_a_process_while_lightning_sets_it_up_ends_the_run(tmp_path: 
     assert state(tmp_path)[1] == -1
 
 
-SRUN = [*FIT, "--trainer.strategy=ddp"]
-
-
 @pytest.mark.slow
 def test_processes_that_srun_starts_stop_together_and_the_first_queues_the_job(tmp_path: Path, data: Path) -> None:
     env = {"KILL_AT": "train_batch_end:3", "KILL_WITH": "SIGUSR1", "KILL_RANK": "1", **scontrol(tmp_path)}
-    ends = run_by(2, [*SRUN, f"--data.root={data}"], tmp_path, env, srun=True)
+    command = [*FIT, "--trainer.strategy=ddp", f"--data.root={data}"]
+    ends = run_by(2, command, tmp_path, env, srun=True)
     assert [each.code for each in ends] == [138, 0], ends
     assert "stopped by SIGUSR1 at step 3, saved" in ends[0].err and "stopped by" not in ends[1].err
     asked = (tmp_path / "asked").read_text()
     assert asked.startswith("requeue 12\n{") and asked.count("requeue") == 1
-    ends = run_by(2, [*SRUN, f"--data.root={data}"], tmp_path, srun=True)
+    ends = run_by(2, command, tmp_path, srun=True)
     assert [each.code for each in ends] == [0, 0] and state(tmp_path)[0]["status"] == "finished"
 
 
