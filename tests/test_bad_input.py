@@ -124,7 +124,7 @@ COMMANDS = [  # in the folder `workplace`
     ("generate no.ckpt --temperature=-1", "--temperature is -1.0; it must be at least 0"),
     ("results --format=tex", "--format: expected one of [typing.Literal['text', 'markdown', 'latex', 'csv'],"),
     ("results nowhere", "nowhere: no runs there"),
-    ("results run --by=rl", "no run has a setting 'rl'; did you mean 'lr'?"),
+    ("results run --by=droput", "no run has a setting 'droput'; did you mean 'dropout'?"),
     ("results run --plot=x.png", "--plot draws over one setting or two"),
     ("results run --by=lr --plot=x.png", "nothing to draw"),  # it was not tested
     ("results run --out=table.pdf", "--out table.pdf: end it with .md, .csv, .tex, .txt"),
