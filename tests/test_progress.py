@@ -1,12 +1,14 @@
 """What long work shows while it goes on, in a terminal and in a job's log."""
 
+import json
 import re
 
 import torch
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.callbacks import LambdaCallback, RichProgressBar
 
 from lra_ssm import bars
 from lra_ssm.progress import Bar, LogLines, display_arguments
+from lra_ssm.runs.loggers import WriteProgress
 from tests.test_callbacks import fit
 
 
@@ -25,6 +27,13 @@ def test_a_log_has_lines_every_so_many_seconds(tmp_path, capsys):
 def test_a_fit_without_a_known_end_says_its_step(tmp_path, capsys):
     fit(tmp_path, LogLines(every_s=1000), max_epochs=-1, max_time={"seconds": 1})
     assert re.match(r"step \d+, epoch ", lines(capsys)[-1])
+
+
+def test_the_file_has_the_first_step_from_the_start_on(tmp_path):
+    file, seen = tmp_path / "progress.json", []
+    see = LambdaCallback(on_train_batch_start=lambda *_: seen.append(json.loads(file.read_text())["step"]))
+    fit(tmp_path, WriteProgress(file, every_s=1000), see)
+    assert seen[0] == 0 and json.loads(file.read_text())["step"] == len(seen)
 
 
 def test_a_users_own_bar_wins(monkeypatch):
