@@ -89,7 +89,7 @@ def run_here(arguments: list[str], cwd: Path) -> Result:
     For signals, kills, environments and the start itself see `run`."""
     import torch
 
-    deterministic, modules = torch.are_deterministic_algorithms_enabled(), set(sys.modules)
+    deterministic = torch.are_deterministic_algorithms_enabled()
     out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
     with (
         contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
@@ -98,9 +98,6 @@ def run_here(arguments: list[str], cwd: Path) -> Result:
     ):  # fmt: skip
         code = _exit_code(arguments)
     torch.use_deterministic_algorithms(deterministic)
-    for name in set(sys.modules) - modules:  # the next command may find another my_layer.py
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(cwd)):
-            del sys.modules[name]
     return Result(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
@@ -181,13 +178,6 @@ def _child(call: Call, arguments: list[str], cwd: str, env: dict[str, str], out:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def warning(out: str) -> str:
-    """The one line of what a command printed that warns."""
-    lines = [line for line in out.splitlines() if line.startswith("warning: ")]
-    assert len(lines) == 1, (lines, out)
-    return lines[0]
 
 
 def only_run(folder: Path, experiment: str = "tiny") -> Path:

@@ -10,7 +10,6 @@ import torch
 
 from lra_ssm.datamodules.language.tokenizer import ByteTokenizer
 from tests.runner import FIT, SHORT, TINY, everything_below, fail, in_process, only_run, printed, refused, succeed
-from tests.small_data import write_imdb
 from tests.test_text import CHARACTERS, WORDS, checkpoint
 
 OPTIONS = [  # and what is said of them
@@ -38,6 +37,10 @@ OPTIONS = [  # and what is said of them
     ("--data.length_bounds=[5]", "data.length_bounds: Expected a tuple with 2 elements."),
     ("--data.length_bounds=[5", "--data.length_bounds: [5: this is not valid YAML"),
     ("--seed_everything=-5", "seed_everything is -5"),
+    ("--seed_everything=null", "seed_everything"),
+    ("--trainer.max_epochs=-2", "max_epochs"),
+    *((f"--trainer.{name}=0", f"trainer.{name} is 0; it must be at least 1")
+      for name in ("val_check_interval", "accumulate_grad_batches", "check_val_every_n_epoch")),
     ("--model.network.vocab_size=17", "model.network.vocab_size is 17, but ListOps has 18"),
     ("--model.network=lra_ssm.models.DualEncoder", "model.network is a DualEncoder, but ListOps has no pairs"),
     ("--config=lra/listops/b2s", "no config lra/listops/b2s: not a file and not one of ours; did you mean"),
@@ -121,7 +124,7 @@ COMMANDS = [  # in the folder `workplace`
     ("generate no.ckpt --temperature=-1", "--temperature is -1.0; it must be at least 0"),
     ("results --format=tex", "--format: expected one of [typing.Literal['text', 'markdown', 'latex', 'csv'],"),
     ("results nowhere", "nowhere: no runs there"),
-    ("results run --by=rl", "no run has a setting 'rl'"),
+    ("results run --by=droput", "no run has a setting 'droput'; did you mean 'dropout'?"),
     ("results run --plot=x.png", "--plot draws over one setting or two"),
     ("results run --by=lr --plot=x.png", "nothing to draw"),  # it was not tested
     ("results run --out=table.pdf", "--out table.pdf: end it with .md, .csv, .tex, .txt"),
@@ -133,6 +136,17 @@ COMMANDS = [  # in the folder `workplace`
     ("score no.ckpt texts/good texts/empty", "texts/empty: is empty; give a text"),
     ("score no.ckpt texts/blank", "texts/blank: holds only white space; give a text"),
     ("score bytes.ckpt texts/good texts/picture", "texts/picture:2: is not UTF-8 (byte 0x89)"),
+    # every dataset's damaged and missing files: datamodules/test_sources.py
+    ("prepare retrieval --source=absent", "source 'absent': must be one of lra, or an existing file or folder"),
+    ("prepare mnist --root=absent/data", "its parent folder"),
+    ("prepare text --limt=3", "takes no key 'limt'; did you mean 'limit'?"),
+    ("prepare pathx --resolution=48", "resolution"),
+    ("prepare listops --picture=x.png", "--picture: ListOps has no images"),
+    ("prepare mnist --picture=absent/x.png", "give a file in an existing folder that can be written"),
+    ("prepare mnist --merge", "MNIST is prepared as a whole"),
+    ("prepare txet", "unknown dataset 'txet'; did you mean 'text'?"),
+    ("prepare", "a dataset, --config CONFIG, or --summary"),
+    ("fit --config mnist/s4d", "no files of MNIST below it; `lra-ssm prepare --config=mnist/s4d` downloads"),
 ]  # fmt: skip
 
 
@@ -145,7 +159,7 @@ def workplace(trained, tmp_path_factory):
     shutil.copy(folder / "run/checkpoints/best.ckpt", folder / "alone.ckpt")
     (folder / "half.ckpt").write_bytes((folder / "alone.ckpt").read_bytes()[:5000])
     succeed(["export", "run", "--to", "saved"], folder)
-    for name in ("empty", "texts", "several/one/checkpoints", "several/two/checkpoints"):
+    for name in ("data", "empty", "texts", "several/one/checkpoints", "several/two/checkpoints"):
         (folder / name).mkdir(parents=True)
     for name, tokenizer in {"bytes": ByteTokenizer(), "characters": CHARACTERS, "words": WORDS, "bare": None}.items():
         Path(checkpoint(folder, tokenizer)).rename(folder / f"{name}.ckpt")
@@ -164,47 +178,10 @@ def workplace(trained, tmp_path_factory):
 @pytest.mark.parametrize(("command", "expected"), COMMANDS)
 def test_wrong_arguments_of_a_command_are_one_line_and_leave_nothing(command, expected, workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
+    monkeypatch.delenv("LRA_SSM_DATA", raising=False)
     before = everything_below(workplace)
     assert expected in refused(shlex.split(command.replace(" tiny", f" {TINY}")), capsys)
     assert everything_below(workplace) == before
-
-
-FILES = [  # every dataset's damaged and missing files: datamodules/test_sources.py
-    ("fit --config tiny --data.source=listops --data.max_length=32", "basic_val.tsv:3: the label is ''"),
-    ("prepare retrieval --source=absent", "source 'absent': must be one of lra, or an existing file or folder"),
-    ("prepare text --source=aclImdb", "train/neg/0_2.txt: is not UTF-8 (byte 0xe9)"),
-    ("prepare mnist --root=absent/data", "its parent folder"),
-    ("prepare text --limt=3", "takes no key 'limt'; did you mean 'limit'?"),
-    ("prepare pathx --resolution=48", "resolution"),
-    ("prepare listops --picture=x.png", "--picture: ListOps has no images"),
-    ("prepare mnist --picture=absent/x.png", "give a file in an existing folder that can be written"),
-    ("prepare mnist --merge", "MNIST is prepared as a whole"),
-    ("prepare txet", "unknown dataset 'txet'; did you mean 'text'?"),
-    ("prepare", "a dataset, --config CONFIG, or --summary"),
-    ("fit --config mnist/s4d", "no files of MNIST below it; `lra-ssm prepare --config=mnist/s4d` downloads"),
-]
-
-
-@pytest.mark.parametrize(("command", "expected"), FILES)
-def test_wrong_files_of_data_are_one_line_and_leave_nothing(command, expected, wrong_files, monkeypatch, capsys):
-    monkeypatch.chdir(wrong_files)
-    monkeypatch.delenv("LRA_SSM_DATA", raising=False)
-    before = everything_below(wrong_files)
-    assert expected in refused(command.replace(" tiny ", f" {TINY} ").split(), capsys)
-    assert everything_below(wrong_files) == before
-
-
-@pytest.fixture(scope="module")
-def wrong_files(tmp_path_factory):
-    """Datasets in their published layouts, each with one mistake."""
-    folder = tmp_path_factory.mktemp("wrong")
-    (folder / "data").mkdir()
-    (write_imdb(folder / "aclImdb", 1, 1) / "train/neg/0_2.txt").write_bytes(b"caf\xe9")
-    release, good_line = folder / "listops/lra_release/lra_release/listops-1000", "( ( ( [MAX 2 ) 9 ) ] )\t9\n"
-    release.mkdir(parents=True)
-    for split, text in {"train": good_line, "val": f"{good_line}( ( ( [MAX 2 ) 9", "test": good_line}.items():
-        (release / f"basic_{split}.tsv").write_text(f"Source\tTarget\n{text}")
-    return folder
 
 
 def test_what_a_language_model_and_its_data_do_not_have_in_common_is_one_line(here, capsys):
@@ -238,11 +215,6 @@ def test_what_a_language_model_and_its_data_do_not_have_in_common_is_one_line(he
 def test_what_only_the_data_or_a_validation_tells_is_said_before_training(flags, expected, data, tmp_path):
     assert expected in fail([*FIT, f"--data.root={data}", "--trainer.num_sanity_val_steps=1", *flags], tmp_path)
     assert not list(tmp_path.glob("runs/*/*/checkpoints/*"))
-
-
-def test_validation_across_epochs_trains(data, tmp_path):
-    every = ["--trainer.val_check_interval=7", "--trainer.check_val_every_n_epoch=null"]
-    succeed([*FIT, f"--data.root={data}", "--trainer.max_steps=1", *every], tmp_path)
 
 
 def test_a_checkpoint_of_another_folder_is_scored_where_it_lies(trained, tmp_path):

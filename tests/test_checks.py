@@ -1,4 +1,7 @@
-"""What is refused before a run starts: Trainer's arguments, and layers that look ahead or read padding."""
+"""What is refused before a run starts: Slurm's tasks, and layers that look ahead or read padding.
+
+That our layers are not refused: test_configs.py.
+"""
 
 from types import SimpleNamespace
 
@@ -9,22 +12,14 @@ from torch import nn
 
 from lra_ssm.datamodules.batches import Batch, TokenBatch
 from lra_ssm.errors import InputError
-from lra_ssm.layers import B2S6, LRU, S4D, S5, S6, Attention, LayerSpec, NetworkSpec
+from lra_ssm.layers import LayerSpec, NetworkSpec
 from lra_ssm.models import Classifier, LanguageModel
-from lra_ssm.runs.checks import check_layers, check_trainer, make_trainer
+from lra_ssm.runs.checks import check_layers, make_trainer
 from lra_ssm.tasks import Classification, LanguageModelling
 from tests.helpers import Smooth
 
 
-@pytest.mark.parametrize("name", ["val_check_interval", "accumulate_grad_batches", "check_val_every_n_epoch"])
-def test_counts_of_a_trainer_are_at_least_1(name):
-    with pytest.raises(InputError, match=f"trainer.{name} is 0; it must be at least 1"):
-        check_trainer({"max_epochs": 1, name: 0})
-
-
-def test_what_lightning_refuses_is_an_input_error(monkeypatch):
-    with pytest.raises(InputError, match="max_epochs"):
-        make_trainer({"accelerator": "cpu", "max_epochs": -2, "logger": False})
+def test_tasks_of_slurm_that_lightning_refuses_are_an_input_error(monkeypatch):
     slurm = {"JOB_ID": "7", "NTASKS": "4", "NNODES": "1", "JOB_NAME": "train", "NODELIST": "localhost"}
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
@@ -78,16 +73,6 @@ def check(layer, causal, precision="32-true", **settings):
         assert torch.equal(torch.random.get_rng_state(), state) and task.training
         if precision == "32-true":
             assert all(torch.equal(value, weights[name]) for name, value in task.state_dict().items())
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("layer", [S4D, S6, B2S6, LRU, S5, Attention])
-def test_our_layers_keep_future_and_padding_out(layer, causal):
-    settings = {"n_heads": 2} if layer is Attention else {}
-    check(LayerSpec(layer, **settings), causal)
-    if not causal:
-        both = {"causal": False} if layer is Attention else {"bidirectional": True}
-        check(LayerSpec(layer, **settings, **both), causal)
 
 
 AHEAD = r"model.network.backbone.blocks.0.layer \(Smooth\) looks ahead: .* --check_layer=false"

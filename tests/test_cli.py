@@ -7,19 +7,19 @@ import shutil
 import signal
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+import yaml
 
 from lra_ssm.cli import COMMANDS, main
 from lra_ssm.files import sha256
 from lra_ssm.layers import B2S6, BlockSpec, LayerSpec, NetworkSpec, S4Block
 from lra_ssm.models import Classifier
 from lra_ssm.tasks import Classification, OptimizerSettings
-from tests.runner import FIT, SHORT, fail, only_run, printed, refused, succeed
+from tests.runner import FIT, SHORT, TINY, fail, only_run, printed, refused, succeed
 
 
 def rows_of(file):
@@ -29,10 +29,6 @@ def rows_of(file):
 
 def record_of(folder, experiment="tiny"):
     return json.loads((only_run(folder, experiment) / "run.json").read_text())
-
-
-def weights_of(file):
-    return torch.load(file, weights_only=True)["state_dict"]
 
 
 # --- how commands start ---
@@ -45,8 +41,6 @@ def test_all_three_ways_to_start(command):
     assert "usage: lra-ssm COMMAND" in out and "lightning fit --config" in out
     wrong = subprocess.run([*command, "fitt"], capture_output=True, text=True)
     assert wrong.returncode == 2 and wrong.stderr == "lra-ssm: error: unknown command 'fitt'; did you mean 'fit'?\n"
-    scripts = {e.name: e.value for e in entry_points(group="console_scripts") if e.name in ("lightning", "lra-ssm")}
-    assert scripts == {"lightning": "lra_ssm.cli:main", "lra-ssm": "lra_ssm.cli:main"}
 
 
 def test_waiting_threads_sleep_unless_the_user_says_otherwise():
@@ -87,27 +81,23 @@ def test_the_run_directory_has_what_the_design_says(trained):
     (start,) = record["starts"]
     assert start["versions"]["torch"] == torch.__version__ and start["versions"]["lra_ssm"].startswith("0.")
     assert start["hardware"]["cpus"] >= 1 and start["command"][1] == "fit"
+    # Of the settings those beyond the defaults, so that a setting that a later version adds changes no id.
+    given, identity = yaml.safe_load(TINY.read_text()), record["identity"]
+    network = identity["model"]["init_args"]["network"]["init_args"]
+    assert network == given["model"]["init_args"]["network"]["init_args"] and identity["seed_everything"] == 1
+    assert identity["model"]["init_args"]["optimizer"] == {"warmup_steps": 2}
+    assert identity["data"]["init_args"].keys() <= given["data"]["init_args"].keys()
     rows = rows_of(path / "metrics.csv")
     assert [row["step"] for row in rows] == ["0", "1", "1", "1"]
     assert all(row["train/loss"] and float(row["train/samples_per_s"]) > 0 for row in rows[:2])
     assert [row["lr/base"] for row in rows] == ["0.0", "0.005", "", ""]  # a warm-up of two steps to 0.01
     assert "lr/recurrent-delta" in rows[0]  # loggers refuse commas
-    losses = [float(row["train/loss"]) for row in rows[:2]]
-    assert float(rows[3]["train/loss_epoch"]) == pytest.approx(sum(losses) / 2, abs=1e-6)
     assert record["metrics"]["val/accuracy"] == pytest.approx(float(rows[2]["val/accuracy"]))
     shown = {line.split()[0] for line in result.out.splitlines() if line.startswith("  ")}
     assert shown >= {"train/accuracy_epoch", "train/loss_epoch"} and not any(name.startswith("lr/") for name in shown)
     assert [line.split()[0] for line in result.out.partition("group ")[2].splitlines()[1:4]] == [
         "base", "no_decay", "recurrent,"
     ]  # fmt: skip
-
-
-def test_the_same_settings_find_the_finished_run(trained):
-    """Which settings make another run: test_identity.py."""
-    folder, _ = trained
-    saved = only_run(folder) / "config.yaml"
-    for given in ([f"--config={saved}"], [*FIT[1:], *SHORT, f"--data.root={folder / 'elsewhere'}"]):
-        assert "is finished" in succeed(["fit", *given], folder).out
 
 
 def test_a_changed_default_is_named_when_a_run_is_resumed(finished, capsys):
@@ -130,6 +120,7 @@ def test_a_checkpoint_never_overrides_flags_and_is_recorded(trained, tmp_path):
     for flag, message in (
         ("--model.optimizer.lr=0.5", "model.optimizer.lr 0.01 there, 0.5 here; give the same"),
         ("--data.batch_size=4", "made with other settings: data.batch_size 8 there, 4 here"),
+        ("--model.network.layer=S6", "made with other settings: model.network.layer B2S6 there, S6 here; give"),
     ):
         found = fail([*fit, f"--ckpt_path={last}", flag], tmp_path)
         assert message in found and "--init_from" in found
@@ -140,7 +131,8 @@ def test_a_checkpoint_never_overrides_flags_and_is_recorded(trained, tmp_path):
     still = ["--model.optimizer.lr=1e-30", "--model.optimizer.roles.recurrent.lr=0", "--model.optimizer.weight_decay=0"]
     fresh = succeed([*fit, f"--init_from={last}", *still, "--experiment=still"], tmp_path)
     assert "1e-30" in next(line for line in fresh.out.splitlines() if line.startswith("base"))
-    ours, theirs = weights_of(only_run(tmp_path, "still") / "checkpoints/last.ckpt"), weights_of(last)
+    files = (only_run(tmp_path, "still") / "checkpoints/last.ckpt", last)
+    ours, theirs = (torch.load(file, weights_only=True)["state_dict"] for file in files)
     names = [n for n in ours if "running" not in n and "batches" not in n]
     assert names and all(torch.allclose(ours[n], theirs[n], atol=1e-12) for n in names)
 

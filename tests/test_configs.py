@@ -82,15 +82,14 @@ STEPS = [pytest.param(path, marks=MARKS.get(path, []), id=str(path.relative_to(C
 
 
 @pytest.mark.parametrize("path", STEPS)
-def test_one_step_of_every_file_as_it_stands_with_nothing_added(path, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_one_step_of_every_file_as_it_stands_with_nothing_added(path, here, capsys):
     more = ["--data.resolution=32"] if path.parent.name == "pathx" else []
     if CONFIGS / "lm" in path.parents or path.parent.name in ("image", "scifar"):
         more = ["--model.network.d_model=64"]
         assert parameters(str(path.relative_to(CONFIGS).with_suffix(""))) > 1e4  # at its width it can be built
-    small = [*options(parsed(path)["data"]["class_path"].rpartition(".")[2], tmp_path), *more, *ONE_STEP]
+    small = [*options(parsed(path)["data"]["class_path"].rpartition(".")[2], here), *more, *ONE_STEP]
     printed(["fit", f"--config={path}", *small], capsys)
-    (file,) = tmp_path.glob("runs/**/config.yaml")
+    (file,) = here.glob("runs/**/config.yaml")
     given, taken = flatten(parsed(path)), flatten(yaml.safe_load(file.read_text()))
     for key in given.keys() - {option.removeprefix("--").partition("=")[0] for option in small}:
         assert includes(taken[key], given[key]), key

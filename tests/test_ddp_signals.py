@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.interrupted import Outcome, assert_same, outcome, scontrol, state
-from tests.runner import FIT, SHORT, TINY, run_by
+from tests.runner import FIT, TINY, run_by
 
 LIMIT = 300  # seconds for a command, of which most is imports: other tests may be running
 # Batches that two and three processes can share; long enough that a signal meets the training.
@@ -63,25 +63,17 @@ def test_sigterm_to_a_process_while_lightning_sets_it_up_ends_the_run(tmp_path: 
     assert state(tmp_path)[1] == -1
 
 
-SRUN = [*FIT, "--trainer.strategy=ddp"]
-
-
 @pytest.mark.slow
 def test_processes_that_srun_starts_stop_together_and_the_first_queues_the_job(tmp_path: Path, data: Path) -> None:
     env = {"KILL_AT": "train_batch_end:3", "KILL_WITH": "SIGUSR1", "KILL_RANK": "1", **scontrol(tmp_path)}
-    ends = run_by(2, [*SRUN, f"--data.root={data}"], tmp_path, env, srun=True)
+    command = [*FIT, "--trainer.strategy=ddp", f"--data.root={data}"]
+    ends = run_by(2, command, tmp_path, env, srun=True)
     assert [each.code for each in ends] == [138, 0], ends
     assert "stopped by SIGUSR1 at step 3, saved" in ends[0].err and "stopped by" not in ends[1].err
     asked = (tmp_path / "asked").read_text()
     assert asked.startswith("requeue 12\n{") and asked.count("requeue") == 1
-    ends = run_by(2, [*SRUN, f"--data.root={data}"], tmp_path, srun=True)
+    ends = run_by(2, command, tmp_path, srun=True)
     assert [each.code for each in ends] == [0, 0] and state(tmp_path)[0]["status"] == "finished"
-
-
-def test_processes_that_srun_starts_train_and_end(tmp_path: Path, data: Path) -> None:
-    ends = run_by(2, [*SRUN, *SHORT, f"--data.root={data}"], tmp_path, srun=True)
-    assert [each.code for each in ends] == [0, 0], ends
-    assert state(tmp_path)[0]["status"] == "finished"
 
 
 @pytest.mark.trials

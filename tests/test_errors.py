@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lra_ssm import bars, tables
+from lra_ssm import tables
 from lra_ssm.cli import main
 from lra_ssm.errors import LONGEST, InputError, to_one_line
 from lra_ssm.tables import table, terminal_width, wrapped
@@ -92,16 +92,7 @@ def test_what_the_system_refuses_is_one_line_and_other_errors_are_pythons_own(fa
     assert main(["doctor"]) == 130 and "interrupted" in capsys.readouterr().err
 
 
-# --- tables, bars and lines ---
-
-
-def test_a_bar_shows_its_name_as_text(monkeypatch, capsys):
-    monkeypatch.setattr(bars, "LOG", (0, 0))
-    with bars.Bar("a[/b]\x1b]0;t\x07\nc", 10) as bar:
-        bar.advance(5)
-        bar.refresh()
-    shown = capsys.readouterr().err
-    assert r"a[/b]\x1b]0;t\x07 c:  50%" in shown and "\x1b]0" not in shown and "\x07" not in shown
+# --- tables and lines ---
 
 
 def test_tables_line_up_and_take_any_text_as_it_is():

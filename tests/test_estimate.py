@@ -1,5 +1,6 @@
 """`lra-ssm fit --estimate`: what is counted of a step, by hand for a linear map; what is printed and warned of."""
 
+import copy
 import re
 
 import pytest
@@ -94,8 +95,11 @@ def test_memory_and_hours_of_the_whole_run_are_printed_and_nothing_is_left(made,
     step, whole = re.search(r"at least (\S+) ms .*; (.+) for all 9,000,000 steps", line).groups()
     assert whole in {duration(float(step) * 9e3 * part) for part in (0.99, 1, 1.01)}
     monkeypatch.setattr("os.sysconf", lambda name: 1)  # a page of a byte
-    text = estimate(*made, "32-true", None, "H100")
-    assert text.splitlines()[-1] == "does not fit into this machine (0 GB)"
+    task, batch = copy.deepcopy(made[0]), made[1]
+    task.network.unused = torch.nn.Parameter(torch.ones(2_500_000, dtype=torch.float64))
+    lines = estimate(task, batch, "32-true", None, "H100").splitlines()
+    assert re.match(r"2,50\d,\d+ parameters +0\.020$", lines[2]) and re.match(r"gradients.* 0\.0[246]0$", lines[3])
+    assert lines[-1] == "does not fit into this machine (0 GB)"
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,17 @@
 """A run's id: what it depends on, and what it does not."""
 
-import yaml
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT_STR_ALIAS_CONVERSION
 
 from lra_ssm.cli.config import read_fit_options
 from lra_ssm.runs import identity
-from lra_ssm.runs.identity import differences, run_identity, set_beyond_defaults
-from tests.runner import FIT, TINY, refused
+from lra_ssm.runs.identity import run_identity
+from tests.runner import FIT
 
 NETWORK = "model.network"
 
 
-def config_of(*options):
-    return read_fit_options([*FIT[1:], *options])
-
-
 def id_of(*options):
-    return run_identity(config_of(*options).resolved)
+    return run_identity(read_fit_options([*FIT[1:], *options]).resolved)
 
 
 SAME = [
@@ -54,39 +49,15 @@ def test_it_consists_of_what_can_change_the_result_however_it_is_spelled():
     assert len({plain, *(id_of(*options) for options in OTHERS)}) == 1 + len(OTHERS)
 
 
-def test_it_does_not_depend_on_how_a_path_is_spelled_or_on_what_lies_there(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_it_does_not_depend_on_how_a_path_is_spelled_or_on_what_lies_there(here):
     before = id_of("--data.source=pairs")
-    (tmp_path / "pairs").mkdir()
+    (here / "pairs").mkdir()
     weights = id_of("--init_from=w.ckpt")
-    (tmp_path / "w.ckpt").touch()
-    for source in ("pairs", "./pairs/", str(tmp_path / "pairs"), "../elsewhere/pairs"):
+    (here / "w.ckpt").touch()
+    for source in ("pairs", "./pairs/", str(here / "pairs"), "../elsewhere/pairs"):
         assert id_of(f"--data.source={source}") == before
-    for path in ("w.ckpt", "./w.ckpt", str(tmp_path / "w.ckpt")):
+    for path in ("w.ckpt", "./w.ckpt", str(here / "w.ckpt")):
         assert id_of(f"--init_from={path}") == weights
-
-
-def test_only_what_is_set_beyond_the_defaults_is_in_it():
-    """So a setting that a later version adds changes no id."""
-    found = set_beyond_defaults(config_of().resolved)
-    given = yaml.safe_load(TINY.read_text())
-    network = given["model"]["init_args"]["network"]["init_args"]
-    ours = found["model"]["init_args"]["network"]["init_args"]
-    assert ours.keys() == network.keys() and ours["layer"] == network["layer"] and found["seed_everything"] == 1
-    assert found["model"]["init_args"]["optimizer"] == {"warmup_steps": 2}
-    assert found["data"]["init_args"].keys() <= given["data"]["init_args"].keys()
-
-
-def test_differences_name_the_setting_and_both_values():
-    for flags, expected in (
-        ([f"--{NETWORK}.layer=S6"], f"{NETWORK}.layer B2S6 there, S6 here"),
-        (["--model.optimizer.lr=0.5", "--model.optimizer.warmup_steps=2.0"], "model.optimizer.lr 0.01 there, 0.5 here"),
-    ):
-        assert differences(config_of().resolved, config_of(*flags).resolved) == [expected]
-
-
-def test_a_seed_is_needed(capsys):
-    assert "seed_everything" in refused([*FIT, "--seed_everything=null"], capsys)
 
 
 def test_precisions_are_called_as_lightning_calls_them():

@@ -1,12 +1,14 @@
 """What long work shows while it goes on, in a terminal and in a job's log."""
 
+import json
 import re
 
 import torch
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.callbacks import LambdaCallback, RichProgressBar
 
 from lra_ssm import bars
 from lra_ssm.progress import Bar, LogLines, display_arguments
+from lra_ssm.runs.loggers import WriteProgress
 from tests.test_callbacks import fit
 
 
@@ -27,6 +29,13 @@ def test_a_fit_without_a_known_end_says_its_step(tmp_path, capsys):
     assert re.match(r"step \d+, epoch ", lines(capsys)[-1])
 
 
+def test_the_file_has_the_first_step_from_the_start_on(tmp_path):
+    file, seen = tmp_path / "progress.json", []
+    see = LambdaCallback(on_train_batch_start=lambda *_: seen.append(json.loads(file.read_text())["step"]))
+    fit(tmp_path, WriteProgress(file, every_s=1000), see)
+    assert seen[0] == 0 and json.loads(file.read_text())["step"] == len(seen)
+
+
 def test_a_users_own_bar_wins(monkeypatch):
     kinds = lambda given, own: [type(c) for c in display_arguments(given, own)["callbacks"]]  # noqa: E731
     assert kinds({}, []) == [LogLines] and display_arguments({}, [])["enable_progress_bar"] is False
@@ -43,14 +52,17 @@ def test_no_step_waits_for_the_loss_that_the_bar_shows(tmp_path):
     assert isinstance(bar.get_metrics(trainer, None)["loss"], torch.Tensor)
 
 
-def test_a_bar_shows_count_rate_and_time_left_in_a_terminal_and_nothing_that_is_soon_over_in_a_log(capsys, monkeypatch):
+def test_a_bar_shows_text_count_rate_and_time_left_in_a_terminal_and_nothing_that_is_soon_over_in_a_log(
+    capsys, monkeypatch
+):
     assert list(bars.with_bar(range(5), "reading", 5)) == [0, 1, 2, 3, 4]
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with bars.Bar("reading", 2_000_000, in_bytes=True, done=400_000) as bar:
+    with bars.Bar("a[/b]\x1b]0;t\x07\nc", 2_000_000, in_bytes=True, done=400_000) as bar:
         bar.start_t -= 10  # as if it took that long
         bar.delay = 0
         bar.advance(600_000)
         bar.refresh()
     shown = capsys.readouterr().err
-    assert "reading:  50%" in shown and "1.00M/2.00M" in shown and "B/s" in shown
+    assert r"a[/b]\x1b]0;t\x07 c:  50%" in shown and "\x1b]0" not in shown and "\x07" not in shown
+    assert "1.00M/2.00M" in shown and "B/s" in shown

@@ -7,20 +7,18 @@ from unittest import mock
 
 import pytest
 
-from lra_ssm.runs import provenance
-from lra_ssm.runs.provenance import changed, other_code, user_source
+from lra_ssm.runs.provenance import changed, code_version, user_source
 from tests.runner import FIT, SHORT, in_process, printed, refused
 
 
 @pytest.fixture
-def write(tmp_path, monkeypatch):
+def write(here, monkeypatch):
     """Write a user's modules in the working folder, which is searched for them; return the last one's file."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(here))
 
     def files(texts):
         for name, text in texts.items():
-            path = tmp_path / name
+            path = here / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
         return path
@@ -44,11 +42,14 @@ def test_other_code_is_named_by_a_finished_run_a_score_and_a_resume(write, train
 
 
 def test_a_finished_run_says_that_the_data_is_other(finished, capsys):
+    """And that the package is."""
     file = finished / "run.json"
     record = json.loads(file.read_text())
     record["data"]["splits"]["train"]["arrays"]["tokens"]["sha256"] = "0" * 64
+    record["starts"][0]["versions"]["lra_ssm"] = "0.0.1+abc"
     file.write_text(json.dumps(record))
     out = printed([*FIT, *SHORT], capsys)
+    assert f"other code: lra_ssm was 0.0.1+abc, this is {code_version()}; --fresh" in out
     assert "was trained with other data: train_tokens differ" in out and "val/loss" in out
 
 
@@ -99,9 +100,3 @@ def test_in_a_repository_its_commit_and_what_was_not_committed_count(write):
     git("commit", "-am", "2")
     assert changed(second, source_of("in_a_repository.A")) == "git commit has changed, git diff has changed"
     assert "git commit" not in source_of("torch.nn.GELU")
-
-
-def test_another_version_of_the_package_is_named(monkeypatch):
-    record = {"starts": [{"versions": {"lra_ssm": "0.0.1+abc"}, "source": {"a.py": "1"}}]}
-    monkeypatch.setattr(provenance, "code_version", lambda: "0.0.2+def")
-    assert other_code(record, {"a.py": "2"}) == "lra_ssm was 0.0.1+abc, this is 0.0.2+def; a.py has changed"

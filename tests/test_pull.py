@@ -25,7 +25,8 @@ from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import LanguageModel, save_network
-from tests.runner import printed, refused
+from tests.runner import refused
+from tests.test_push import done
 
 IDS = torch.arange(5)[None]
 HTTPX = import_module(type(get_session()).__module__.partition(".")[0])  # httpx, or httpx2 since huggingface_hub 2
@@ -92,22 +93,16 @@ def own(saved: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(saved: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that huggingface_hub of this process asks, with an empty cache of its own."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # before huggingface_hub tries again
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache/assets"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(here / "cache"))
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(here / "cache/assets"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # another protocol, which this one does not speak
     hub = Hub({"me/lm": saved, "short": saved})
     set_client_factory(lambda: HTTPX.Client(transport=HTTPX.MockTransport(hub.answer), follow_redirects=True))
     yield hub
     set_client_factory(default_client_factory)
-
-
-def pulled(capsys, *arguments: str) -> list[str]:
-    """The lines of a pull that ends well."""
-    return printed(["pull", *arguments], capsys).splitlines()
 
 
 def logits(name: str | Path, revision: str | None = None) -> torch.Tensor:
@@ -123,16 +118,16 @@ def changed(folder: Path, **source: object) -> None:
 def test_a_repository_is_fetched_verified_and_cached(
     hub: Hub, saved: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, place, use = pulled(capsys, "me/lm@v1")
+    first, place, use = done(capsys, "pull", "me/lm@v1")
     assert first.startswith(f"me/lm@{COMMIT[:12]}: LanguageModel, 5 files, ")
     assert use == 'use it: lra-ssm generate me/lm@v1 --prompt "The"'
     assert {path.name for path in Path(place).iterdir()} == FILES
     assert Path(place).is_relative_to(Path("cache").resolve())
-    pulled(capsys, "me/lm@v1", "--to", "here/lm")
+    done(capsys, "pull", "me/lm@v1", "--to", "here/lm")
     assert {path.name for path in Path("here/lm").iterdir()} == FILES and not Path("here/lm/config.json").is_symlink()
     message = "here/lm already holds a model: --force replaces it"
     assert refused(["pull", "me/lm@v1", "--to", "here/lm"], capsys) == message
-    pulled(capsys, "me/lm@v1", "--to", "here/lm", "--force")
+    done(capsys, "pull", "me/lm@v1", "--to", "here/lm", "--force")
     expected = logits(saved)
     names = (("here/lm", None), ("me/lm", None), ("me/lm", COMMIT), (f"hf://me/lm@{COMMIT}", None), ("me/lm", "v1"))
     for name, revision in names:
@@ -151,7 +146,7 @@ def test_a_wrong_digest_is_refused_and_the_message_says_how_it_is_downloaded_aga
     hub.damaged = set()
     for file in (path.resolve(), path):
         file.unlink()
-    pulled(capsys, "me/lm", "--to", "lm")
+    done(capsys, "pull", "me/lm", "--to", "lm")
     assert hub.downloads["model.safetensors"] == 2 and hub.downloads["config.json"] == 1
     # What config.json says of other files holds everywhere.
     hub.repositories["me/own"] = own
@@ -162,7 +157,7 @@ def test_a_wrong_digest_is_refused_and_the_message_says_how_it_is_downloaded_aga
     (own / "vocabulary.json").unlink()
     assert refused(["pull", str(own)], capsys) == f"{own}: has no vocabulary.json, which its config.json names"
     changed(own, files={"../../secret": "0" * 64, "model.safetensors": 7})  # the first is never looked at
-    pulled(capsys, str(own))
+    done(capsys, "pull", str(own))
 
 
 def test_a_name_that_leads_nowhere_is_one_line(hub: Hub, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +171,7 @@ def test_a_name_that_leads_nowhere_is_one_line(hub: Hub, capsys, monkeypatch: py
         "me/nothing": "me/nothing: there is no such folder, and the Hub has no such model, or it is private",
         "me/lm@v7": "me/lm@v7: it has no such revision",
         "me/empty": f"me/empty@{COMMIT[:12]}: has no config.json: it is not a saved model",
+        "file.pt": "file.pt is a file; a saved model is a folder",
         "a b": "a b: there is no such folder, and it is not a valid name of a Hub repository",
         "short": "short: there is no such folder, and no such model comes with lra_ssm (it has ",
         "mnist-s4": "mnist-s4: there is no such folder, and no such model comes with lra_ssm (did you mean ",
@@ -185,8 +181,6 @@ def test_a_name_that_leads_nowhere_is_one_line(hub: Hub, capsys, monkeypatch: py
         "here/lm": f"here/lm: {nowhere}; a repository of the Hub is hf://here/lm",
     }.items():
         assert refused(["pull", name], capsys).startswith(message)
-    with pytest.raises(ValueError, match="file.pt is a file; a saved model is a folder"):
-        ModelFiles("file.pt")
     assert not hub.downloads
     hub.reachable = False
     message = "me/lm: the Hub cannot be reached, and its cache does not have all files of it"
@@ -212,7 +206,7 @@ def test_a_pickle_is_neither_fetched_nor_run_unasked(hub: Hub, own: Path, capsys
     assert "pytorch_model.bin cannot be read as tensors" in line and hub.downloads["pytorch_model.bin"] == 1
     assert not Path("lm").exists() and not Path("evil").exists()
     torch.save({name: x.clone() for name, x in weights.items()}, own / "pytorch_model.bin")
-    assert "--allow-pickle" in pulled(capsys, str(own), "--allow-pickle")[-1]
+    assert "--allow-pickle" in done(capsys, "pull", str(own), "--allow-pickle")[-1]
 
 
 def test_a_path_in_a_file_name_leads_nowhere(hub: Hub, own: Path, capsys) -> None:
@@ -236,7 +230,7 @@ def test_an_artifact_of_wandb(hub: Hub, saved: Path, capsys, monkeypatch: pytest
         return SimpleNamespace(qualified_name="me/lra/lm:v3", digest="abc", download=download)
 
     monkeypatch.setattr("wandb.Api", lambda: SimpleNamespace(artifact=artifact))
-    first = pulled(capsys, "wandb:me/lra/lm:latest", "--to", "lm")[0]
+    first = done(capsys, "pull", "wandb:me/lra/lm:latest", "--to", "lm")[0]
     assert first.startswith("wandb:me/lra/lm:v3: LanguageModel, 5 files")
     assert torch.equal(logits("wandb:me/lra/lm:latest"), logits(saved))
     line = refused(["pull", "wandb:me/lra/other:v0"], capsys)

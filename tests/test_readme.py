@@ -64,19 +64,18 @@ def test_the_install_lines_are_what_ci_runs():
 
 
 @pytest.mark.parametrize("script", blocks("bash", SEEN_FIRST) + blocks("bash", OTHERS, pytest.mark.slow))
-def test_commands_run(script, tmp_path, monkeypatch, capsys):
+def test_commands_run(script, here, capsys):
     """Run the lines of a block, one after the other, on little data."""
-    monkeypatch.chdir(tmp_path)
     for folder in ("configs", "slurm"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
+        (here / folder).symlink_to(ROOT / folder)
     for name, text in OWN.items():
-        (tmp_path / name).write_text(text)
+        (here / name).write_text(text)
 
     for line in script.splitlines():
         program, *arguments = shlex.split(line)
         if program == "python":
             subprocess.run([sys.executable, *arguments], check=True)
-            for text in sorted(tmp_path.glob("data/texts/*"))[40:]:
+            for text in sorted(here.glob("data/texts/*"))[40:]:
                 text.unlink()
             continue
         assert program in ("lightning", "lra-ssm")
@@ -99,8 +98,7 @@ SHOWN = ("language-models.md", "generation.md", "pathfinder.md")
 
 
 @pytest.mark.parametrize("text", blocks("python", PAGES.keys() - {"tuning.md", "inspect.md"}))
-def test_python_blocks_run(text, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_python_blocks_run(text, here, monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "")  # undone after the test, if the block sets it
     Image.effect_noise((80, 60), 50).save("photo.jpg")
     tree = ast.parse(text)
@@ -112,11 +110,10 @@ def test_python_blocks_run(text, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", blocks("yaml", ["runs.md"]))
-def test_yaml_blocks_of_runs_are_accepted(text, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_yaml_blocks_of_runs_are_accepted(text, here, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    (tmp_path / "more.yaml").write_text(text)
+    (here / "more.yaml").write_text(text)
     flags = ["--config", str(ROOT / "tests/tiny.yaml"), "--config", "more.yaml"]
     printed(["fit", *flags, "--trainer.max_epochs=1", "--data.num_train=16"], capsys)
 

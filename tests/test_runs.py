@@ -26,16 +26,15 @@ QUIET = {
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch, tmp_path):
+def alone(monkeypatch, here):
     """A working folder and a seed of its own; tests before have left theirs in the environment."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
 
 
-def parts(root, lr=0.01, vocab_size=18, seed=1):
+def parts(root, lr=0.01, seed=1):
     seed_everything(seed, verbose=False)
     network = NetworkSpec(
-        Classifier, layer=LayerSpec(B2S6, num_blocks=2, d_state=4), num_classes=10, vocab_size=vocab_size, d_model=8,
+        Classifier, layer=LayerSpec(B2S6, num_blocks=2, d_state=4), num_classes=10, vocab_size=18, d_model=8,
         n_layers=1, block=BlockSpec(S4Block, dropout=0.2),
     )  # fmt: skip
     task = Classification(network, OptimizerSettings(lr=lr, warmup_steps=2))
@@ -43,17 +42,6 @@ def parts(root, lr=0.01, vocab_size=18, seed=1):
         root=str(root), batch_size=8, length_bounds=(3, 20), max_depth=3, num_train=44, num_val=20, num_test=20
     )
     return task, data
-
-
-class Stop(Callback):
-    """Raises an error after a step."""
-
-    def __init__(self, at):
-        self.step, self.failure = at, RuntimeError("stopped here")  # no settings, by their names
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.step:
-            raise self.failure from KeyError("the first cause")
 
 
 def fit(root, path="runs/mine/a", checkpoints=None, trainer=None, **settings):
@@ -76,8 +64,6 @@ def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(data, cur
     assert "train/loss_epoch" in metrics and not {"train/loss", "lr/base"} & metrics.keys()
     assert record["parameters"] == sum(p.numel() for p in task.parameters())
     assert record["weights"] == {}
-    network = record["identity"]["model"]["init_args"]["network"]["init_args"]
-    assert network["d_model"] == 8 and "padding" not in network  # it has its default
     assert run.began_with["model"]["init_args"]["network"]["init_args"]["d_model"] == 8
     assert f"finished: {run.path}" in capsys.readouterr().out
     before = run.last.stat().st_mtime_ns
@@ -98,10 +84,16 @@ def test_a_run_of_other_settings_needs_another_name(data):
 
 
 def test_a_run_records_how_each_attempt_ended(data):
-    given = ("runs/mine/cut", CheckpointSettings(every_n_steps=2), {"callbacks": [stop := Stop(7)]})
+    def stop_at_7(trainer, *_):
+        if trainer.global_step == 7:
+            raise failure from KeyError("the first cause")
+
+    failure, callback = RuntimeError("stopped here"), Callback()
+    callback.on_train_batch_end = stop_at_7
+    given = ("runs/mine/cut", CheckpointSettings(every_n_steps=2), {"callbacks": [callback]})
     with pytest.raises(RuntimeError, match="stopped here") as raised:
         fit(data, *given)
-    assert raised.value is stop.failure and isinstance(raised.value.__cause__, KeyError)  # Python's own traceback
+    assert raised.value is failure and isinstance(raised.value.__cause__, KeyError)  # Python's own traceback
     run = Run(given[0])
     record, (start,) = run.record, run.record["starts"]
     assert record["status"] == "failed" and "stopped here" in record["reason"] and start["time"] <= start["ended"]
@@ -111,7 +103,7 @@ def test_a_run_records_how_each_attempt_ended(data):
     progress = json.loads((run.path / "progress.json").read_text())
     assert progress["step"] == 7 and progress["of"] == 12 and progress["rate"] > 0
     (run.path / "progress.json").write_text(json.dumps(progress | {"time": last}))
-    stop.step = None
+    del callback.on_train_batch_end
     resumed, _ = fit(data, *given)
     killed, finished = resumed.record["starts"]
     assert resumed.finished and killed["ended"] == last and finished["ended"] >= finished["time"]
@@ -119,8 +111,6 @@ def test_a_run_records_how_each_attempt_ended(data):
 
 
 def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path, data):
-    with pytest.raises(InputError, match="model.network.vocab_size is 17, but ListOps has 18"):
-        fit(data, vocab_size=17)
     for arguments, message in (
         ({"max_epochs": -1, "max_time": "00:01:00:00"}, "give trainer.max_epochs or trainer.max_steps"),
         ({"fast_dev_run": True}, "fast_dev_run saves nothing"),
@@ -134,8 +124,6 @@ def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path, data):
     trainer = Trainer(**run.trainer_arguments(max_epochs=1, accelerator="cpu"))
     with pytest.raises(InputError, match="call lightning.seed_everything"):
         run.fit(trainer, LightningModule(), LightningDataModule())
-    with pytest.raises(InputError, match="checkpoint.every_n_steps is 0"):
-        CheckpointSettings(every_n_steps=0)
     assert not (tmp_path / "runs").exists()
 
 

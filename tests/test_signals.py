@@ -110,6 +110,7 @@ def test_slurm_queues_the_job_again_when_it_is_saved(tmp_path, data):
     "flags",
     [
         ["--trainer.max_steps=3"],
+        ["--trainer.max_steps=3", "--trainer.val_check_interval=7", "--trainer.check_val_every_n_epoch=null"],
         pytest.param(["--trainer.max_steps=8", "--trainer.max_epochs=-1"], marks=SLOW),
         ["--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=5"],
         pytest.param(["--trainer.max_steps=4", "--trainer.val_check_interval=4"], marks=SLOW),

@@ -7,9 +7,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import Trainer
 
-from lra_ssm.datamodules import ListOps
 from lra_ssm.errors import InputError
 from lra_ssm.layers import LayerSpec, NetworkSpec
 from lra_ssm.layers.blocks import run_with_state
@@ -17,6 +16,7 @@ from lra_ssm.models import Classifier
 from lra_ssm.runs.checks import try_network
 from lra_ssm.tasks import Classification, OptimizerSettings
 from tests.runner import FIT, in_process, only_run, refused, succeed
+from tests.test_runs import parts
 
 FILE = """\
 import os
@@ -167,11 +167,9 @@ def state(task):
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
 def test_nothing_of_the_trial_stays(precision, data):
-    seed_everything(1, verbose=False)
+    _, examples = parts(data)
     sizes = {"num_classes": 10, "vocab_size": 18, "d_model": 8, "n_layers": 1}
     task = Classification(NetworkSpec(Classifier, layer=LayerSpec(Drawing), **sizes), OptimizerSettings())
-    counts = {"num_train": 44, "num_val": 20, "num_test": 20}
-    examples = ListOps(root=str(data), batch_size=8, length_bounds=(3, 20), max_depth=3, **counts)
     examples.prepare_data()
     trainer = Trainer(accelerator="cpu", precision=precision, logger=False, enable_checkpointing=False)
     trainer.precision_plugin.convert_module(task)  # the Trainer's own doing

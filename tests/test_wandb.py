@@ -87,11 +87,10 @@ def test_a_run_goes_on_in_its_own_whatever_ended_it(tmp_path):
     assert len(list(tmp_path.rglob(f"wandb/offline-run-*-{records[0]['wandb']['id']}*"))) == 3
 
 
-def test_runs_of_one_process_are_one_each_in_wandb(tmp_path, data, monkeypatch):
+def test_runs_of_one_process_are_one_each_in_wandb(here, data, monkeypatch):
     """In a notebook: the second is not logged into the first, and a logger goes on after its run's end."""
     import wandb
 
-    monkeypatch.chdir(tmp_path)
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
     ids = []

@@ -84,6 +84,11 @@ def test_stages_and_loaders_open_only_their_splits(tmp_path: Path) -> None:
     assert len(next(iter(Tiny(root=str(tmp_path), batch_size=4).train_dataloader())).labels) == 4
 
 
+def test_a_data_module_is_an_object_and_not_the_value_of_its_settings(tmp_path: Path) -> None:
+    one, other = (Tiny(root=str(tmp_path)) for _ in range(2))
+    assert len({one, other}) == 2 and one != other and "batch_size" not in repr(one)
+
+
 def test_samples_and_the_largest_batch(tmp_path: Path) -> None:
     data = opened(tmp_path)
     assert data.sample(3).labels.tolist() == [0, 1, 2] and len(data.sample(30).labels) == 4

@@ -103,6 +103,7 @@ def test_bucketed_batches_hold_every_example_once_and_less_padding() -> None:
     assert lengths != sorted(lengths) and lengths != sorted(lengths, reverse=True)  # long batches everywhere
     order = EpochBatches(1003, 8, lengths=LENGTHS, pool=25).order(5)  # evaluation takes the longest first
     assert sorted(order.tolist()) == list(range(1003)) and (np.diff(LENGTHS[order]) <= 0).all()
+    assert EpochBatches(1003, 8, lengths=LENGTHS).order(5).tolist() == list(range(1003))
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------

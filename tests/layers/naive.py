@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.nn.functional import linear, softplus
 
 from lra_ssm.layers.hyena import HalfGLU
+from tests.ops.operators import mamba3_loop
 
 
 def states(a: Tensor, b: Tensor) -> Tensor:
@@ -132,11 +133,9 @@ def ssd(unit, x: Tensor) -> Tensor:
 
 
 def mamba3(unit, x: Tensor) -> Tensor:
-    """Mamba-3 by complex states, each a pair of real ones (Lahoti et al. 2026: the exponential-trapezoidal rule and the
-    complex transition); its public code for the projections. x as of `ssd`.
-    """
+    """Mamba-3: Lahoti et al. 2026; its public code for the projections. x as of `ssd`."""
     H, P, N = unit.state_shape[0], unit.state_shape[1] - 1, unit.state_shape[2] - 1
-    G, D, L = unit.n_groups, unit.d_model, x.shape[1]
+    G, D = unit.n_groups, unit.d_model
     if x.shape[-1] == D:
         names = ("B", "C", "A_weight", "trapezoid_weight", "angle_weight", "delta_weight")
         x = torch.cat([x, *(x @ getattr(unit, name).T for name in names)], -1)
@@ -144,21 +143,10 @@ def mamba3(unit, x: Tensor) -> Tensor:
     delta, trap = softplus(delta + unit.delta_bias), 1 / (1 + torch.exp(-trap))
     rate = torch.log(1 + A.exp()) if unit.A_function == "softplus" else torch.where(A >= 0, 1 + A, 1 / (1 - A))
     rate = rate.clamp(min=unit.A_min)
-    angle = torch.cat([math.pi * torch.tanh(angle), x.new_zeros(len(x), L, N // 2 - unit.n_angles)], -1)
-    heads = []
-    for h in range(H):
-        group = slice(h // (H // G) * N, (h // (H // G) + 1) * N)
-        b = rms_norm(B[..., group], unit.B_norm) + unit.B_bias[h]
-        c = rms_norm(C[..., group], unit.C_norm) + unit.C_bias[h]
-        b, c = (torch.complex(t[..., 0::2], t[..., 1::2])[..., None, :] for t in (b, c))
-        u = x[..., h * P : (h + 1) * P]
-        step, share = (values[..., h, None, None] for values in (delta, trap))
-        transition = torch.exp(step * torch.complex(-rate[..., h, None, None], -angle[..., None, :]))
-        entered = u[..., None] * b
-        before = torch.cat([torch.zeros_like(entered[:, :1]), entered[:, :-1]], 1)
-        state = states(transition, transition * (1 - share) * step * before + share * step * entered)
-        heads.append((state * c.conj()).sum(-1).real + unit.D[h] * u)
-    return torch.cat(heads, -1)
+    B, C = (t.unflatten(-1, (G, N)).repeat_interleave(H // G, 2) for t in (B, C))
+    B, C = rms_norm(B, unit.B_norm) + unit.B_bias, rms_norm(C, unit.C_norm) + unit.C_bias
+    heads = x.unflatten(-1, (H, P))
+    return mamba3_loop(heads, delta, -rate, trap, math.pi * torch.tanh(angle), B, C, unit.D)[0].flatten(2)
 
 
 def rglru(unit, x: Tensor) -> Tensor:

@@ -44,11 +44,10 @@ def test_batch_norm_is_that_of_the_real_positions(masked):
 
 
 @pytest.mark.parametrize("kind", [S4Block, HyenaBlock])
-@pytest.mark.parametrize("norm", ["batch", "layer", "rms"])
 @pytest.mark.parametrize("prenorm", [False, True])
-def test_a_block_in_training_gives_the_same_in_any_padding(kind, norm, prenorm):
+def test_batch_norm_in_a_block_counts_no_padding(kind, prenorm):
     torch.manual_seed(0)
-    block = kind(4, LayerSpec(S4D, d_state=4, bidirectional=True), norm=norm, prenorm=prenorm)
+    block = kind(4, LayerSpec(S4D, d_state=4, bidirectional=True), norm="batch", prenorm=prenorm)
     x, lengths = padded()
     wider = torch.cat([x, torch.full((3, 5, 4), 7.0)], 1)
     a, b = block(x, lengths), block(wider, lengths)

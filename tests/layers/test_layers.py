@@ -86,8 +86,8 @@ def test_a_layer_prints_its_arguments():
     assert repr(B2S6(6, num_blocks=3)) == "B2S6(d_model=6, num_blocks=3)"
 
 
-def test_roles_of_the_layers_that_no_shipped_config_has():
-    """tests/test_optimizer_groups.py has those of all configs."""
+def test_roles_that_no_shipped_config_tells_apart():
+    """tests/test_optimizer_groups.py has the groups of all configs."""
     assert SSD(4, head_dim=2).optim_roles() == {
         "A_log": "recurrent", "delta_bias": "delta", "delta_weight": "delta", "D": "no_decay",
     }  # fmt: skip
@@ -98,7 +98,6 @@ def test_roles_of_the_layers_that_no_shipped_config_has():
     assert Mamba3(4, head_dim=2).optim_roles() == {
         "delta_bias": "delta", "delta_weight": "delta", "D": "no_decay", "B_norm": "norm", "C_norm": "norm",
     }  # fmt: skip
-    assert DeepLinearSSM(4).optim_roles() == {"eigenvalue_weight": "recurrent"}
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -182,6 +181,8 @@ def test_initial_values_are_the_documented_ones():
     torch.testing.assert_close(s6.A_log.exp(), torch.arange(1.0, 17).repeat(64, 1))
     A = ssd.A_log.exp()
     assert A.min() >= 1 and A.max() <= 16 and abs(A.mean() - 8.5) < 0.6  # uniform
+    for weight in (ssd.B, ssd.C, ssd.delta_weight):  # as nn.Linear's
+        assert 0.99 * 4096**-0.5 < weight.abs().max() <= 4096**-0.5 and weight.min() < 0
     b2s6 = B2S6(64, d_state=32)
     assert (torch.view_as_complex(b2s6.B_bias) == 1).all()
     assert b2s6.B_weight.shape == (8, 8, 32) and b2s6.C.shape == (8, 8, 16)

@@ -11,19 +11,16 @@ from torch import nn
 from lra_ssm.layers import B2S6, S4D, BlockSpec, LayerSpec, MambaBlock, NetworkSpec
 from lra_ssm.layers.spec import LayerFactory, import_object
 from lra_ssm.models import Classifier, LastPooling, MLPHead
+from tests.helpers import Smooth
 
 LINEAR = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 5}}
 
 
-class Defaults(nn.Module):
+class Defaults(Smooth):
     """A layer whose width has a default."""
 
     def __init__(self, d_model: int = 64, width: int = 3) -> None:
-        super().__init__()
-        self.linear, self.width = nn.Linear(d_model, d_model), width
-
-    def forward(self, x, lengths=None):
-        return self.linear(x)
+        super().__init__(d_model, width)
 
 
 class Wrapped(nn.Module):
@@ -80,7 +77,7 @@ def test_a_layers_arguments_are_stored_and_build_it_again(spec, arguments):
     assert again.cls == spec.cls and again.as_dict() == stored
     for built in (spec(4), again(4)):
         assert built(x).shape == x.shape
-        assert "width" not in arguments or built.width == arguments["width"]
+        assert "width" not in arguments or built.mix.kernel_size == (arguments["width"],)
 
 
 class Many(nn.Module):

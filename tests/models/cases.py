@@ -72,7 +72,7 @@ NETWORKS: dict[str, tuple[models.Pretrained, Tensor]] = {
     "learned positions": (Classifier(ENCODE, 3, embedding=LEARNED, pooling=models.FirstPooling, **SIZES), IDS),
     "positions of features": (
         Classifier(ATTEND, 3, d_input=3, d_model=8, n_layers=1,
-                   embedding=EmbeddingSpec(FeaturePositionEmbedding, max_length=9)),
+                   embedding=EmbeddingSpec(FeaturePositionEmbedding, max_length=7)),
         torch.randn(2, 7, 3)),
     "pairs with positions": (DualEncoder(ENCODE, 3, embedding=LEARNED, **SIZES), PAIRS),
     "regressor": (Regressor(LEARN, 3, pooling=None, **SIZES), IDS),

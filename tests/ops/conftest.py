@@ -1,8 +1,9 @@
-"""Triton's interpreter, in which kernels run without a GPU, and the backends of the selective scan."""
+"""Triton's interpreter, in which kernels run without a GPU, the backends of the selective scan, and their stand-ins."""
 
 import pytest
 import torch
 
+from lra_ssm.ops.backends import mamba_ssm_kernels
 from tests.ops.scan_cases import BACKENDS
 
 
@@ -13,9 +14,9 @@ def interpreter(monkeypatch):
     The backend's own kernels are decorated when a call first imports them, so that the variable may be set as late as
     here.  Triton's library functions were decorated when triton was imported, by Lightning for instance.
     """
+    triton = pytest.importorskip("triton")
     if torch.cuda.is_available():
         return
-    import triton
     from triton.runtime import interpreter
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -41,6 +42,22 @@ def interpreter(monkeypatch):
 def backend(request):
     """Each fast backend of the selective scan, ready to run here."""
     if request.param == "triton":
-        pytest.importorskip("triton")
         request.getfixturevalue("interpreter")
     return request.param
+
+
+@pytest.fixture
+def stand_in(request, monkeypatch):
+    """The StandIn of the test's module, in the place of mamba-ssm's kernels, on a CPU."""
+    function = request.module.StandIn()
+    for name in ("_scan_kernel", "_ssd_kernel"):
+        monkeypatch.setattr(mamba_ssm_kernels, name, lambda: function)
+    monkeypatch.setattr(mamba_ssm_kernels, "_refuse_device", lambda device, kernel: None)
+    return function
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

@@ -137,13 +137,10 @@ def make_ssd(*, batch=2, L=63, H=4, P=3, G=2, N=5, optional=("D", "initial_state
     return {name: x for name, x in inputs.items() if name not in ("D", "initial_state") or name in optional}
 
 
-def ssd_loop(chunk_size: int | None = None, **x: Any) -> Any:
-    return ssd_scan(**x, return_last_state=True, backend="reference")
-
-
 def ssd(**more: Any) -> Operator:
+    fast, slow = (partial(ssd_scan, return_last_state=True, backend=name) for name in ("eager", "reference"))
     return Operator(
-        partial(ssd_scan, return_last_state=True, backend="eager"), ssd_loop, make_ssd,
+        fast, slow, make_ssd,
         dict.fromkeys(("x", "delta", "B", "C"), 1), low=dict.fromkeys(("x", "B", "C"), bf16),
         forms=[
             *((dict(G=G), dict(chunk_size=size)) for G in (1, 2, 4) for size in (None, 1, 16)),
@@ -154,11 +151,7 @@ def ssd(**more: Any) -> Operator:
 
 
 def make_mamba3(*, batch=2, L=21, H=3, P=2, N=6, R=2, optional=("D", "initial_state"), decay=1.0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(0)
-
-    def randn(*shape):
-        return torch.randn(*shape, dtype=dtype, generator=generator)
-
+    randn = partial(torch.randn, dtype=dtype, generator=torch.Generator().manual_seed(0))
     inputs = {
         "x": randn(batch, L, H, P), "delta": randn(batch, L, H).abs(), "A": -decay * randn(batch, L, H).abs(),
         "trapezoid": randn(batch, L, H).sigmoid(), "angles": 3 * randn(batch, L, R), "B": randn(batch, L, H, N),
@@ -168,9 +161,7 @@ def make_mamba3(*, batch=2, L=21, H=3, P=2, N=6, R=2, optional=("D", "initial_st
     return {name: x for name, x in inputs.items() if name not in ("D", "initial_state") or name in optional}
 
 
-def mamba3_loop(
-    x, delta, A, trapezoid, angles, B, C, D=None, initial_state=None, reset=None, valid=None, chunk_size=None
-):
+def mamba3_loop(x, delta, A, trapezoid, angles, B, C, D=None, initial_state=None, reset=None, chunk_size=None):
     """Lahoti et al. 2026: h_t = α (h_{t-1} + (1 - λ) Δ B_{t-1} x_{t-1}) + λ Δ B_t x_t, α = exp(Δ (A - iθ)) by pairs."""
     (batch, L, H, P), N = x.shape, B.shape[-1]
     rates = torch.cat([angles, angles.new_zeros(batch, L, N // 2 - angles.shape[2])], -1)
@@ -188,16 +179,11 @@ def mamba3_loop(
             h, last_x, last_B = h * keep[..., None], last_x * keep, last_B * keep
         step, mix = delta[:, t, :, None, None], trapezoid[:, t, :, None, None]
         alpha = torch.exp(step * torch.complex(A[:, t, :, None], -rates[:, t, None])[:, :, None])
-        after = alpha * (h + (1 - mix) * step * last_x[..., None] * pairs(last_B)[:, :, None])
-        after = after + mix * step * x[:, t, ..., None] * pairs(B[:, t])[:, :, None]
-        outputs.append(
-            (after * pairs(C[:, t])[:, :, None].conj()).sum(-1).real + (0 if D is None else D[:, None] * x[:, t])
-        )
-        real = torch.ones(batch, dtype=torch.bool) if valid is None else valid[:, t]
-        h = torch.where(real[:, None, None, None], after, h)
-        last_x, last_B = (
-            torch.where(real[:, None, None], now, before) for now, before in ((x[:, t], last_x), (B[:, t], last_B))
-        )
+        h = alpha * (h + (1 - mix) * step * last_x[..., None] * pairs(last_B)[:, :, None])
+        h = h + mix * step * x[:, t, ..., None] * pairs(B[:, t])[:, :, None]
+        last_x, last_B = x[:, t], B[:, t]
+        y = (h * pairs(C[:, t])[:, :, None].conj()).sum(-1).real
+        outputs.append(y if D is None else y + D[:, None] * last_x)
     state = torch.view_as_real(h).flatten(-2)
     state = torch.cat([state, last_x[..., None]], -1)
     corner = torch.cat([last_B, torch.zeros_like(last_B[..., :1])], -1)
@@ -214,11 +200,7 @@ def mamba3(**more: Any) -> Operator:
 
 
 def make_depthwise(L=37, W=4, *, batch=2, D=5, optional=("bias", "initial"), transposed=False, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(0)
-
-    def randn(*shape):
-        return torch.randn(*shape, dtype=dtype, generator=generator)
-
+    randn = partial(torch.randn, dtype=dtype, generator=torch.Generator().manual_seed(0))
     u = randn(batch, L, D).transpose(1, 2) if transposed else randn(batch, D, L)
     inputs = {"u": u, "weight": randn(D, W), "bias": randn(D), "initial": randn(batch, D, W - 1)}
     return {name: x for name, x in inputs.items() if name in ("u", "weight") or name in optional}

@@ -182,16 +182,9 @@ def scan(backend: str, **flags: object) -> Callable[..., Any]:
     return partial(function, return_last_state=True, backend=backend, **flags)
 
 
-def check_scan(
-    backend: str,
-    inputs: Inputs,
-    rtol: float = 1e-9,
-    used: tuple[bool, bool] = (True, True),
-    halves: float = 1,
-    **flags: object,
-) -> Inputs:
+def check_scan(backend: str, inputs: Inputs, rtol: float = 1e-9, **flags: object) -> Inputs:
     """Compare the selective scan by a backend with its reference."""
-    return compare(scan(backend, **flags), scan("reference", **flags), inputs, rtol, used, f"by {backend}", halves)
+    return compare(scan(backend, **flags), scan("reference", **flags), inputs, rtol, by=f"by {backend}")
 
 
 def assert_close(actual: Inputs, expected: Inputs, rtol: float = 1e-9, by: str = "") -> None:

@@ -9,14 +9,13 @@ import torch
 
 import lra_ssm.ops.convolution as convolution
 from lra_ssm import ops
-from tests.ops.scan_cases import narrowed, needs_compiled, on_device, widened
+from tests.ops.scan_cases import compare, narrowed, needs_compiled, on_device, widened
 
 
 @pytest.fixture(params=[pytest.param("auto", marks=needs_compiled), "eager", "triton"])
 def kernel(request):
     """s4d_kernel by C++, by matrix products, and by Triton's kernels, interpreted where there is no GPU."""
     if request.param == "triton":
-        pytest.importorskip("triton")
         request.getfixturevalue("interpreter")
     with ops.prefer_backend(request.param):
         yield on_device(ops.s4d_kernel) if request.param == "triton" else ops.s4d_kernel
@@ -30,38 +29,26 @@ def randn(*shape, dtype=torch.float64, seed=0):
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
-def assert_same(fast, slow, *inputs, rtol=1e-10):
-    """Values and every gradient of two functions, relative to the largest entry."""
-    results = []
-    for function in (fast, slow):
-        leaves = [x.detach().requires_grad_() for x in inputs]
-        y = function(*leaves)
-        weights = torch.cos(torch.arange(y.numel(), dtype=torch.float64)).view(y.shape)
-        results.append((y, *torch.autograd.grad((y * weights).sum(), leaves)))
-    for got, want in zip(*results, strict=True):
-        assert got.shape == want.shape and got.dtype == want.dtype
-        assert (got - want).abs().max() <= rtol * want.abs().max() + 1e-13
-
-
 @pytest.mark.parametrize("L", LENGTHS)
 def test_against_the_definition(L):
-    u, *kernels = randn(2, 3, L), randn(3, L, seed=1), randn(3, L, seed=2)
-    assert_same(ops.causal_convolution, ops.causal_convolution_reference, u, kernels[0])
-    assert_same(ops.bidirectional_convolution, ops.bidirectional_convolution_reference, u, *kernels)
+    u, k, backward = randn(2, 3, L), randn(3, L, seed=1), randn(3, L, seed=2)
+    compare(ops.causal_convolution, ops.causal_convolution_reference, dict(u=u, k=k), 1e-10)
+    inputs = dict(u=u, k_forward=k, k_backward=backward)
+    compare(ops.bidirectional_convolution, ops.bidirectional_convolution_reference, inputs, 1e-10)
 
 
-@pytest.mark.parametrize("form", [ops.causal_convolution, ops.bidirectional_convolution])
-def test_pieces_of_channels(form, monkeypatch):
+@pytest.mark.parametrize(("fast", "slow", "names"), [
+    (ops.causal_convolution, ops.causal_convolution_reference, ["k"]),
+    (ops.bidirectional_convolution, ops.bidirectional_convolution_reference, ["k_forward", "k_backward"]),
+])  # fmt: skip
+def test_pieces_of_channels(fast, slow, names, monkeypatch):
     """More channels and batch items than one piece takes, and channels next to each other in memory."""
     monkeypatch.setattr(convolution, "_PIECE_BYTES", 1)
-    kernels = [randn(37, 65, seed=i) for i in range(1 if form is ops.causal_convolution else 2)]
-    slow = (
-        ops.causal_convolution_reference if form is ops.causal_convolution else ops.bidirectional_convolution_reference
-    )
+    kernels = {name: randn(37, 65, seed=i) for i, name in enumerate(names)}
     for u in (randn(2, 37, 65), randn(2, 65, 37).transpose(1, 2)):
-        assert_same(form, slow, u, *kernels)
-        assert_same(*(lambda x, f=f: f(x, *kernels) for f in (form, slow)), u)  # only some need gradients
-        assert_same(partial(form, u), partial(slow, u), *kernels)
+        compare(fast, slow, {"u": u, **kernels}, 1e-10)
+        for given, rest in ((kernels, {"u": u}), ({"u": u}, kernels)):  # only some need gradients
+            compare(partial(fast, **given), partial(slow, **given), rest, 1e-10)
 
 
 def test_bidirectional_by_hand():
@@ -90,11 +77,11 @@ def kernel_inputs(*, tied=False, several=0, D=3, N=4):
     A = torch.complex(A, 5 * randn(*A.shape))
     B = randn(*A.shape, dtype=A.dtype, seed=1)
     C = randn(*((several,) * bool(several)), D, N, dtype=A.dtype, seed=2)
-    return torch.tensor([0.01, 0.1, 0.4], dtype=torch.float64), A, B, C
+    return {"delta": torch.tensor([0.01, 0.1, 0.4], dtype=torch.float64), "A": A, "B": B, "C": C}
 
 
-def compare_kernels(kernel, *inputs, rtol=1e-10, **arguments):
-    assert_same(partial(kernel, **arguments), partial(reference, **arguments), *inputs, rtol=rtol)
+def compare_kernels(kernel, inputs, rtol=1e-10, **arguments):
+    compare(partial(kernel, **arguments), partial(reference, **arguments), inputs, rtol)
 
 
 @pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
@@ -102,27 +89,27 @@ def compare_kernels(kernel, *inputs, rtol=1e-10, **arguments):
 def test_kernel(L, discretization, kernel):
     """One kernel or, of the longer ones, two from one table."""
     inputs = kernel_inputs(tied=L % 2 == 1, several=2 * (L > 100))
-    compare_kernels(kernel, *inputs, L=L, discretization=discretization)
+    compare_kernels(kernel, inputs, L=L, discretization=discretization)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("N", [1, 8, 33])
 def test_numbers_of_states(N, kernel):
     inputs = kernel_inputs(several=2, N=N)
-    compare_kernels(kernel, *inputs, L=200)
-    truth = kernel(*inputs, 200)
-    assert (kernel(*narrowed(dict(enumerate(inputs))).values(), 200) - truth).abs().max() <= 2e-6 * truth.abs().max()
+    compare_kernels(kernel, inputs, L=200)
+    truth = kernel(**inputs, L=200)
+    assert (kernel(**narrowed(inputs), L=200) - truth).abs().max() <= 2e-6 * truth.abs().max()
 
 
 def test_kernel_with_a_vanishing_pole(kernel):
     """A = 0, that is A_bar = 1 and B_bar = delta: gradients stay finite and right. By the bilinear rule delta A = -2,
     that is A_bar = 0: what computes it by way of zero-order hold is right to some 1e-8 there."""
-    delta, A, B, C = kernel_inputs()
-    A[0, 0] = 0
-    compare_kernels(kernel, delta, A, B, C, L=257)
-    A[0, 0] = -2 / delta[0]
-    compare_kernels(partial(ops.s4d_kernel, backend="eager"), delta, A, B, C, L=257, discretization="bilinear")
-    compare_kernels(kernel, delta, A, B, C, L=257, discretization="bilinear", rtol=1e-7)
+    inputs = kernel_inputs()
+    inputs["A"][0, 0] = 0
+    compare_kernels(kernel, inputs, L=257)
+    inputs["A"][0, 0] = -2 / inputs["delta"][0]
+    compare_kernels(partial(ops.s4d_kernel, backend="eager"), inputs, L=257, discretization="bilinear")
+    compare_kernels(kernel, inputs, L=257, discretization="bilinear", rtol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["lin", "inv", "legs"])
@@ -140,7 +127,7 @@ def test_kernel_in_float32(name, kernel):
 
 
 def test_real_B_and_C_beside_complex_A(kernel):
-    delta, A, B, C = kernel_inputs()
+    delta, A, B, C = kernel_inputs().values()
     got = kernel(delta, A, B.real, C.real, 70)
     torch.testing.assert_close(got, kernel(delta, A, B.real + 0j, C.real + 0j, 70))
     assert got.abs().max() > 0

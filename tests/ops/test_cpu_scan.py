@@ -21,13 +21,6 @@ from tests.ops.scan_cases import (
 pytestmark = needs_compiled
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 @pytest.mark.parametrize("batch, D, B, C", [(1, 12, "1 complex", "3 real"), (2, 8, "2 interleaved", "8 complex")])
 def test_threads(batch, D, B, C, count, threads):

@@ -53,7 +53,6 @@ def test_values_and_gradients_are_those_of_the_plain_form(reduction, wanted, pos
 @pytest.mark.parametrize("with_gradient", [True, False])
 def test_a_gpus_kernel(V, dtype, with_gradient, interpreter, monkeypatch):
     """Rows of one and of several blocks; ignored ones, and one of scale 0."""
-    pytest.importorskip("triton")
     monkeypatch.setattr(triton_losses, "BLOCK", 16)
     g = torch.Generator().manual_seed(0)
     logits = (3 * torch.randn(7, V, generator=g, dtype=torch.float64)).to(dtype)

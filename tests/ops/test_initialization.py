@@ -15,9 +15,9 @@ from lra_ssm import ops
 def test_lin_real_and_inv():
     """inv: M = 2N = 64 real states: the first frequency is (64/pi) 63, the last is (64/pi) (64/63 - 1) > 0."""
     expected = torch.tensor([-0.5 + 1j * math.pi * n for n in range(5)], dtype=torch.complex64)
-    torch.testing.assert_close(ops.s4d_lin(5), expected)
-    assert torch.equal(ops.s4d_real(4), torch.tensor([-1.0, -2.0, -3.0, -4.0]))
-    A = ops.s4d_inv(32)
+    torch.testing.assert_close(ops.initialize_A("lin", 5), expected)
+    assert torch.equal(ops.initialize_A("real", 4), torch.tensor([-1.0, -2.0, -3.0, -4.0]))
+    A = ops.initialize_A("inv", 32)
     assert A.dtype == torch.complex64 and A.shape == (32,) and (A.real == -0.5).all()
     for n, expected in ((0, 63), (1, 64 / 3 - 1), (31, 64 / 63 - 1)):
         assert A.imag[n].item() == pytest.approx(64 / math.pi * expected, rel=1e-5)
@@ -33,7 +33,7 @@ def test_legs(N):
     eigenvalues = np.linalg.eigvals(hippo + np.outer(p, p))
     assert np.allclose(eigenvalues.real, -0.5)
     expected = np.sort(eigenvalues.imag[eigenvalues.imag > 0])
-    A = ops.s4d_legs(N)
+    A = ops.initialize_A("legs", N)
     assert A.dtype == torch.complex64 and A.shape == (N,)
     assert (A.real == -0.5).all()
     np.testing.assert_allclose(A.imag.numpy(), expected, rtol=1e-5)
@@ -41,12 +41,6 @@ def test_legs(N):
     torch.testing.assert_close(values.imag, torch.tensor(expected), rtol=1e-9, atol=1e-12)
     whole = 2 * (V @ torch.diag(values) @ V.mH).real
     torch.testing.assert_close(whole, torch.tensor(hippo + np.outer(p, p)), rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", ["lin", "inv", "legs", "real"])
-def test_by_name(name):
-    function = getattr(ops, f"s4d_{name}")
-    assert torch.equal(ops.initialize_A(name, 6), function(6))
 
 
 def test_delta_is_log_uniform():

@@ -67,17 +67,14 @@ def test_float32_error_of_a_long_memory(complex_):
 
 
 @pytest.mark.parametrize("complex_", [0, 1])
-@pytest.mark.parametrize(("batch", "D", "threads"), [(1, 1, 1), (3, 17, 2), (2, 37, 2), (1, 64, 3), (5, 8, 4)])
-def test_every_width_and_number_of_threads(batch, D, threads, complex_):
+@pytest.mark.parametrize(("batch", "D", "count"), [(1, 1, 1), (3, 17, 2), (2, 37, 2), (1, 64, 3), (5, 8, 4)])
+def test_every_width_and_number_of_threads(batch, D, count, complex_, threads):
     """C++ runs along channels: those that fill no vector, and batch items that are shared among threads."""
     inputs = make_linear((complex_,) * 3 + (True,), batch=batch, D=D, L=33)
-    reset, before = random_reset(batch, 33), torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        compare(partial(scan, reset=reset), partial(loop, reset=reset), inputs)
-        compare(partial(scan, reset=reset), partial(loop, reset=reset), narrowed(inputs), rtol=2e-6)
-    finally:
-        torch.set_num_threads(before)
+    threads(count)
+    fast, slow = (partial(function, reset=random_reset(batch, 33)) for function in (scan, loop))
+    compare(fast, slow, inputs)
+    compare(fast, slow, narrowed(inputs), rtol=2e-6)
 
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)

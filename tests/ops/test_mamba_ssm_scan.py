@@ -77,14 +77,6 @@ class StandIn:
         return (y, state) if return_last_state else y
 
 
-@pytest.fixture
-def stand_in(monkeypatch):
-    function = StandIn()
-    monkeypatch.setattr(mamba_ssm_kernels, "_scan_kernel", lambda: function)
-    monkeypatch.setattr(mamba_ssm_kernels, "_refuse_device", lambda device, kernel: None)
-    return function
-
-
 def make(B="3 real", C="3 real", **options):
     """float32 inputs whose steps are positive without softplus too: states that grow would magnify any rounding."""
     inputs = make_inputs(False, B, C, **{"D": 6, "optional": SUPPORTED, "dtype": torch.float32, **options})

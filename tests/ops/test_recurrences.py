@@ -33,7 +33,6 @@ def of(request, monkeypatch):
     """An operator by one of its backends, ready to run here."""
     operator = OPERATORS[request.param]
     if operator.interpreted:
-        pytest.importorskip("triton")
         request.getfixturevalue("interpreter")
     for patch in operator.patches:
         monkeypatch.setattr(*patch)

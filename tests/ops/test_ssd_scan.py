@@ -9,11 +9,8 @@ import pytest
 import torch
 
 from lra_ssm.ops import prefer_backend, selective_scan, ssd_scan
-from lra_ssm.ops.backends import mamba_ssm_kernels
 from tests.ops.operators import make_ssd as make
 from tests.ops.scan_cases import assert_close, compare, differentiated, narrowed, random_reset
-
-OPTIONAL = ("D", "initial_state")
 
 
 def scan(backend, **flags):
@@ -110,15 +107,7 @@ class StandIn:
         return (y.to(x.dtype), state.float()) if return_final_states else y.to(x.dtype)
 
 
-@pytest.fixture
-def stand_in(monkeypatch):
-    function = StandIn()
-    monkeypatch.setattr(mamba_ssm_kernels, "_ssd_kernel", lambda: function)
-    monkeypatch.setattr(mamba_ssm_kernels, "_refuse_device", lambda device, kernel: None)
-    return function
-
-
-@pytest.mark.parametrize("optional", [(), OPTIONAL])
+@pytest.mark.parametrize("optional", [(), ("D", "initial_state")])
 @pytest.mark.parametrize("with_reset", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_mamba_ssm_by_a_stand_in(optional, with_reset, dtype, stand_in, monkeypatch):

@@ -37,8 +37,7 @@ def in_the_layers_layout():
 def small(complex_A):
     """As Triton's interpreter, which takes milliseconds a step, can have it."""
     form = "1 complex" if complex_A else "1 real"
-    x = narrowed(make_inputs(complex_A, form, form, batch=1, D=2, N=2, L=2))
-    return x | {name: x[name] if x[name].dim() == 4 else x[name].unsqueeze(1) for name in "BC"}
+    return narrowed(make_inputs(complex_A, form, form, batch=1, D=2, N=2, L=2))
 
 
 def depthwise():
@@ -52,10 +51,10 @@ OPERATORS = {
         lambda: scan_inputs(make_inputs(True, "2 complex", "constant", L=9), random_reset(2, 9)),
     ),
     "C++, selective scan, real": (cpu_scan.operator.forward, lambda: scan_inputs(in_the_layers_layout())),
-    "C++, S4D": (cpu_s4d_kernel.operator.forward, lambda: (*kernel_inputs(several=2), 70, False)),
+    "C++, S4D": (cpu_s4d_kernel.operator.forward, lambda: (*kernel_inputs(several=2).values(), 70, False)),
     "Triton, selective scan, complex": (triton_scan.operator.forward, lambda: scan_inputs(small(True))),
     "Triton, selective scan, real": (triton_scan.operator.forward, lambda: scan_inputs(small(False))),
-    "Triton, S4D": (triton_s4d_kernel.operator.forward, lambda: (*kernel_inputs(several=2), 70, True)),
+    "Triton, S4D": (triton_s4d_kernel.operator.forward, lambda: (*kernel_inputs(several=2).values(), 70, True)),
     "Triton, depthwise": (triton_depthwise.convolution, depthwise),
 }  # fmt: skip
 SLOW = ("C++, selective scan, real", "Triton, selective scan, real", "Triton, S4D", "Triton, depthwise")

@@ -27,13 +27,7 @@ from tests.ops.scan_cases import (
     scan,
 )
 
-triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("interpreter")
-
-
-def check(inputs, rtol=3e-6, **flags):
-    """The kernels in float32, as they compute, against the reference in float64 of the same numbers."""
-    return check_scan("triton", narrowed(inputs), rtol, **flags)
 
 
 STATE, ONE_STEP = ("initial_state",), ("z", "delta_bias", "initial_state")
@@ -97,7 +91,8 @@ def test_cuts(name, monkeypatch):
     if "reset" in flags:
         L = sizes["L"]
         flags["reset"] = torch.stack([torch.arange(L) == flags["reset"], random_reset(2, L)[1]])
-    check(inputs, 3e-6 if sizes["L"] < 100 else 1e-5, **flags)  # A's gradient is a sum over time, of terms that cancel
+    # A's gradient is a sum over time, of terms that cancel
+    check_scan("triton", narrowed(inputs), 3e-6 if sizes["L"] < 100 else 1e-5, **flags)
 
 
 @pytest.mark.parametrize("discretization", ["euler", "zoh"])
@@ -106,7 +101,7 @@ def test_large_phases(discretization):
     narrow = narrowed(make_inputs(True, "1 real", "1 real", batch=1, D=4, N=16, L=3, optional=()))
     narrow["delta"] = torch.full_like(narrow["delta"], 0.5)
     narrow["A"] = torch.complex(narrow["A"].real, torch.linspace(-8000, 8000, 64).view(4, 16))
-    check(narrow, rtol=2e-6, discretization=discretization)
+    check_scan("triton", narrow, 2e-6, discretization=discretization)
 
 
 def test_errors_of_phases_do_not_add_up():

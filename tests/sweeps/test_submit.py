@@ -41,6 +41,9 @@ def stand_in(name, text):
     Path(name).chmod(0o755)
 
 
+TESTED = ("finished", {"test/accuracy": 0.75})
+
+
 def leave(run, status, score=None, **record):
     """What a run leaves that was trained, and tested if it has a score."""
     run.path.mkdir(parents=True)
@@ -53,10 +56,6 @@ def leave(run, status, score=None, **record):
     for name, content in files.items() if score is None else {**files, "test.json": {"metrics": score}}.items():
         (run.path / name).write_text(json.dumps(content))
     (run.path / "metrics.csv").write_text("step,epoch,val/accuracy\n19,0,0.5\n39,0,0.25\n39,0,")
-
-
-def finish(run):
-    leave(run, "finished", {"test/accuracy": 0.75})
 
 
 # -- the folder and the script -----------------------------------------------------------------------------------------
@@ -197,14 +196,14 @@ def test_a_sweep_is_submitted_once_and_resumed_without_what_is_queued_or_done(he
     assert (at / "jobs.txt").read_text().endswith(" job 12: runs 1-4\n")
     assert "was submitted before: --resume submits" in refused(SWEEP, capsys)
     first, second, third, fourth = SweepFolder.find("sweep.yaml").runs
-    finish(third)
+    leave(third, *TESTED)
     printed(["submit", str(at), "--resume", "--sbatch=--mem=2G"], capsys)
     again = (at / "submit.sbatch").read_text()
     assert "--array=1\n" in again and again.index("--mem=64G\n") < again.index("--mem=2G\n")
     assert Path("asked-squeue").read_text().split()[:4] == ["--noheader", "--array", "--me", f"--name={at.name}"]
     assert printed([*DRY, "--local=2"], capsys) == "" and not first.path.exists()
     for run in (first, second, fourth):
-        finish(run)
+        leave(run, *TESTED)
     assert "nothing is left to run" in in_process([*SWEEP, "--resume"], capsys)[2][-1]
 
 
@@ -216,7 +215,7 @@ def test_status_says_where_each_run_stands(capsys):
     write_sweep(seeds=[*range(1, 9)])
     printed(SWEEP, capsys)
     runs = SweepFolder.find("sweep.yaml").runs
-    finish(runs[0])
+    leave(runs[0], *TESTED)
     leave(runs[1], "started")
     leave(runs[2], "failed", reason="the loss is nan")
     leave(runs[3], "interrupted")

@@ -28,10 +28,6 @@ def options_of(run):
     return read_fit_options(run.options(run.config, "runs"))
 
 
-def resolved(run):
-    return dict(values(options_of(run).resolved))
-
-
 # Every third by default.
 @pytest.mark.parametrize("file", [pytest.param(file, marks=[pytest.mark.slow] if i % 3 else [], id=file.stem)
                                   for i, file in enumerate(SWEEPS)])  # fmt: skip
@@ -60,5 +56,5 @@ def test_the_sweep_of_stable_language_models_has_every_cell():
     assert all(c["model.optimizer.roles.recurrent.lr"] == pytest.approx(0.8 * c[LR]) for c in language)
     forms = {name for name, time in FORMS if time == "discrete"} - {"clip"}
     assert len(language) == 18 and {(c[FORM], c[LR]) for c in language} == {*product(forms, (0.002, 0.005, 0.01))}
-    first = resolved(runs("stable-ssm-wikitext103")[0])
+    first = dict(values(options_of(runs("stable-ssm-wikitext103")[0]).resolved))
     assert first[LAYER + "parameterization"] == "direct" and first[OPTIMIZER + "roles.recurrent.lr"] == 0.0016

@@ -8,8 +8,12 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from lra_ssm.errors import InputError
+from lra_ssm.layers import LayerSpec, NetworkSpec
+from lra_ssm.models import Classifier
 from lra_ssm.tasks import Classification, OptimizerSettings
 from lra_ssm.tasks.averaging import AverageWeights
+from tests.models.cases import Turn
+from tests.ops.scan_cases import widened
 from tests.tasks import fits
 
 
@@ -25,15 +29,7 @@ class Normed(nn.Module):
         return self.map(self.norm(inputs.mean(1)))
 
 
-class Complex(nn.Module):
-    """A map with complex weights: the real part of x w."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(3, 2, dtype=torch.complex64))
-
-    def forward(self, inputs, lengths=None):
-        return (inputs.mean(1).to(self.w.dtype) @ self.w).real
+COMPLEX = NetworkSpec(Classifier, layer=LayerSpec(Turn), num_classes=2, d_input=3, d_model=4, n_layers=1)
 
 
 class Watch(Callback):
@@ -72,16 +68,12 @@ def trainer(*callbacks, **settings):
 
 def expected(start, trained, decay):
     """Compute the averages by the formula, in float64; integers are those of the last step."""
-    averages = {name: wide(value) for name, value in start.items()}
+    averages = widened(start)
     for weights in trained:
-        for name, value in weights.items():
-            inexact = value.is_floating_point() or value.is_complex()
-            averages[name] = decay * averages[name] + (1 - decay) * wide(value) if inexact else wide(value)
+        for name, value in widened(weights).items():
+            inexact = weights[name].is_floating_point() or weights[name].is_complex()
+            averages[name] = decay * averages[name] + (1 - decay) * value if inexact else value
     return averages
-
-
-def wide(value):
-    return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
 close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6, check_dtype=False)
@@ -103,19 +95,21 @@ def test_averages_are_validated_with_their_buffers_and_remain_after_a_fit_that_t
     torch.testing.assert_close(watch.trained, plain.trained, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("decay", "precision"), [(None, "64-true"), (0.9, "64-true"), (0.9, "bf16-true")])
-def test_a_resumed_fit_continues_the_averages_or_starts_from_the_weights(decay, precision, tmp_path):
+@pytest.mark.parametrize(("decay", "precision", "accumulate"), [
+    (None, "64-true", 1), (0.9, "64-true", 1), (0.9, "bf16-true", 1), (0.9, "64-true", 2),
+])  # fmt: skip
+def test_a_resumed_fit_continues_the_averages_or_starts_from_the_weights(decay, precision, accumulate, tmp_path):
     """A test of the checkpoint has the averages; those of bfloat16 weights are continued without rounding."""
     first, watch, files = trainer(precision=precision), Watch(), (tmp_path / "a.ckpt", tmp_path / "b.ckpt")
-    first.fit(task(decay), batches(3))
+    first.fit(task(decay), batches(4))
     first.save_checkpoint(files[0])
-    resumed = trainer(watch, max_epochs=2, precision=precision)
-    resumed.fit(task(), batches(3), ckpt_path=files[0], weights_only=True)
+    resumed = trainer(watch, max_epochs=2, precision=precision, accumulate_grad_batches=accumulate)
+    resumed.fit(task(), batches(4), ckpt_path=files[0], weights_only=True)
     resumed.save_checkpoint(files[1])
     saved, again = (torch.load(file, weights_only=True) for file in files)
-    assert len(watch.trained) == 3
+    assert len(watch.trained) == 4
     close(watch.start, saved["current_model_state"] if decay else saved["state_dict"])
-    close(again["state_dict"], expected(saved["state_dict"], watch.trained, 0.9))
+    close(again["state_dict"], expected(saved["state_dict"], watch.trained[accumulate - 1 :: accumulate], 0.9))
     assert torch.equal(watch.start["network.map.bias"], saved["state_dict"]["network.map.bias"]) == (decay is None)
     scoring = trainer()
     scoring.test(tested := task(), batches(2), ckpt_path=files[0], verbose=False)
@@ -142,7 +136,7 @@ def test_a_validation_after_the_fit_leaves_what_trains_and_scores_the_checkpoint
 
 
 @pytest.mark.parametrize(("network", "precision", "dtype"), [
-    (Normed, "bf16-true", torch.float32), (Complex, "32-true", torch.complex64),
+    (Normed, "bf16-true", torch.float32), (COMPLEX, "32-true", torch.complex64),
 ])  # fmt: skip
 def test_averages_of_bfloat16_and_complex_weights_move(network, precision, dtype, tmp_path):
     """At decay 0.999 a step's share of a weight is below bfloat16's rounding."""
@@ -154,7 +148,7 @@ def test_averages_of_bfloat16_and_complex_weights_move(network, precision, dtype
     weight = next(name for name, value in averages.items() if name.endswith(("map.weight", "w")))
     assert averages[weight].dtype == dtype
     close(averages, expected(watch.start, watch.trained, 0.999))
-    assert not torch.equal(wide(averages[weight]), wide(watch.start[weight]))
+    assert not torch.equal(averages[weight], watch.start[weight].to(dtype))
     assert torch.equal(module.state_dict()[weight], averages[weight].to(module.state_dict()[weight].dtype))
 
 

@@ -17,7 +17,6 @@ from lra_ssm.tasks import LanguageModelling, OptimizerSettings
 from tests.tasks.fits import Table, fitted, loader, scores_of, trainer
 
 NETWORK = NetworkSpec(LanguageModel, layer=LayerSpec(S6, d_state=4), vocab_size=11, d_model=8, n_layers=2)
-CONSTANT = OptimizerSettings(lr=1e-2, warmup_steps=0)
 
 
 class Data(L.LightningDataModule):
@@ -42,9 +41,9 @@ def draw(rows=2, length=6, seed=0):
     return found[:, :-1], found[:, 1:], None, None
 
 
-def task(network=NETWORK, optimizer=CONSTANT):
+def task(network=NETWORK):
     torch.manual_seed(0)
-    return LanguageModelling(network, optimizer)
+    return LanguageModelling(network, OptimizerSettings(lr=1e-2, warmup_steps=0))
 
 
 def test_losses_are_over_all_scored_tokens_and_some_only_over_a_whole_split():
