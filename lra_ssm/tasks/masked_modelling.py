@@ -84,7 +84,7 @@ class MaskedModelling(NetworkTask):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         losses, correct, scored = self._scored(_unpack_targets(batch))
-        count, size = scored.sum().to(losses.dtype), len(batch[0])
+        count, size = scored.sum().float(), len(batch[0])
         if not batch[1].is_floating_point():
             (hits, number), _ = all_reduce_sums(correct.sum(), count)
             self.log("train/accuracy", hits / number.clamp(min=1), batch_size=size)
