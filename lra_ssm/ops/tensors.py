@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -76,33 +76,48 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        ctx.run = run
+    def forward(
+        ctx: Any, run: Callable[..., tuple[Tensor, ...]], keep: bool, *inputs: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        ctx.run, ctx.kept = run, None
+        if keep:
+            ctx.kept = _with_graph(run, inputs, ctx.needs_input_grad[2:])
+            return tuple(y.detach() for y in ctx.kept[1])
         ctx.save_for_backward(*inputs)
         return run(*inputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[1:]
-        saved = zip(ctx.saved_tensors, needed, strict=True)
-        inputs = [None if x is None else x.detach().requires_grad_(n) for x, n in saved]
-        with torch.enable_grad(), without_autocast(grads[0].device):
-            results = [(y, g) for y, g in zip(ctx.run(*inputs), grads, strict=True) if y.requires_grad]
-            targets = [x for x in inputs if x is not None and x.requires_grad]
+        needed = ctx.needs_input_grad[2:]
+        inputs, outputs = ctx.kept or _with_graph(ctx.run, ctx.saved_tensors, needed)
+        results = [(y, g) for y, g in zip(outputs, grads, strict=True) if y.requires_grad]
+        targets = [x for x in inputs if x is not None and x.requires_grad]
+        with without_autocast(grads[0].device):
             gradients = torch.autograd.grad(
-                [y for y, _ in results], targets, [g for _, g in results], allow_unused=True
+                [y for y, _ in results], targets, [g for _, g in results], bool(ctx.kept), allow_unused=True
             )
         remaining = iter(gradients)
-        return None, *(next(remaining) if n else None for n in needed)
+        return None, None, *(next(remaining) if n else None for n in needed)
 
 
-def recompute(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor | None) -> tuple[Tensor, ...]:
+def _with_graph(
+    run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor | None], needed: Sequence[bool]
+) -> tuple[list[Tensor | None], tuple[Tensor, ...]]:
+    """Return the inputs as leaves, and run of them, recorded for autograd."""
+    leaves = [None if x is None else x.detach().requires_grad_(n) for x, n in zip(inputs, needed, strict=True)]
+    device = next(x.device for x in inputs if x is not None)
+    with torch.enable_grad(), without_autocast(device):
+        return leaves, run(*leaves)
+
+
+def recompute(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor | None, keep: bool = False) -> tuple[Tensor, ...]:
     """Return run(*inputs), keeping only the inputs for backward, which runs it a second time.
 
-    It is like `torch.utils.checkpoint`, but autocast is off in backward too, and a second derivative is an error.
+    It is like `torch.utils.checkpoint`, but autocast is off in backward too, and a second derivative is an error. keep:
+    nothing runs a second time; what autograd needs is kept.
     """
-    return _Recomputed.apply(run, *inputs)
+    return _Recomputed.apply(run, keep and torch.is_grad_enabled(), *inputs)
 
 
 def is_clean(*tensors: Tensor | None) -> bool:

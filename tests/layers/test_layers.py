@@ -98,6 +98,7 @@ def test_roles_that_no_shipped_config_tells_apart():
     assert Mamba3(4, head_dim=2).optim_roles() == {
         "delta_bias": "delta", "delta_weight": "delta", "D": "no_decay", "B_norm": "norm", "C_norm": "norm",
     }  # fmt: skip
+    assert DeepLinearSSM(4).optim_roles() == {"eigenvalue_weight": "recurrent"}
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

@@ -48,10 +48,9 @@ def backend(request):
 
 @pytest.fixture
 def stand_in(request, monkeypatch):
-    """The StandIn of the test's module, in the place of mamba-ssm's kernels, on a CPU."""
+    """The StandIn of the test's module, in the place of the kernel of mamba-ssm that it names, on a CPU."""
     function = request.module.StandIn()
-    for name in ("_scan_kernel", "_ssd_kernel"):
-        monkeypatch.setattr(mamba_ssm_kernels, name, lambda: function)
+    monkeypatch.setattr(mamba_ssm_kernels, function.kernel, lambda: function)
     monkeypatch.setattr(mamba_ssm_kernels, "_refuse_device", lambda device, kernel: None)
     return function
 

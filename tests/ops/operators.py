@@ -253,7 +253,7 @@ OPERATORS = {
     "linear, 1, Triton": linear(1, True, "triton", **TRITON),
     "Mamba-2's": ssd(),
     "Mamba-3's": mamba3(),
-    "Mamba-2's, small pieces": ssd(patches=((eager_ssd, "CHUNKS", 3),)),
+    "Mamba-2's, small pieces": ssd(patches=((eager_ssd, "CHUNKS", 3), (eager_ssd, "KEPT", 0))),
     "depthwise, PyTorch": depthwise(causal_depthwise_convolution, False, {1: 5, 2: 37, 4: 16, 6: 5},
                                     patches=WITHOUT_CPP),
     "depthwise, C++": depthwise(causal_depthwise_convolution, True, {1: 5, 2: 300, 3: 37, 4: 600, 6: 5},

@@ -103,6 +103,7 @@ def test_the_layer_equals_its_one_layer(normalize):
     x = torch.randn(1, 200, 3, dtype=torch.float64)
     layers = [part.transpose(0, 1) for part in layer._system()]
     y, system, modes = layer(x)[0], one_layer(*layers), diagonal(*layers)
+    torch.testing.assert_close(modes.C, torch.ones_like(modes.A))
     for channel in range(3):
         by_one, by_modes = (run_one(*(part[channel] for part in of), x[0, :, channel])[0] for of in (system, modes))
         assert_equal(by_one, y[:, channel])

@@ -36,4 +36,6 @@ def test_conv_state_by_hand():
     assert conv_state(u, 4, initial=initial, reset=reset).tolist() == [[[0, 2, 3]]]
     assert conv_state(u, 4, lengths, initial=initial, reset=reset).tolist() == [[[-2, -1, 1]]]
     assert conv_state(u, 4, lengths.int(), initial=initial, reset=~reset).tolist() == [[[0, 0, 1]]]
+    # a sequence of no positions, whatever its padding holds
+    assert conv_state(u * torch.nan, 4, lengths - 1, initial=initial, reset=~reset).tolist() == [[[-3, -2, -1]]]
     assert conv_state(u.bfloat16(), 4, lengths, initial=initial).dtype == torch.bfloat16

@@ -17,7 +17,7 @@ def classes(sizes=(3, 4, 1), L=6):
 
 
 def values():
-    drawn = [(torch.randn(3, 4, 1), torch.rand(3, 4, 1)) for _ in range(2)]
+    drawn = [(torch.randn(3, 4, 2), torch.rand(3, 4, 1)) for _ in range(2)]
     return [(inputs, torch.where(chance < 0.5, inputs, torch.nan), None, None) for inputs, chance in drawn]
 
 
@@ -48,14 +48,17 @@ REGRESSOR = NetworkSpec(Regressor, num_outputs=4, d_input=2, pooling=None, layer
 @pytest.mark.parametrize(("network", "batch"), [(Table, classes()[0]), (Scale, values()[0]), (REGRESSOR, PIXELS)])
 def test_the_loss_of_a_step_is_the_mean_over_scored_positions_with_its_gradient(network, batch):
     task, (inputs, targets, *_) = MaskedModelling(network), batch
-    task.log = lambda *args, **kwargs: None
+    logged = {}
+    task.log = lambda name, value, **kwargs: logged.update({name: value})
     task.dry_run(batch)
     gradient = torch.autograd.grad(task.training_step(batch, 0), list(task.parameters()))
     outputs = task(inputs)
     if targets.is_floating_point():
         loss = F.l1_loss(outputs[~targets.isnan()], targets[~targets.isnan()])
     else:
-        loss = F.cross_entropy(outputs[targets != -100], targets[targets != -100])
+        logits, classes = outputs[targets != -100], targets[targets != -100]
+        loss = F.cross_entropy(logits, classes)
+        assert logged["train/accuracy"] == (logits.argmax(-1) == classes).float().mean()
     torch.testing.assert_close(gradient, torch.autograd.grad(loss, list(task.parameters())))
 
 
@@ -67,8 +70,11 @@ def test_a_batch_without_scored_positions_trains_nothing():
     assert loss == 0 and not gradient.any()
 
 
-def test_predictions_are_log_likelihoods_where_something_is_scored():
+def test_predictions_are_log_likelihoods_or_errors_where_something_is_scored():
     (inputs, targets, *_), task = classes()[0], MaskedModelling(Table)
     logs, places = task(inputs).log_softmax(-1), targets != -100
     expected = torch.where(places, logs.gather(2, targets.clamp(min=0)[..., None])[..., 0], 0)
     torch.testing.assert_close(task.predict_step((inputs, targets), 0)[..., 0], expected)
+    inputs, targets, *_ = values()[0]
+    errors = (2 * inputs - targets).abs().mean(-1).nan_to_num()
+    torch.testing.assert_close(MaskedModelling(Scale).predict_step((inputs, targets), 0)[..., 0], -errors)

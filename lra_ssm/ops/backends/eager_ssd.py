@@ -6,8 +6,9 @@ product; a last one brings them to the positions.  The decays are exponentials o
 between, which are never positive; the sums are differences of float64 running sums, so that a strong decay takes no
 precision from what comes after it.
 
-A call is computed piece by piece: a number of rows of the batch, a number of positions with the state carried on.  Only
-the inputs and the states at the pieces' beginnings are kept for backward; the rest is computed a second time.
+A call is computed piece by piece: a number of rows of the batch, a number of positions with the state carried on.  Of
+a large call only the inputs and the states at the pieces' beginnings are kept for backward; the rest is computed a
+second time.
 
 Shapes: x, y (batch, L, H, P); delta (batch, L, H); A, D (H,); B, C (batch, L, G, N); state (batch, H, P, N); reset
 (batch, L); K chunks of Q positions.  (H heads, P channels per head, G groups of R = H/G heads, N states.)
@@ -29,7 +30,8 @@ from lra_ssm.ops.tensors import recompute, without_autocast, without_nonfinite
 
 CHUNKS = 64  # K of a piece at most: the recurrence over chunks takes K² products
 # Numbers of a piece's decays at most: what a CPU's cache holds; on a GPU (not measured) what its memory can spare.
-NUMBERS, NUMBERS_ELSEWHERE = 1 << 18, 1 << 26
+NUMBERS, NUMBERS_ELSEWHERE = 1 << 19, 1 << 26
+KEPT = 1 << 21  # numbers of a call's decays up to which backward computes nothing twice
 
 
 class _Mixing(torch.autograd.Function):
@@ -106,7 +108,7 @@ def _run_piece(
         # What every chunk adds to the state, and the states at the chunks' beginnings and at the end.
         to_end = _factors(within[..., -1:] - within, ended, dtype)
         added = (v * to_end).view(batch, K, G, H // G * P, Q) @ B  # (batch, K, G, R P, N)
-        sums = torch.cat([state.reshape(batch, 1, H, P * N), added.view(batch, K, H, P * N)], 1).transpose(1, 2)
+        sums = torch.cat([state.reshape(batch, H, 1, P * N), added.view(batch, K, H, P * N).transpose(1, 2)], 2)
         links = _Mixing.apply(over, over.new_ones(1, 1, 1, 1, dtype=dtype), _hidden(K + 1, at_ends, x.device))
         beginnings, last = (links @ sums).split([K, 1], 2)
 
@@ -147,6 +149,7 @@ def run_eager_ssd(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
         return _run_piece(x, delta, A, B, C, D, initial, reset, Q, delayed, zero)
     rows, length = _piece_size(x, Q)
     run = partial(_run_piece, Q=Q, delayed=delayed, zero_nonfinite=zero)
+    keep = batch * L * H * Q <= KEPT
     # Rows one after the other in one dimension, so that one split and one concatenation, a copy each, make the pieces.
     in_a_row = [min(length, L - start) for start in range(0, L, length)]
     sizes = [min(rows, batch - first) * n for first in range(0, batch, rows) for n in in_a_row]
@@ -158,7 +161,7 @@ def run_eager_ssd(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
             x_k, delta_k, B_k, C_k, reset_k = (
                 None if t is None else t.unflatten(0, (len(state), -1)) for t in next(pieces)
             )
-            y, state = recompute(run, x_k, delta_k, A, B_k, C_k, D, state, reset_k)
+            y, state = recompute(run, x_k, delta_k, A, B_k, C_k, D, state, reset_k, keep=keep)
             outputs.append(y.flatten(0, 1))
         last_states.append(state)
     return torch.cat(outputs).view(x.shape), torch.cat(last_states)
