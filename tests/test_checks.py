@@ -1,7 +1,4 @@
-"""What is refused before a run starts: Slurm's tasks, and layers that look ahead or read padding.
-
-That our layers are not refused: test_configs.py.
-"""
+"""What is refused before a run starts: Slurm's tasks, and layers that look ahead or read padding."""
 
 from types import SimpleNamespace
 
@@ -12,7 +9,7 @@ from torch import nn
 
 from lra_ssm.datamodules.batches import Batch, TokenBatch
 from lra_ssm.errors import InputError
-from lra_ssm.layers import LayerSpec, NetworkSpec
+from lra_ssm.layers import B2S6, LRU, S4D, S5, S6, Attention, LayerSpec, NetworkSpec
 from lra_ssm.models import Classifier, LanguageModel
 from lra_ssm.runs.checks import check_layers, make_trainer
 from lra_ssm.tasks import Classification, LanguageModelling
@@ -73,6 +70,16 @@ def check(layer, causal, precision="32-true", **settings):
         assert torch.equal(torch.random.get_rng_state(), state) and task.training
         if precision == "32-true":
             assert all(torch.equal(value, weights[name]) for name, value in task.state_dict().items())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("layer", [S4D, S6, B2S6, LRU, S5, Attention])
+def test_our_layers_keep_future_and_padding_out(layer, causal):
+    settings = {"n_heads": 2} if layer is Attention else {}
+    check(LayerSpec(layer, **settings), causal)
+    if not causal:
+        both = {"causal": False} if layer is Attention else {"bidirectional": True}
+        check(LayerSpec(layer, **settings, **both), causal)
 
 
 AHEAD = r"model.network.backbone.blocks.0.layer \(Smooth\) looks ahead: .* --check_layer=false"

@@ -143,6 +143,6 @@ def test_a_finished_run_and_a_resume_say_that_the_weights_have_changed(capsys):
     before = json.loads(record.read_text())
     record.write_text(json.dumps({**before, "status": "interrupted"}))
     out = printed(start, capsys)
-    assert out.count("warning: ") == 1
-    assert "began with other weights: hf/model.safetensors has changed: it goes on from its own" in out
+    message = "began with other weights: hf/model.safetensors has changed: it goes on from its own"
+    assert out.count("warning: ") == 1 and f"warning: {record.parent} {message}" in out
     assert json.loads(record.read_text())["weights"] == before["weights"]  # of what it began with

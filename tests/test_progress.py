@@ -3,6 +3,7 @@
 import json
 import re
 
+import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, RichProgressBar
 
@@ -52,12 +53,11 @@ def test_no_step_waits_for_the_loss_that_the_bar_shows(tmp_path):
     assert isinstance(bar.get_metrics(trainer, None)["loss"], torch.Tensor)
 
 
-def test_a_bar_shows_text_count_rate_and_time_left_in_a_terminal_and_nothing_that_is_soon_over_in_a_log(
-    capsys, monkeypatch
-):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_shows_text_count_and_rate_but_nothing_that_is_soon_over(terminal, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     assert list(bars.with_bar(range(5), "reading", 5)) == [0, 1, 2, 3, 4]
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with bars.Bar("a[/b]\x1b]0;t\x07\nc", 2_000_000, in_bytes=True, done=400_000) as bar:
         bar.start_t -= 10  # as if it took that long
         bar.delay = 0

@@ -46,10 +46,12 @@ def test_a_finished_run_says_that_the_data_is_other(finished, capsys):
     file = finished / "run.json"
     record = json.loads(file.read_text())
     record["data"]["splits"]["train"]["arrays"]["tokens"]["sha256"] = "0" * 64
-    record["starts"][0]["versions"]["lra_ssm"] = "0.0.1+abc"
+    versions = "0.0.1+abc", "0.0.2+def"
+    record["starts"] = [{"versions": {"lra_ssm": version}} for version in versions]
     file.write_text(json.dumps(record))
     out = printed([*FIT, *SHORT], capsys)
-    assert f"other code: lra_ssm was 0.0.1+abc, this is {code_version()}; --fresh" in out
+    code = "; ".join(f"lra_ssm was {version}, this is {code_version()}" for version in versions)
+    assert f"other code: {code}; --fresh" in out
     assert "was trained with other data: train_tokens differ" in out and "val/loss" in out
 
 

@@ -133,6 +133,7 @@ def test_a_finished_run_prints_its_metrics_and_a_fresh_one_stands_beside_it(tmp_
     command, first, runs = [*FIT, *SHORT], finished.name, tmp_path / "runs/tiny"
     again = succeed(command, tmp_path)
     assert "is finished" in again.out and "val/accuracy" in again.out
+    assert "is finished" in succeed([*command, "--data.root=not-prepared"], tmp_path).out
     with mock.patch.dict(os.environ, COPY_TO=str(tmp_path / "copies")):
         succeed([*command, "--fresh", "--checkpoint.every_n_steps=1"], tmp_path)
     ends = (runs / name / "checkpoints/last.ckpt" for name in (first, f"{first}-2"))

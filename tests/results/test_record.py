@@ -59,6 +59,7 @@ def test_only_a_complete_score_of_the_best_checkpoint_counts(score, why, tmp_pat
 def test_a_run_that_has_not_begun_has_the_names_of_its_folders(tmp_path):
     run = RunRecord.read(tmp_path / "lra/listops/s4d/0123456789")
     assert (run.task, run.model, run.config, run.problem) == ("listops", "s4d", {}, "")
+    assert run.status == run.missing == "not started"
 
 
 HOUR = {"time": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T01:00:00+00:00"}
