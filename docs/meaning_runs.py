@@ -83,6 +83,8 @@ def draw_setting(rows: pd.DataFrame, title: str, xlabel: str) -> Figure:
     axis = figure.subplots()
     draw(axis, rows.assign(x=rows["setting"].astype(int), y=rows["accuracy"]), title, xlabel)
     axis.set_xscale("log", base=2)
+    values = sorted(rows["setting"].unique(), key=int)
+    axis.set_xticks([int(value) for value in values], values)
     return figure
 
 
