@@ -94,7 +94,7 @@ def draw_pretraining(rows: pd.DataFrame) -> Figure:
     for axis, (dataset, title) in zip(figure.subplots(1, 2), DATASETS.items(), strict=True):
         for shift, start, label in ((-0.12, "scratch", "from scratch"), (0.12, "pretrained", "self-pretrained")):
             chosen = rows[rows["question"] == f"{dataset}/{start}"]
-            axis.plot(chosen["unit"].map(units.index) + shift, chosen["accuracy"], "o", label=label)
+            axis.plot([units.index(unit) + shift for unit in chosen["unit"]], chosen["accuracy"], "o", label=label)
         axis.set(title=title, ylabel="test accuracy, %", xticks=range(3), xticklabels=[NAMES[u] for u in units])
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
