@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lra_ssm.errors import InputError
-from lra_ssm.layers import S6, BlockSpec, LayerSpec, S4Block
+from lra_ssm.layers import S6, SSD, BlockSpec, LayerSpec, S4Block
 from lra_ssm.models import Classifier
 from lra_ssm.ops import backends
 from lra_ssm.runs.compute import ComputeSettings
@@ -19,10 +19,12 @@ from tests.runner import FIT, printed
 CPU = torch.device("cpu")
 
 
-def network() -> Classifier:
+SMALL_S6 = LayerSpec(S6, d_state=4)
+
+
+def network(layer: LayerSpec = SMALL_S6) -> Classifier:
     torch.manual_seed(0)
     block = BlockSpec(S4Block, norm="batch", dropout=0.3)
-    layer = LayerSpec(S6, d_state=4)
     return Classifier(layer, num_classes=3, vocab_size=5, d_model=8, n_layers=2, block=block)
 
 
@@ -38,8 +40,10 @@ def assert_same_after_backward(usual, other, lengths, **tolerance):
     torch.testing.assert_close([*usual.buffers()], [*other.buffers()], **tolerance)
 
 
-def test_recomputed_blocks_change_nothing():
-    usual, again = network(), network()
+@pytest.mark.parametrize("layer", [SMALL_S6, LayerSpec(SSD, d_state=4, head_dim=4)])
+def test_recomputed_blocks_change_nothing(layer):
+    """SSD keeps what it computed, unless its block is recomputed anyway."""
+    usual, again = network(layer), network(layer)
     with ComputeSettings(recompute_blocks=True).applied(again, CPU):
         pass  # the network keeps it
     assert_same_after_backward(usual, again, (9, 9), rtol=0, atol=0)

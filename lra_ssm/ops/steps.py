@@ -1,7 +1,7 @@
 """One position at a time, as generation has it: around its arithmetic a scan, or a block, costs more than that.
 
-Shapes: R rows, D channels, N states; of a Mamba block: M model channels, E inner
-channels, K rank of the Δ projection, W taps of the convolution.
+Shapes: R rows, D channels, N states; of a Mamba block: M model channels, E inner channels, K rank of the Δ projection,
+W taps of the convolution.
 Source of `mamba_step`: Gu & Dao 2023 (Mamba), figure 3 and its public code's `step`.
 """
 

@@ -115,9 +115,12 @@ def recompute(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor | None, ke
     """Return run(*inputs), keeping only the inputs for backward, which runs it a second time.
 
     It is like `torch.utils.checkpoint`, but autocast is off in backward too, and a second derivative is an error. keep:
-    nothing runs a second time; what autograd needs is kept.
+    nothing runs a second time; what autograd needs is kept, unless hooks such as those of `torch.utils.checkpoint`
+    around the call replace what is saved.
     """
-    return _Recomputed.apply(run, keep and torch.is_grad_enabled(), *inputs)
+    if keep:
+        keep = torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    return _Recomputed.apply(run, keep, *inputs)
 
 
 def is_clean(*tensors: Tensor | None) -> bool:
