@@ -13,10 +13,7 @@ from torch.nn import functional as F
 
 from lra_ssm.layers.recurrent import RecurrentLayer, ScanContext
 from lra_ssm.layers.roles import Role, WidthRole
-from lra_ssm.ops import causal_convolution, causal_depthwise_convolution, conv_state
-
-# From this width on a transform takes less time than a sum of W shifted products, on a CPU of two cores.
-_TRANSFORM_WIDTH = 32
+from lra_ssm.ops import bidirectional_convolution, causal_convolution, causal_depthwise_convolution, conv_state
 
 
 class LocalConvolution(RecurrentLayer):
@@ -48,9 +45,9 @@ class LocalConvolution(RecurrentLayer):
 
     def scan(self, x: Tensor, context: ScanContext) -> tuple[Tensor, Tensor | None]:
         """See `RecurrentLayer.scan`; state (B, D, W − 1), the last inputs, the latest last."""
-        u, L = x.transpose(1, 2), x.shape[1]
-        if context.reset is None and context.initial_state is None and min(self.width, L) >= _TRANSFORM_WIDTH:
-            y = causal_convolution(u, F.pad(self.kernel[:, :L], (0, max(0, L - self.width))))
+        u = x.transpose(1, 2)
+        if context.reset is None and context.initial_state is None and self._uses_transform(x):
+            y = causal_convolution(u, self._kernel(x.shape[1]))
         else:
             initial, reset = context.initial_state, context.reset
             y = causal_depthwise_convolution(u, self.kernel.flip(1), initial=initial, reset=reset)
@@ -59,6 +56,28 @@ class LocalConvolution(RecurrentLayer):
         lengths = None if context.valid is None else context.valid.sum((1, 2))
         state = conv_state(u, self.width, lengths, initial=context.initial_state, reset=context.reset)
         return y.transpose(1, 2), state.to(torch.promote_types(state.dtype, torch.float32))
+
+    def bidirectional_scan(self, x: Tensor, lengths: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
+        """See `RecurrentLayer.bidirectional_scan`; both directions take one transform."""
+        if reset is not None or not self._uses_transform(x):
+            return super().bidirectional_scan(x, lengths, reset)
+        assert isinstance(self.reverse, LocalConvolution)
+        L = x.shape[1]
+        forward, backward = self._kernel(L), self.reverse._kernel(L)
+        # `bidirectional_convolution` leaves the present position to the first kernel.
+        forward, backward = forward + F.pad(backward[:, :1], (0, L - 1)), F.pad(backward[:, 1:], (0, 1))
+        return bidirectional_convolution(x.transpose(1, 2), forward, backward).transpose(1, 2)
+
+    def _uses_transform(self, x: Tensor) -> bool:
+        """Return whether a Fourier transform takes less time than W shifted products, as measured on a CPU.
+
+        There the shifted products of up to four taps are one pass in C++; on a GPU they are one kernel for any W.
+        """
+        return min(self.width, x.shape[1]) >= (5 if x.device.type == "cpu" else 32)
+
+    def _kernel(self, L: int) -> Tensor:
+        """Return the kernel, cut or padded to L positions: (D, L)."""
+        return F.pad(self.kernel[:, :L], (0, max(0, L - self.width)))
 
     def roles(self) -> dict[str, Role]:
         return {}
