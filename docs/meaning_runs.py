@@ -17,7 +17,7 @@ FOLDER = Path(__file__).with_name("meaning-runs")
 NAMES = {"s4d": "S4D", "s6": "S6", "mamba": "Mamba's block", "b2s6": "B2S6", "lru": "LRU", "s5": "S5",
          "mamba3": "Mamba-3's block", "attention": "attention", "transformer": "Transformer",
          "convolution": "local convolution"}  # fmt: skip
-DATASETS = {"listops200": "ListOps, 100 to 200 tokens", "text1024": "IMDb, 1,024 characters"}
+DATASETS = {"listops200": "ListOps, 100 to 200 tokens", "text512": "IMDb, 512 characters"}
 GROUPS = {"Z2": "parity", "S3": "permutations of 3"}
 ENDS = (64, 128, 192, 256)  # a run's accuracy_64 is that of positions 1 to 64, accuracy_128 of 65 to 128, …
 ACCURACIES = ["accuracy", *(f"accuracy_{end}" for end in ENDS)]
@@ -127,7 +127,7 @@ if __name__ == "__main__":
         elif question == "mqar":
             figures[question] = draw_setting(of_question, "recall: a pair for every 16 positions", "length")
         elif question == "locality":
-            figures[question] = draw_setting(of_question, DATASETS["text1024"], "width or window, positions")
+            figures[question] = draw_setting(of_question, DATASETS["text512"], "width or window, positions")
         else:
             figures["pretraining"] = draw_pretraining(all_rows)
     for name, figure in figures.items():
