@@ -19,6 +19,7 @@ INVALID: dict[Any, dict[str, list[Any]]] = {
     dm.Pathfinder: {"resolution": [48], "difficulty": ["hard"], "num_images": [9], "inputs": ["x"], "split": ["x"]},
     dm.Retrieval: {"inputs": ["words"]},
     dm.SCIFAR: {"std": [(0.2, 0.2), (0.2, 0.2, 0)], "resolution": [4]},
+    dm.StateTracking: {"length": [0], "test_length": [0]},
     dm.Text: {"validation": ["train"]},
     dm.MNIST: {"batch_size": [0], "eval_batch_size": [0], "num_workers": [-1], "std": [0], "permutation": ["x"]},
     Pretraining: {"share": [0.0, 1.0], "span": [0]},

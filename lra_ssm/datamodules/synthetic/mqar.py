@@ -23,7 +23,8 @@ class MQAR(SyntheticData):
     to vocab_size / 2 − 1, values the upper half, both without replacement; 0 fills the places between queries. The
     distance between the pairs and a query follows a power law.
 
-    Zoology's difficulty rises with the length, a pair for every 16 positions: 64, 128, 256 (its figure 2).
+    Zoology's difficulty rises with the length: a pair for every 16 positions at 64, 128 and 256, and 64 pairs at 512
+    (its figure 2).
 
     Args:
         length: L, even.

@@ -30,6 +30,9 @@ class StateTracking(SyntheticData):
             S5 is the smallest symmetric group that is not solvable: tracking it is complete for NC¹ (Barrington).
         length: L.
         test_length: L of the test split; None for the same.
+
+    Raises:
+        InputError: a length is below 1.
     """
 
     dataset = "state_tracking"
@@ -42,6 +45,8 @@ class StateTracking(SyntheticData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, length in {"length": self.length, "test_length": self.test_length}.items():
+            self.require(length is None or length >= 1, name, "must be at least 1")
         self.vocab_size = self.num_outputs = len(product_table(self.group))
         self.inputs = "tokens"
 
