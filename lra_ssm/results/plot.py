@@ -59,12 +59,13 @@ def draw_curves(groups: Sequence[Group], path: Path) -> None:
 def draw_settings(groups: Sequence[Group], by: list[str], path: Path) -> None:
     """Draw the metric over the first setting of `by`, a line per combination of the model and the other settings.
 
-    An error bar is one standard deviation over seeds. Raises InputError if no row has a value.
+    Rows of models without the setting are left out. An error bar is one standard deviation over seeds. Raises
+    InputError if no row has a value.
     """
-    drawn = [g for g in groups if g.mean is not None]
+    name = by[0]
+    drawn = [g for g in groups if g.mean is not None and name in g.settings]
     if not drawn:
         raise InputError("no run that counts is finished and tested: nothing to draw")
-    name = by[0]
     figure, panels = _panels([(g.task, g.metric) for g in drawn])
     for (task, metric), axes in panels.items():
         panel_groups = sorted(

@@ -65,7 +65,6 @@ def short_names(keys: Collection[str]) -> dict[str, str]:
 
 def resolve(name: str, keys: Collection[str]) -> str:
     """Return the setting that a user means by its name or the end of it. Raises InputError if none or several match."""
-    name = SEED if name == "seed" else name
     matches = matching(name, keys)
     if len(matches) == 1:
         return matches[0]
@@ -78,6 +77,7 @@ def resolve(name: str, keys: Collection[str]) -> str:
 
 def matching(name: str, keys: Collection[str]) -> list[str]:
     """Return the settings called by a name or the end of one."""
+    name = SEED if name == "seed" else name
     return [name] if name in keys else sorted(key for key in keys if name in _ends(key))
 
 

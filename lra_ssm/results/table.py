@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from lra_ssm.results.published import LRA, Row, data_differences, differences, plus_minus, published, row_of
-from lra_ssm.results.settings import ABSENT, differing, exact, format_value, resolve, short_names, sort_key
+from lra_ssm.results.settings import ABSENT, differing, exact, format_value, matching, resolve, short_names, sort_key
 from lra_ssm.runs.record import RunRecord
 from lra_ssm.tables import duration, table, wrapped
 
@@ -91,7 +91,8 @@ class Group:
         values = self.counted.value.astype(float)
         self.mean = None if values.empty else float(values.mean(skipna=False))
         self.std = None if len(values) < 2 else float(values.std(skipna=False))
-        self.settings: dict[str, Any] = runs.by.iloc[0]  # that distinguish it, by short name; `_distinguish` adds some
+        # Those that distinguish it, by short name; `_distinguish` adds some.
+        self.settings: dict[str, Any] = {name: value for name, value in runs.by.iloc[0].items() if value != ABSENT}
         published_row: Row | None = next((row for row in self.runs.published if row is not None), None)
         comparable = published_row and published_row.metric == self.metric and not published_row.unmatched
         self.row = published_row if comparable else None
@@ -157,9 +158,8 @@ def _distinguish(model_groups: Sequence[Group]) -> None:
     """Give rows of one task and model the settings that distinguish them; note how else a published row differs."""
     varying = differing(g.runs.settings.iloc[0] for g in model_groups)
     short = short_names({key for g in model_groups for key in g.first.settings} | varying.keys())
-    chosen = {
-        resolve(name, {key for g in model_groups for key in g.first.all_settings}) for name in model_groups[0].settings
-    }
+    known = {key for g in model_groups for key in g.first.all_settings}
+    chosen = {key for g in model_groups for name in g.settings for key in matching(name, known)}
     for i, g in enumerate(model_groups):
         columns = {key: values[i] for key, values in varying.items() if key not in chosen}
         # A default is only in the whole configuration.

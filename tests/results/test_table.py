@@ -7,6 +7,7 @@ import math
 import pytest
 
 from lra_ssm.errors import InputError
+from lra_ssm.results.plot import draw_settings
 from lra_ssm.results.settings import format_value, resolve
 from lra_ssm.results.table import grid_table, groups_of, results_table, runs_csv, runs_frame
 from tests.results.made import CODE, DATA, LR, make_run, read
@@ -139,6 +140,19 @@ def test_by_a_setting_other_differences_stay_rows(tmp_path):
     ]  # fmt: skip
     assert {g.settings["seed"] for g in group(tmp_path, by=["seed"])} == {0, 1}
     assert {g.settings["devices"] for g in group(tmp_path, by=["devices"])} == {1, 2, "auto"}  # it changes no result
+
+
+def test_a_setting_that_only_one_model_has_separates_its_rows(tmp_path):
+    for name, settings in (("Attention", {}), ("LocalConvolution", {"width": 4}), ("LocalConvolution", {"width": 64})):
+        changes = {"experiment": f"locality/text/{name}", **layer(f"lra_ssm.layers.{name}", **settings)}
+        make_run(tmp_path, changes=changes)
+    groups = group(tmp_path, by=["width"])
+    assert [(g.model, g.settings) for g in groups] == [
+        ("Attention", {}), ("LocalConvolution", {"width": 4}), ("LocalConvolution", {"width": 64})
+    ]  # fmt: skip
+    draw_settings(groups[1:], ["width"], tmp_path / "one.png")
+    draw_settings(groups, ["width"], tmp_path / "all.png")
+    assert (tmp_path / "all.png").read_bytes() == (tmp_path / "one.png").read_bytes()
 
 
 def test_a_name_may_be_the_end_of_one_and_values_are_shown_short():
