@@ -95,7 +95,8 @@ def draw_pretraining(rows: pd.DataFrame) -> Figure:
         for shift, start, label in ((-0.12, "scratch", "from scratch"), (0.12, "pretrained", "self-pretrained")):
             chosen = rows[rows["question"] == f"{dataset}/{start}"]
             axis.plot([units.index(unit) + shift for unit in chosen["unit"]], chosen["accuracy"], "o", label=label)
-        axis.set(title=title, ylabel="test accuracy, %", xticks=range(3), xticklabels=[NAMES[u] for u in units])
+        axis.set(title=title, ylabel="test accuracy, %", xlim=(-0.5, 2.5))
+        axis.set_xticks(range(3), [NAMES[unit] for unit in units])
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     return figure
